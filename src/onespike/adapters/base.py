@@ -1,0 +1,170 @@
+"""Where a network comes from: `ADAPTER:NAME` → a model, its image transform and what is known about both."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from onespike.errors import LoadError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    Transform = Callable[[Image], Tensor]
+
+ATTENTIONS = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A network in evaluation mode and everything needed to feed it and to describe it.
+
+    Attributes:
+        model: the network.
+        spec: what the user asked for, `ADAPTER:NAME`.
+        transform: an RGB image → the network's input, without the batch dimension.
+        preprocessing: the transform in one line for people.
+        weights: `pretrained`, `bundled`, `random`, or the name of the file.
+        attention: `sdpa` (fused) or `eager`; None for a network without attention.
+        class_names: one name a class, where they are known.
+        published_top1: the accuracy that the weights' publisher states, in percent.
+    """
+
+    model: nn.Module
+    spec: str
+    transform: Transform
+    preprocessing: str
+    weights: str
+    attention: str | None
+    class_names: tuple[str, ...] | None
+    published_top1: float | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which weights to use, at most one of the three, and how attention is to be computed."""
+
+    file: Path | None = None
+    pretrained: bool = False
+    random: bool = False
+    attention: str | None = None
+
+    def describe(self) -> str:
+        return self.file.name if self.file else "random" if self.random else "pretrained"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One way to find networks: how to load a name, and which names there are (none if they are countless)."""
+
+    load: Callable[[str, Source], LoadedModel]
+    names: Callable[[], Sequence[str]]
+    ships_weights: bool = False
+
+
+ADAPTERS: dict[str, Adapter] = {}
+
+Load = Callable[[str, Source], LoadedModel]
+
+
+def adapter(
+    name: str, *, names: Callable[[], Sequence[str]] = tuple, ships_weights: bool = False
+) -> Callable[[Load], Load]:
+    """Register the function that loads `NAME:…`; a second one of the same name is refused."""
+
+    def register(load: Load) -> Load:
+        if name in ADAPTERS:
+            raise UsageError(f"an adapter named {name!r} is registered already. Choose another name.")
+        ADAPTERS[name] = Adapter(load, names, ships_weights)
+        return load
+
+    return register
+
+
+def load_model(
+    spec: str,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = False,
+    random_weights: bool = False,
+    attention: str | None = None,
+) -> LoadedModel:
+    """Load the network that `spec` names, in evaluation mode.
+
+    Args:
+        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR` or `bundled:NAME`.
+        weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
+        pretrained: take the weights that the library publishes.
+        random_weights: leave the network as it is initialised.
+        attention: `sdpa` or `eager`; the library's own choice if not given.
+    """
+    kind, colon, name = spec.partition(":")
+    if not colon or not name:
+        forms = ", ".join(f"{a}:NAME" for a in sorted(ADAPTERS))
+        raise UsageError(f"{spec!r} does not name a network. Write one of: {forms}.")
+    if kind not in ADAPTERS:
+        raise unknown("adapter", kind, ADAPTERS)
+    if sum((weights is not None, pretrained, random_weights)) > 1:
+        raise UsageError(f"{spec}: more than one kind of weights. Give one of {OPTIONS}.")
+    if not (weights or pretrained or random_weights or ADAPTERS[kind].ships_weights):
+        raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
+    if attention is not None and attention not in ATTENTIONS:
+        raise unknown("attention", attention, ATTENTIONS)
+    loaded = ADAPTERS[kind].load(name, Source(weights, pretrained, random_weights, attention))
+    loaded.model.eval()
+    return loaded
+
+
+OPTIONS = "--weights FILE, --pretrained (the published weights) or --random-weights (untrained)"
+
+
+def require(package: str, extra: str, wanted_by: str) -> ModuleType:
+    """Import an optional package, or say which extra brings it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] != package.partition(".")[0]:
+            reason = f"{package} cannot be imported ({first_line(error)})"
+        else:
+            reason = f"it needs {package}"
+        raise LoadError(f"{wanted_by}: {reason}. Install it with: pip install 'onespike[{extra}]'") from error
+
+
+def unknown_model(library: str, name: str, known: Sequence[str], listing: str) -> UsageError:
+    """The error for a name that is not among hundreds: only the nearest are shown, with where to find all."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    return UsageError(f"unknown {library} model {name!r}.{hint} All {len(known)} names: {listing}.")
+
+
+def cannot_download(spec: str, error: Exception) -> LoadError:
+    return LoadError(
+        f"{spec}: the published weights cannot be fetched ({first_line(error)}). "
+        "Check the network connection, or give a local checkpoint with --weights FILE."
+    )
+
+
+def first_line(error: Exception) -> str:
+    r"""An exception's first line without its full stop, to stand inside a sentence.
+
+    >>> first_line(ValueError("No such thing.\nDetails."))
+    'No such thing'
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__
+
+
+def describe_normalisation(mean: Sequence[float], std: Sequence[float]) -> str:
+    """Mean and standard deviation for people.
+
+    >>> describe_normalisation((0.5, 0.5, 0.5), (0.229, 0.224, 0.225))
+    'mean 0.5 0.5 0.5, std 0.229 0.224 0.225'
+    """
+    return f"mean {' '.join(f'{m:g}' for m in mean)}, std {' '.join(f'{s:g}' for s in std)}"

@@ -1,0 +1,99 @@
+"""`timm:NAME` and `timm:NAME.TAG`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from onespike.adapters.base import (
+    LoadedModel,
+    Source,
+    adapter,
+    cannot_download,
+    describe_normalisation,
+    require,
+    unknown_model,
+)
+from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.errors import LoadError, UsageError, unknown
+
+
+def names() -> Sequence[str]:
+    return tuple(require("timm", "timm", "the list of timm models").list_models())
+
+
+@adapter("timm", names=names)
+def load(name: str, source: Source) -> LoadedModel:
+    """A timm model with the transform of its own evaluation settings."""
+    spec = f"timm:{name}"
+    timm = require("timm", "timm", spec)
+    if not timm.is_model(name):
+        raise unknown_model(
+            "timm", name, timm.list_models(), "python -c 'import timm; print(timm.list_models())'"
+        )
+    architecture, _, tag = name.partition(".")
+    tags = [n.partition(".")[2] for n in timm.list_pretrained(f"{architecture}.*")]
+    if tag and tag not in tags:
+        raise (
+            unknown(f"tag of timm:{architecture}", tag, tags)
+            if tags
+            else UsageError(f"{spec}: this model has no tags. Write timm:{architecture}.")
+        )
+    if source.pretrained and not timm.is_model_pretrained(name):
+        raise LoadError(
+            f"{spec}: timm publishes no weights for this model. Give a local checkpoint with --weights FILE."
+        )
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=source.pretrained)
+    except Exception as error:  # hub and HTTP clients raise families of their own
+        if not source.pretrained:
+            raise
+        raise cannot_download(spec, error) from error
+    if source.file:
+        load_checkpoint_(model, source.file)
+    settings = timm.data.resolve_model_data_config(model)
+    return LoadedModel(
+        model=model,
+        spec=spec,
+        transform=timm.data.create_transform(**settings, is_training=False),
+        preprocessing=_describe(settings),
+        weights=source.describe(),
+        attention=set_attention_(model, source.attention, spec),
+        class_names=_class_names(timm, model),
+    )
+
+
+def set_attention_(model: nn.Module, attention: str | None, spec: str) -> str | None:
+    """Choose fused or written-out attention in a timm model; returns what it then has."""
+    modules = [m for m in model.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
+    if attention is not None:
+        for module in modules:
+            module.fused_attn = attention == "sdpa"  # type: ignore[assignment]
+    if not modules:
+        return None
+    kinds = {"sdpa" if m.fused_attn else "eager" for m in modules}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{spec}: some of its attention is fused and some is not. Give attention='sdpa' or 'eager'."
+        )
+    return kinds.pop()
+
+
+def _describe(settings: dict[str, Any]) -> str:
+    height, width = settings["input_size"][1:]
+    size = f"{height}" if height == width else f"{height}×{width}"
+    resize = int(height / settings["crop_pct"])
+    normalisation = describe_normalisation(settings["mean"], settings["std"])
+    return (
+        f"resize {resize} {settings['interpolation']}, {settings['crop_mode']} crop {size}, {normalisation}"
+    )
+
+
+def _class_names(timm: Any, model: nn.Module) -> tuple[str, ...] | None:
+    subset = timm.data.infer_imagenet_subset(model)
+    if not subset:
+        return None
+    info = timm.data.ImageNetInfo(subset)
+    return tuple(info.index_to_description(i) for i in range(info.num_classes()))

@@ -1,0 +1,148 @@
+"""`transformers:ID` from the hub and `transformers:DIR` from a folder that `save_pretrained` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from onespike.adapters.base import (
+    LoadedModel,
+    Source,
+    adapter,
+    cannot_download,
+    describe_normalisation,
+    first_line,
+    require,
+)
+from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.errors import LoadError, UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
+
+
+@adapter("transformers")
+def load(name: str, source: Source) -> LoadedModel:
+    """An image classifier with its own image processor; code from the hub is never trusted."""
+    spec = f"transformers:{name}"
+    library = require("transformers", "transformers", spec)
+    where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
+    with _quiet(library), _failures(spec, name):
+        config = library.AutoConfig.from_pretrained(name, **where)
+        processor = library.AutoImageProcessor.from_pretrained(name, **where)
+        if source.attention:
+            model = _build(library, name, source, config, where, source.attention)
+        else:
+            try:
+                model = _build(library, name, source, config, where, "sdpa")
+            except ValueError as error:
+                if "scaled_dot_product_attention" not in str(error):
+                    raise
+                model = _build(library, name, source, config, where, "eager")
+    if source.file:
+        load_checkpoint_(model, source.file)
+    labels = config.id2label
+    return LoadedModel(
+        model=model,
+        spec=spec,
+        transform=image_transform(processor),
+        preprocessing=_describe(processor),
+        weights=source.describe(),
+        attention=_attention(model),
+        class_names=tuple(labels[i] for i in sorted(labels)) if labels else None,
+    )
+
+
+def image_transform(processor: Any) -> Callable[[Image], Tensor]:
+    """An image processor as a function of one image."""
+
+    def transform(image: Image) -> Tensor:
+        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    return transform
+
+
+def _build(
+    library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
+) -> nn.Module:
+    classifier = library.AutoModelForImageClassification
+    if not source.pretrained:
+        model: nn.Module = classifier.from_config(config, attn_implementation=attention)
+        return model
+    settings = {
+        **where,
+        "attn_implementation": attention,
+        "output_loading_info": True,
+        "use_safetensors": True,
+    }
+    model, report = classifier.from_pretrained(name, config=config, dtype="float32", **settings)
+    # transformers fills what a checkpoint lacks with random numbers and goes on; a converted network must not.
+    absent = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
+    if absent:
+        raise LoadError(
+            f"transformers:{name}: {len(absent)} tensors of {type(model).__name__} are not in its checkpoint, first "
+            f"{absent[0]}. Name a model that was trained for image classification."
+        )
+    return model
+
+
+def _attention(model: Any) -> str | None:
+    attention: str | None = model.config._attn_implementation
+    return attention
+
+
+@contextmanager
+def _failures(spec: str, name: str) -> Iterator[None]:
+    """Turn the library's many exceptions into one that ends with the remedy."""
+    try:
+        yield
+    except (LoadError, UsageError):
+        raise
+    except Exception as error:
+        if Path(name).is_dir():
+            raise LoadError(
+                f"{spec}: the folder holds no image classifier that can be loaded ({first_line(error)}). "
+                "Write one there with save_pretrained, of the model and of its image processor."
+            ) from error
+        raise cannot_download(spec, error) from error
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Loading is quick beside converting: no progress bars, and no advice on standard error."""
+    logging = library.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _describe(processor: Any) -> str:
+    parts = []
+    if getattr(processor, "do_resize", False):
+        resample = getattr(processor, "resample", None)
+        resampling = f" {RESAMPLINGS[int(resample)]}" if resample is not None else ""
+        parts.append(f"resize {_size(processor.size)}{resampling}")
+    if getattr(processor, "do_center_crop", False):
+        parts.append(f"center crop {_size(processor.crop_size)}")
+    if getattr(processor, "do_normalize", False):
+        parts.append(describe_normalisation(processor.image_mean, processor.image_std))
+    return ", ".join(parts) or "none"
+
+
+def _size(size: Any) -> str:
+    """`{'height': 32, 'width': 32}` → 32×32, `{'shortest_edge': 256}` → 256."""
+    values = [v for k in ("height", "width", "shortest_edge") if (v := dict(size).get(k)) is not None]
+    return "×".join(map(str, values))

@@ -1,0 +1,111 @@
+"""Neurons in their places: each owner of sites keeps its neurons as a child and visits them in its own forward.
+
+Class, module tree and weight names of the network stay as they are; `detach_` gives back the very same network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, update_wrapper
+from typing import Any
+
+from torch import Tensor, nn
+
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.plain import plain_forward
+from onespike.sites import Site, Sites
+from onespike.synapses import Synapses
+
+Meter = Callable[[nn.Module, str, Tensor, Callable[[], Synapses]], Tensor]
+
+
+class Analog(nn.Module):
+    """A site that does not spike, and the reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return self.reason
+
+
+class Neurons(nn.ModuleDict):
+    """The neurons (and analog sites) of one owner, by key."""
+
+    meter: Meter | None = None
+
+    def visit(self, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        """Fire the neuron at `key`; a meter, while there is one, does it instead and keeps count."""
+        if key not in self:
+            if key.endswith("_weight"):  # a parameter that a transformation passes on as a plain tensor
+                return x
+            raise ConversionError(
+                f"the product {key.rpartition('_')[0]} ran in {self.owner or 'the network'}, and no calibration "
+                "input had reached it. Calibrate with inputs that take the same path."
+            )
+        if self.meter is not None:
+            return self.meter(self[key], key, x, count)
+        fired: Tensor = self[key](x)
+        return fired
+
+    def __init__(self, neurons: Mapping[str, nn.Module], owner: str) -> None:
+        super().__init__(dict(neurons))
+        self.owner = owner
+
+
+def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    with Sites(module.neurons.visit):
+        if inner is None:
+            return type(module).forward(module, *args, **kwargs)
+        return inner(*args, **kwargs)
+
+
+def _plain_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    definition = plain_forward(type(module))
+    assert definition is not None
+    return definition(module, *args, **kwargs)
+
+
+def attach_(model: nn.Module, plan: Mapping[str, Mapping[str, nn.Module]]) -> None:
+    """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions."""
+    for name, module in model.named_modules():
+        own = module.__dict__.get("forward")
+        fused = own is None and plain_forward(type(module)) is not None
+        inner = partial(_plain_forward, module) if fused else own
+        if name in plan:
+            module.neurons = Neurons(plan[name], name)
+            forward: Any = partial(_spiking_forward, module, inner)
+        elif fused:
+            forward = inner
+        else:
+            continue
+        # update_wrapper keeps the signature, by which transformers decides what it may pass
+        module.forward = update_wrapper(forward, own or type(module).forward)
+
+
+def detach_(model: nn.Module) -> None:
+    """Undo `attach_`: another wrapper that was there before comes back."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        function = getattr(forward, "func", None)
+        if function is _spiking_forward:
+            inner = forward.args[1]
+            del module.forward, module.neurons
+            if inner is not None and getattr(inner, "func", None) is not _plain_forward:
+                module.forward = inner
+        elif function is _plain_forward:
+            del module.forward
+
+
+def neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
+    """All sites of a converted network with what stands there, in the order of the module tree."""
+    for module in model.modules():
+        if isinstance(module, Neurons):
+            for key, neuron in module.items():
+                if isinstance(neuron, (Neuron, Analog)):
+                    yield Site(module.owner, key), neuron

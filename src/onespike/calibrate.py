@@ -1,0 +1,270 @@
+"""Calibration: model + unlabelled batches → thresholds, in one pass, with where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from onespike.errors import CalibrationError
+from onespike.neurons import parse_levels
+from onespike.observers import Histogram, Maximum
+from onespike.recipe import Recipe
+from onespike.sites import Site
+from onespike.trace import Tracer, call
+
+
+@dataclass(frozen=True)
+class SiteThreshold:
+    """What calibration found at one site.
+
+    Attributes:
+        site: the place, as `owner:operand`.
+        role: `activation`, `softmax`, `input`, `head`, `weight` or `constant`.
+        positive: θ+, 0 where that side is off; a scalar, or a tensor that broadcasts to the activation.
+        negative: θ−, likewise.
+        levels: the integer levels in use at this site.
+        largest: the largest magnitude seen.
+        shape: of the first activation seen.
+        calls: visits in one forward; above 1 the module runs several times and shares its neurons.
+        macs: multiply-accumulates of the product, for one input.
+    """
+
+    site: str
+    role: str
+    positive: Tensor
+    negative: Tensor
+    levels: tuple[int, ...]
+    largest: float
+    shape: tuple[int, ...]
+    calls: float
+    macs: float
+
+
+@dataclass(frozen=True)
+class Thresholds(Mapping[str, SiteThreshold]):
+    """The thresholds of all sites in the order of execution, with their provenance.
+
+    Attributes:
+        entries: site → threshold.
+        uncovered: (module, operation) → MACs for one input, of products that no rule reaches.
+        folds: convolution → the BatchNorm that can be folded into it.
+        provenance: model class, number of samples, observer and versions.
+    """
+
+    entries: dict[str, SiteThreshold]
+    uncovered: dict[tuple[str, str], float] = field(default_factory=dict)
+    folds: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, site: str) -> SiteThreshold:
+        return self.entries[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def macs(self) -> float:
+        """All multiply-accumulates of one input, those without a rule included."""
+        products = {Site.parse(s).product: t.macs for s, t in self.items()}
+        return sum(products.values()) + sum(self.uncovered.values())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation and inference mode for a while; every module's own training flag comes back."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in flags.items():
+            module.training = training
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the network's first parameter (or buffer) lives; the CPU for a network without any."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+class _SiteObserver:
+    """The statistics of one site; what kind of site it is shows only at the end of the stream."""
+
+    def __init__(self, site: Site, x: Tensor, recipe: Recipe) -> None:
+        operation = site.key.rpartition("_")[0].rstrip("0123456789")
+        self.axis = {"linear": -1, "conv": -(x.dim() - 1)}.get(operation)
+        self.may_be_softmax = operation in ("matmul", "einsum") and x.dim() > 1
+        by_channel = recipe.granularity == "channel" and self.axis is not None
+        self.histogram = Histogram(self.axis if by_channel else None)
+        self.heads = Maximum(-3) if x.dim() > 2 else None
+
+    def update(self, site: Site, x: Tensor) -> None:
+        self.histogram.update(x)
+        low, high = self.histogram.minimum, self.histogram.maximum
+        if low is None or high is None or not bool((low.isfinite() & high.isfinite()).all()):
+            raise CalibrationError(
+                f"calibrate: {site} receives NaN or infinite values. "
+                "Check the weights and the preprocessing, or calibrate in float32."
+            )
+        if self.may_be_softmax:
+            sums = x.sum(-1, dtype=torch.float32)
+            is_row = (sums - 1).abs() < 0.02
+            self.may_be_softmax = bool((is_row | (sums == 0)).all()) and bool((low >= 0).all())
+        if self.may_be_softmax and self.heads is not None:
+            self.heads.update(x)
+
+    def threshold(self, side: int, recipe: Recipe) -> Tensor:
+        value = self.histogram.quantile(recipe.percentile, side, recipe.domain)
+        if self.histogram.axis is None:
+            return value[0]
+        return value.view(-1, *[1] * (-self.histogram.axis - 1))
+
+    @property
+    def largest(self) -> float:
+        assert self.histogram.maximum is not None and self.histogram.minimum is not None
+        return max(float(self.histogram.maximum.max()), -float(self.histogram.minimum.min()))
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | None = None,
+    *,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
+    provenance: Mapping[str, Any] | None = None,
+) -> Thresholds:
+    """Run the unlabelled batches through the network and take a threshold for every site.
+
+    The network is left as it was. Memory does not grow with the number of batches, and their order and split do not
+    change the result.
+
+    Args:
+        model: any network; it is run in evaluation mode on the device where it is.
+        batches: inputs only: a tensor, a tuple of positional arguments, or a mapping of keyword arguments each.
+        recipe: percentile, domain and levels; the paper's by default.
+        progress: wraps the batches, for a progress bar.
+        provenance: facts about the data to be kept with the thresholds.
+
+    >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
+    >>> list(thresholds)
+    ['0:linear0_input', '2:linear0_input']
+    """
+    recipe = recipe or Recipe()
+    observers: dict[Site, _SiteObserver] = {}
+
+    def observe(site: Site, x: Tensor) -> None:
+        observer = observers.get(site)
+        if observer is None:
+            observer = observers[site] = _SiteObserver(site, x, recipe)
+        observer.update(site, x)
+
+    tracer, device = Tracer(model, observe), device_of(model)
+    samples, outputs = 0, _Variation()
+    with evaluating(model):
+        for batch in progress(batches):
+            batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
+            first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
+            size = len(first) if first is not None and first.dim() else 1
+            outputs.update(call(tracer.run, batch), size)
+            samples += size
+    if not samples:
+        raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
+    if not tracer.trace.sites:
+        raise CalibrationError(
+            "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
+            "Check that the right network was loaded."
+        )
+    if not tracer.trace.output_depends or (samples > 1 and not outputs.varies):
+        raise CalibrationError(
+            f"calibrate: the network's output is the same for all {samples} inputs. "
+            "Check its weights, and that the calibration inputs differ."
+        )
+    return _thresholds(model, tracer, observers, recipe, samples, dict(provenance or {}))
+
+
+class _Variation:
+    """Whether a network's floating-point outputs ever differ between two inputs."""
+
+    def __init__(self) -> None:
+        self.first: list[Tensor] | None = None
+        self.varies = False
+
+    def update(self, output: Any, size: int) -> None:
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+        rows = [x for x in leaves if x.dim() and len(x) == size]
+        if not rows or len(rows) < len(leaves):  # not one row for each input: nothing to compare
+            self.varies = True
+            return
+        if self.first is None:
+            self.first = [x[0].clone() for x in rows]
+        self.varies = self.varies or any(
+            x[0].shape != first.shape or bool((x != first).any())
+            for x, first in zip(rows, self.first, strict=False)
+        )
+
+
+def _thresholds(
+    model: nn.Module,
+    tracer: Tracer,
+    observers: dict[Site, _SiteObserver],
+    recipe: Recipe,
+    samples: int,
+    provenance: dict[str, Any],
+) -> Thresholds:
+    trace, spec, entries = tracer.trace, parse_levels(recipe.levels), {}
+    for site, facts in trace.sites.items():
+        observer, role = observers[site], trace.role(site)
+        if role == "activation" and observer.may_be_softmax:
+            role = "softmax"
+        positive, negative = observer.threshold(+1, recipe), observer.threshold(-1, recipe)
+        histogram = None
+        if spec.needs_histogram:
+            values, counts = observer.histogram.magnitudes()
+            step = max(float(positive.max()), float(negative.max())) * recipe.scale
+            if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
+                step = observer.largest / parse_levels(f"mixed:{spec.M}").levels()[-1]
+            histogram = (values / step, counts) if step > 0 else None
+        levels = spec.levels(histogram) if histogram or not spec.needs_histogram else (1,)
+        if role == "softmax":
+            positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
+        entries[str(site)] = SiteThreshold(
+            str(site), role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
+            facts.calls / trace.forwards, facts.macs / samples,
+        )  # fmt: skip
+    if recipe.softmax == "model":
+        shared = [t for t in entries.values() if t.role == "softmax"]
+        entries |= {
+            t.site: replace(t, positive=torch.stack([s.positive for s in shared]).max()) for t in shared
+        }
+    return Thresholds(
+        entries,
+        {key: macs / samples for key, macs in trace.uncovered.items()},
+        trace.folds,
+        {
+            "model": type(model).__name__,
+            "samples": samples,
+            "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
+            "torch": torch.__version__,
+            **provenance,
+        },
+    )
+
+
+def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
+    """Eq. 16: the largest softmax output over the largest level, or what the recipe fixes."""
+    if not isinstance(recipe.softmax, str):
+        return torch.tensor(float(recipe.softmax))
+    if recipe.softmax == "head" and observer.heads is not None and observer.heads.value is not None:
+        return observer.heads.value.view(-1, 1, 1) / levels[-1]
+    return torch.tensor(observer.largest) / levels[-1]

@@ -1,0 +1,162 @@
+"""Conversion: model + thresholds + recipe → a network whose products receive spikes."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.attach import Analog, Neurons, attach_, detach_, neurons
+from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.errors import ConversionError, UsageError
+from onespike.fold import fold_, unfold_
+from onespike.neurons import NEURONS, Neuron, Scale
+from onespike.recipe import Recipe
+from onespike.sites import Site
+
+REASONS = {
+    "input": "input of the network",
+    "head": "input of the output layer",
+    "weight": "plays a weight: the same for every input",
+    "constant": "constant over calibration",
+}
+
+
+def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
+    """Why this site stays analog under the recipe, or None if it spikes."""
+    if threshold.role in ("weight", "constant"):
+        return REASONS[threshold.role]
+    if recipe.excludes(threshold.site):
+        return "excluded"
+    if not recipe.chooses(threshold.site):
+        return "not included"
+    if threshold.role in ("input", "head") and recipe.io == "analog":
+        return REASONS[threshold.role]
+    if not bool((threshold.positive > 0).any() or (threshold.negative > 0).any()):
+        return f"no threshold: over {100 - recipe.percentile:g} % of its values are zero"
+    return None
+
+
+def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
+    name = recipe.neuron
+    if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
+        name = f"dual-{name}"
+    return NEURONS[name](
+        threshold.positive,
+        threshold.negative,
+        levels=threshold.levels,
+        rounding=recipe.rounding,
+        scale=None if threshold.role == "softmax" else scale,
+    )
+
+
+def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a network in which a product would be neither spiking nor listed as analog."""
+    open_ = {k: m for k, m in thresholds.uncovered.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
+    if not open_:
+        return
+    total = thresholds.macs or 1
+    shown = [
+        f"{operation} in {owner or 'the network itself'} ({100 * macs / total:.1f} % of MACs)"
+        for (owner, operation), macs in list(open_.items())[:5]
+    ]
+    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
+    owner, operation = next(iter(open_))
+    raise ConversionError(
+        f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
+        f"@onespike.synaptic, or leave them analog with exclude=['{owner}:{operation}']."
+    )
+
+
+def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None) -> nn.Module:
+    """Convert a network in place and return it; `revert_` undoes it."""
+    recipe = recipe or Recipe()
+    if is_converted(model):
+        raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
+    _check_coverage(thresholds, recipe)
+    scale, plan = Scale(recipe.scale), dict[str, dict[str, nn.Module]]()
+    modules = dict(model.named_modules())
+    for text, threshold in thresholds.items():
+        site = Site.parse(text)
+        if site.owner not in modules:
+            raise ConversionError(
+                f"convert: the thresholds name {text}, and the network has no module {site.owner!r}. "
+                "Calibrate this very network."
+            )
+        if hasattr(modules[site.owner], "neurons"):
+            raise ConversionError(f"convert: {site.owner} has an attribute 'neurons' of its own. Rename it.")
+        reason = analog_reason(threshold, recipe)
+        neuron = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
+        plan.setdefault(site.owner, {})[site.key] = neuron
+    if not any(isinstance(n, Neuron) for of_owner in plan.values() for n in of_owner.values()):
+        raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
+    if recipe.fold_batchnorm:
+        fold_(model, thresholds.folds)
+    device = next((t.device for t in model.parameters()), torch.device("cpu"))
+    for of_owner in plan.values():
+        for neuron in of_owner.values():
+            neuron.to(device).train(model.training)
+    attach_(model, plan)
+    model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
+    return model
+
+
+def convert(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None) -> nn.Module:
+    """A converted copy that shares its weights with the network, which stays as it is.
+
+    >>> from onespike.calibrate import calibrate
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> snn = convert(model, calibrate(model, [torch.randn(64, 2)]))
+    >>> [f"{site} {neuron.__class__.__name__}" for site, neuron in neurons(snn)]
+    ['0:linear0_input Analog', '2:linear0_input ScaleFire', '4:linear0_input Analog']
+    """
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    return convert_(copy.deepcopy(model, {id(t): t for t in tensors}), thresholds, recipe)
+
+
+def revert_(model: nn.Module) -> nn.Module:
+    """Take all neurons away: the original network again, bit for bit."""
+    detach_(model)
+    unfold_(model)
+    model.__dict__.pop("extra_repr", None)
+    return model
+
+
+def is_converted(model: nn.Module) -> bool:
+    return any(isinstance(module, Neurons) for module in model.modules())
+
+
+def scale_of(model: nn.Module) -> Scale:
+    """The one λ that all neurons of a converted network share."""
+    for module in model.modules():
+        if isinstance(module, Scale):
+            return module
+    raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
+
+
+def set_scale_(model: nn.Module, scale: float) -> None:
+    """Change λ of a converted network; nothing is converted or compiled again."""
+    scale_of(model).set_(scale)
+
+
+def table(model: nn.Module) -> list[dict[str, Any]]:
+    """One row for each site of a converted network: what spikes, with which thresholds, what stays analog and why."""
+    return [
+        {
+            "site": str(site),
+            "spikes": isinstance(neuron, Neuron),
+            "neuron": neuron.extra_repr() if isinstance(neuron, Neuron) else f"analog: {neuron.reason}",
+        }
+        for site, neuron in neurons(model)
+    ]
+
+
+def _table(model: nn.Module) -> str:
+    rows = table(model)
+    width = max(len(row["site"]) for row in rows)
+    spiking = sum(row["spikes"] for row in rows)
+    lines = [f"{row['site']:<{width}}  {row['neuron']}" for row in rows]
+    return "\n".join([f"{spiking} of {len(rows)} sites spike", *lines, ""])

@@ -1,0 +1,58 @@
+"""BatchNorm merged into the convolution before it, so that a CNN's products are followed by no analog norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+
+class Folded(nn.Module):
+    """A convolution's own weights, kept so that `unfold_` restores them to the bit."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.trains = weight.requires_grad
+        self.register_buffer("weight", weight.detach(), persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def extra_repr(self) -> str:
+        return "BatchNorm merged into the weights"
+
+
+def _identity(module: nn.Module, x: Tensor) -> Tensor:
+    return x
+
+
+def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
+    """Merge each BatchNorm into its convolution: W·γ/√(σ²+ε), (b−μ)·γ/√(σ²+ε) + β."""
+    for convolution_name, batchnorm_name in pairs.items():
+        convolution: Any = model.get_submodule(convolution_name)
+        batchnorm: Any = model.get_submodule(batchnorm_name)
+        if batchnorm.running_mean is None:  # normalises by each batch: nothing fixed to merge
+            continue
+        kept = Folded(convolution.weight, convolution.bias)
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, batchnorm.running_mean, batchnorm.running_var,
+            batchnorm.eps, batchnorm.weight, batchnorm.bias,
+        )  # fmt: skip
+        convolution.folded = kept
+        batchnorm.forward = partial(_identity, batchnorm)
+
+
+def unfold_(model: nn.Module) -> None:
+    """Give convolutions and BatchNorms back what `fold_` merged."""
+    for module in model.modules():
+        if getattr(module.__dict__.get("forward"), "func", None) is _identity:
+            del module.forward
+        kept = module._modules.get("folded")
+        if isinstance(kept, Folded):
+            module.weight = nn.Parameter(kept.weight, kept.trains)
+            module.bias = None if kept.bias is None else nn.Parameter(kept.bias, kept.trains)  # type: ignore[assignment]
+            del module.folded

@@ -1,0 +1,29 @@
+"""Neurons: how an activation becomes integer spikes, as pure functions and as modules."""
+
+from onespike.neurons.base import NEURONS as NEURONS
+from onespike.neurons.base import Neuron as Neuron
+from onespike.neurons.base import Scale as Scale
+from onespike.neurons.base import neuron as neuron
+from onespike.neurons.fire import ROUNDINGS as ROUNDINGS
+from onespike.neurons.fire import bounds as bounds
+from onespike.neurons.fire import fire as fire
+from onespike.neurons.fire import fire_exponential as fire_exponential
+from onespike.neurons.fire import fire_function as fire_function
+from onespike.neurons.fire import fire_linear as fire_linear
+from onespike.neurons.fire import fire_mixed as fire_mixed
+from onespike.neurons.integrate_fire import DualIntegrateFire as DualIntegrateFire
+from onespike.neurons.integrate_fire import IntegrateFire as IntegrateFire
+from onespike.neurons.integrate_fire import dual_integrate_fire as dual_integrate_fire
+from onespike.neurons.integrate_fire import integrate_fire as integrate_fire
+from onespike.neurons.levels import LevelSpec as LevelSpec
+from onespike.neurons.levels import density_levels as density_levels
+from onespike.neurons.levels import exponential_levels as exponential_levels
+from onespike.neurons.levels import linear_levels as linear_levels
+from onespike.neurons.levels import mixed_levels as mixed_levels
+from onespike.neurons.levels import parse_levels as parse_levels
+from onespike.neurons.multi_threshold import DualMultiThreshold as DualMultiThreshold
+from onespike.neurons.multi_threshold import MultiThreshold as MultiThreshold
+from onespike.neurons.multi_threshold import dual_multi_threshold as dual_multi_threshold
+from onespike.neurons.multi_threshold import multi_threshold as multi_threshold
+from onespike.neurons.scale_fire import ScaleFire as ScaleFire
+from onespike.neurons.scale_fire import scale_fire as scale_fire

@@ -1,0 +1,220 @@
+"""What every neuron has in common: thresholds in float32, spikes as integers, one name in the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onespike.errors import CalibrationError, UsageError, unknown
+from onespike.neurons.fire import ROUNDINGS, recognise
+from onespike.neurons.levels import check_levels
+from onespike.neurons.sides import by_side
+
+
+class Float32(nn.Module):
+    """A module whose buffers stay float32 under `.half()`, `.to(bfloat16)` or `.double()`.
+
+    A threshold rounded to half precision moves every spike, and casting back does not restore it.
+    """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self._buffers.items():
+            original = before[name]
+            if buffer is not None and original is not None and buffer.dtype != torch.float32:
+                self._buffers[name] = original.to(buffer.device)
+        return self
+
+
+class Scale(Float32):
+    """λ of eq. 8: one number in (0, 1], shared by all neurons that hold this module.
+
+    >>> shared = Scale(0.25)
+    >>> shared.set_(0.5)
+    >>> shared
+    Scale(λ=0.5)
+    """
+
+    value: Tensor
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.ones((), dtype=torch.float32))
+        self.set_(value)
+
+    def set_(self, value: float) -> None:
+        """Changes λ in place: a compiled network reads the new value and is not compiled again."""
+        if not 0 < value <= 1:
+            raise UsageError(f"scale must be in (0, 1], not {value:g}. The paper uses 0.25 to 0.36.")
+        with torch.no_grad():
+            self.value.fill_(value)
+
+    def extra_repr(self) -> str:
+        return f"λ={self.value.item():.4g}"
+
+
+class Neuron(Float32):
+    """Turns activations into integer spikes in one call, and spikes into values: o = step±·spikes.
+
+    A subclass says how many spikes a magnitude fires (`fire`), against which thresholds (`thresholds`)
+    and what a spike is worth (`steps`).
+
+    Args:
+        positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
+        negative: θ⁻ likewise, as a magnitude.
+        levels: the integers it may fire; neurons without levels of their own take their number, as N or T.
+        rounding: `paper` or `nearest`; only neurons with levels of their own use it.
+        scale: λ; only the scale-and-fire neuron uses it. None stands for 1.
+
+    Raises:
+        CalibrationError: a threshold is negative or not finite.
+        UsageError: both sides are off, or the levels or the rounding cannot be used.
+    """
+
+    name: ClassVar[str] = "neuron"
+    two_sided: ClassVar[bool] = True
+    positive: Tensor
+    negative: Tensor
+
+    def __init__(
+        self,
+        positive: Tensor | float,
+        negative: Tensor | float = 0.0,
+        *,
+        levels: tuple[int, ...],
+        rounding: str = "paper",
+        scale: Scale | None = None,
+    ) -> None:
+        super().__init__()
+        if rounding not in ROUNDINGS:
+            raise unknown("rounding", rounding, ROUNDINGS)
+        self.levels = check_levels(levels)
+        self.rounding = rounding
+        self.scale = scale
+        for side, given in (("positive", positive), ("negative", negative)):
+            # Cloned, since a threshold shared with its observer would move with it.
+            value = torch.as_tensor(given).detach().to(torch.float32, copy=True)
+            if not bool(value.isfinite().all()) or bool((value < 0).any()):
+                raise CalibrationError(
+                    f"{self.name}: the {side} threshold must be finite and not negative, "
+                    f"not {_brief(value)}. Calibrate again, on data without NaN or infinity."
+                )
+            self.register_buffer(side, value)
+        self._settle_sides()
+
+    def _settle_sides(self) -> None:
+        """Fixes which sides are on, as Python truths, so that no traced code depends on data."""
+        self._on = (bool((self.positive > 0).any()), bool((self.negative > 0).any()))
+        if not any(self._on):
+            raise UsageError(
+                f"{self.name}: both sides are off, so it would never fire. "
+                "Give a positive or a negative threshold above 0, or leave the site analog."
+            )
+        if self._on[1] and not self.two_sided:
+            raise UsageError(
+                f"{self.name}: this neuron has a positive side only, and negative={_brief(self.negative)}. "
+                f"Use 'dual-{self.name}' for signed inputs."
+            )
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._settle_sides()
+
+    @property
+    def largest(self) -> int:
+        """The largest count it can fire."""
+        return self.levels[-1]
+
+    def thresholds(self) -> tuple[Tensor, Tensor]:
+        """What `fire` compares against, a side each."""
+        return self.positive, self.negative
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """What one spike is worth, a side each."""
+        return self.thresholds()
+
+    def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
+        """How many spikes a magnitude fires: float32, integer-valued, NaN for NaN."""
+        raise NotImplementedError
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Signed spike counts as float32, in which every count is exact; NaN stays NaN."""
+        positive, negative = self.thresholds()
+        return by_side(x, positive if self._on[0] else None, negative if self._on[1] else None, self.fire)
+
+    def spikes(self, x: Tensor) -> Tensor:
+        """Signed spike counts as int32; NaN, which has no integer, becomes 0."""
+        return self.counts(x).nan_to_num(nan=0.0).to(torch.int32)
+
+    def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values the spikes stand for: step⁺ or step⁻ times the count, rounded to `dtype` once."""
+        positive, negative = self.steps()
+        count = spikes.float()
+        if all(self._on):
+            step = torch.where(count < 0, negative, positive)
+        else:
+            step = positive if self._on[0] else negative
+        return (step * count).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""
+        return self.decode(self.counts(x), x.dtype)
+
+    def extra_repr(self) -> str:
+        signs = ("+", "-")
+        shown = [
+            f"θ{s}={_brief(t)}"
+            for s, t, on in zip(signs, (self.positive, self.negative), self._on, strict=True)
+            if on
+        ]
+        return ", ".join([self.name, *shown, self._describe()])
+
+    def _describe(self) -> str:
+        pattern = recognise(self.levels)
+        if pattern is None:
+            text = ",".join(str(y) for y in self.levels[:4])
+            text += f"… {len(self.levels)} up to {self.largest}" if len(self.levels) > 4 else ""
+        else:
+            text = f"1..{pattern[0]}" + (f"+{pattern[1]} tail up to {self.largest}" if pattern[1] else "")
+        return f"levels={text}" + ("" if self.rounding == "paper" else f", rounding={self.rounding}")
+
+
+def _brief(threshold: Tensor) -> str:
+    if threshold.numel() == 1:
+        return f"{threshold.item():.4g}"
+    low, high = threshold.min().item(), threshold.max().item()
+    if math.isnan(low):
+        return f"NaN in {tuple(threshold.shape)}"
+    return f"{low:.4g}..{high:.4g} {tuple(threshold.shape)}"
+
+
+NEURONS: dict[str, type[Neuron]] = {}
+
+Registered = TypeVar("Registered", bound=type[Neuron])
+
+
+def neuron(name: str) -> Callable[[Registered], Registered]:
+    """Registers a neuron class under a name that recipes and the command line know.
+
+    >>> @neuron("sfn")
+    ... class Again(Neuron): ...
+    Traceback (most recent call last):
+    onespike.errors.UsageError: the neuron 'sfn' is registered already, as ScaleFire. Choose another name.
+    """
+
+    def register(cls: Registered) -> Registered:
+        if name in NEURONS:
+            raise UsageError(
+                f"the neuron '{name}' is registered already, as {NEURONS[name].__name__}. "
+                "Choose another name."
+            )
+        cls.name = name
+        NEURONS[name] = cls
+        return cls
+
+    return register

@@ -1,0 +1,126 @@
+"""The fire function G: from the activation coordinate a = |x|/step + ½ to an integer spike count.
+
+The coordinate, computed in float32, *defines* the neuron: it fires the largest level whose bound is not
+above a. The closed forms below give the same counts bit for bit without a table.
+"""
+
+# ruff: noqa: N803, N806 (M is the paper's name)
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onespike.errors import unknown
+from onespike.neurons.levels import mixed_levels
+
+ROUNDINGS = ("paper", "nearest")
+
+EXPONENT = 0x7F800000
+"""The exponent bits of a float32: alone, they are the largest power of two not above the number."""
+
+
+def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...]:
+    """Where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
+
+    Subtract ½ and multiply by the step to have the thresholds on |x|. The two roundings agree wherever
+    levels are consecutive.
+
+    >>> bounds((1, 2, 4, 8))
+    (1.0, 2.0, 4.0, 8.0)
+    >>> bounds((1, 2, 4, 8), "nearest")
+    (1.0, 2.0, 3.5, 6.5)
+    """
+    if rounding not in ROUNDINGS:
+        raise unknown("rounding", rounding, ROUNDINGS)
+    if rounding == "paper":
+        return tuple(float(y) for y in levels)
+    doubled = (low + high + 1 for low, high in zip((0, *levels), levels, strict=False))
+    # From 2**23 on, float32 has no halves, so a ≥ n + ½ is the same as a ≥ n + 1, which is representable.
+    return tuple(d / 2 if d < 2**24 else float(-(-d // 2)) for d in doubled)
+
+
+def fire(a: Tensor, levels: tuple[int, ...], rounding: str = "paper") -> Tensor:
+    """G(a) by definition (eq. 10): the largest level whose bound is ≤ a, 0 below the first; NaN stays NaN.
+
+    >>> fire(torch.tensor([0.5, 0.99, 1.0, 3.9, 4.0, 1e9]), (1, 2, 4))
+    tensor([0., 0., 1., 2., 4., 4.])
+    """
+    jumps = torch.tensor(bounds(levels, rounding), dtype=torch.float32, device=a.device)
+    table = torch.tensor((0, *levels), dtype=torch.float32, device=a.device)
+    passed = torch.bucketize(a.contiguous(), jumps, right=True)
+    return torch.where(a.isnan(), a, table[passed])
+
+
+def fire_linear(a: Tensor, top: int) -> Tensor:
+    """G(a) = min(⌊a⌋, top), for levels 1 … top and either rounding.
+
+    >>> fire_linear(torch.tensor([0.5, 1.5, 2.0, 9.0]), 4)
+    tensor([0., 1., 2., 4.])
+    """
+    return a.floor().clamp(max=top)
+
+
+def fire_exponential(a: Tensor, top: int) -> Tensor:
+    """G(a) = min(2^⌊log2 a⌋, top) for a ≥ 1, else 0; levels 1, 2, 4 … top, rounding `paper`.
+
+    >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
+    tensor([ 0.,  1.,  2.,  4., 32.])
+    """
+    return torch.where(a >= 1, _power_of_two(a).clamp(max=top), a.floor())
+
+
+def fire_mixed(a: Tensor, M: int, tail: int) -> Tensor:
+    """G(a) = ⌊a⌋ for a < M, else M − 1 + min(2^⌊log2(a − M + 1)⌋, 2^tail), for eq. 12 and rounding `paper`.
+
+    a − (M−1) is exact in float32 below 2**24, and above it the result saturates.
+
+    >>> fire_mixed(torch.tensor([0.5, 8.9, 9.0, 10.9, 11.0, 22.9, 500.0]), 8, 8)
+    tensor([  0.,   8.,   9.,   9.,  11.,  15., 263.])
+    """
+    sparse = _power_of_two(a - (M - 1)).clamp(max=2**tail) + (M - 1)
+    # NaN fails the comparison and takes ⌊NaN⌋ = NaN; masking its exponent alone would make it infinite.
+    return torch.where(a >= M, sparse, a.floor())
+
+
+def _power_of_two(a: Tensor) -> Tensor:
+    return (a.view(torch.int32) & EXPONENT).view(torch.float32)
+
+
+def recognise(levels: tuple[int, ...]) -> tuple[int, int] | None:
+    """(M, tail) if the levels are those of eq. 12 for some M and tail, else None.
+
+    Linear levels have tail 0 and exponential ones M = 1.
+
+    >>> recognise((1, 2, 3, 4, 6, 10)), recognise((1, 2, 3)), recognise((1, 2, 4)), recognise((1, 3))
+    ((3, 3), (3, 0), (1, 2), None)
+    """
+    run = next((k for k, y in enumerate(levels) if y != k + 1), len(levels))
+    if run == len(levels):
+        return run, 0
+    # The first level of a tail, M − 1 + 2, still continues the run.
+    M, tail = run - 1, len(levels) - run + 1
+    if M >= 1 and M - 1 + (1 << min(tail, 64)) == levels[-1] and mixed_levels(M, tail) == levels:
+        return M, tail
+    return None
+
+
+def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[[Tensor], Tensor]:
+    """G for these levels: a closed form where one is known, else the table; the counts are the same.
+
+    The result can be pickled and copied.
+
+    >>> fire_function((1, 2, 3, 4, 6, 10)).func.__name__, fire_function((1, 5)).func.__name__
+    ('fire_mixed', 'fire')
+    """
+    if rounding not in ROUNDINGS:
+        raise unknown("rounding", rounding, ROUNDINGS)
+    pattern = recognise(levels)
+    if pattern is not None and pattern[1] == 0:
+        return partial(fire_linear, top=pattern[0])
+    if pattern is None or rounding != "paper":
+        return partial(fire, levels=levels, rounding=rounding)
+    M, tail = pattern
+    return partial(fire_exponential, top=levels[-1]) if M == 1 else partial(fire_mixed, M=M, tail=tail)

@@ -1,0 +1,103 @@
+"""Integrate-and-fire with soft reset, one spike a step: what a single step must be compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onespike.neurons.base import Neuron, neuron
+
+
+def integrate_fire_step(x: Tensor, membrane: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
+    """One step of eqs. 1–3: h = v + x, spike = H(h − θ) with H(0) = 1, v = h − θ·spike."""
+    latent = membrane + x
+    spike = (latent >= threshold).to(latent.dtype)
+    return spike, latent - threshold * spike
+
+
+def integrate_fire(x: Tensor, threshold: Tensor | float, initial: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Spikes in {0, 1} for currents x of shape [T, …], and the membrane v(T) (eqs. 1–4).
+
+    The output of eq. 4 is θ times the mean of the spikes over T.
+
+    >>> spikes, membrane = integrate_fire(torch.tensor([0.5, 0.5, 0.5, 0.5]), 1.0, 0.5)
+    >>> spikes.tolist(), membrane.item()
+    ([1.0, 0.0, 1.0, 0.0], 0.5)
+    """
+    membrane = torch.zeros_like(x[0]) + initial
+    spikes = []
+    for current in x:
+        spike, membrane = integrate_fire_step(current, membrane, threshold)
+        spikes.append(spike)
+    return torch.stack(spikes), membrane
+
+
+def dual_integrate_fire(
+    x: Tensor,
+    positive: Tensor | float,
+    negative: Tensor | float,
+    initial_positive: Tensor | float,
+    initial_negative: Tensor | float,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """`integrate_fire` of max(x, 0) and of −min(x, 0), each with its own threshold (eqs. 35–37).
+
+    Both branches may spike in the same step, so their (spikes, membrane) come back apart; the signed
+    output is θ⁺·spikes⁺ − θ⁻·spikes⁻.
+
+    >>> up, down = dual_integrate_fire(torch.tensor([1.0, -1.0]), 1.0, 2.0, 0.5, 1.0)
+    >>> up[0].tolist(), down[0].tolist()
+    ([1.0, 0.0], [0.0, 1.0])
+    """
+    return (
+        integrate_fire(x.clamp(min=0), positive, initial_positive),
+        integrate_fire((-x).clamp(min=0), negative, initial_negative),
+    )
+
+
+@neuron("if")
+class IntegrateFire(Neuron):
+    """o = (θ/T)·Σ spikes of x presented for T steps, v(0) = θ/2 (eqs. 1–4); positive side only.
+
+    T is the number of levels; their values, the rounding and λ play no part.
+
+    >>> cell = IntegrateFire(1.0, levels=(1, 2, 3, 4))
+    >>> cell
+    IntegrateFire(if, θ+=1, T=4)
+    >>> cell.spikes(torch.tensor([-1.0, 0.1, 0.5, 0.9, 7.0])).tolist()
+    [0, 0, 2, 4, 4]
+    """
+
+    two_sided = False
+
+    @property
+    def largest(self) -> int:
+        """T: one spike a step."""
+        return len(self.levels)
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """θ/T: a spike of T steps, averaged."""
+        return self.positive / self.largest, self.negative / self.largest
+
+    def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
+        """The sum of T steps; only the running sum is kept."""
+        membrane = threshold / 2
+        total = torch.zeros_like(size)
+        for _ in range(self.largest):
+            spike, membrane = integrate_fire_step(size, membrane, threshold)
+            total = total + spike
+        return torch.where(size.isnan(), size, total)
+
+    def _describe(self) -> str:
+        return f"T={self.largest}"
+
+
+@neuron("dual-if")
+class DualIntegrateFire(IntegrateFire):
+    """o = (θ⁺/T)·Σ spikes⁺ − (θ⁻/T)·Σ spikes⁻ (eqs. 35–37): a constant current drives one branch only.
+
+    >>> cell = DualIntegrateFire(1.0, 2.0, levels=(1, 2, 3, 4))
+    >>> cell(torch.tensor([-1.0, 0.5])).tolist()
+    [-1.0, 0.5]
+    """
+
+    two_sided = True

@@ -1,0 +1,271 @@
+"""The integers a neuron may fire: chosen once, before conversion, and shared by every site."""
+
+# ruff: noqa: N803, N806 (M is the paper's name)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from onespike.errors import CalibrationError, UsageError, unknown
+
+LARGEST = 2**24
+"""Every integer up to here is a float32 number; beyond, spike counts would be rounded."""
+
+KINDS = ("mixed", "linear", "exponential", "density")
+
+# The dynamic programme of `density_levels` is quadratic in the candidates: 1024 take a tenth of a second.
+CANDIDATES = 1024
+
+
+def linear_levels(M: int) -> tuple[int, ...]:
+    """y_k = k for 1 ≤ k ≤ 2M, the linear fire function of the paper's ablation.
+
+    >>> linear_levels(3)
+    (1, 2, 3, 4, 5, 6)
+    """
+    return LevelSpec("linear", M).levels()
+
+
+def exponential_levels(M: int) -> tuple[int, ...]:
+    """y_k = 2^(k−1) for 1 ≤ k ≤ 2M, the exponential fire function of the paper's ablation.
+
+    >>> exponential_levels(3)
+    (1, 2, 4, 8, 16, 32)
+    """
+    return LevelSpec("exponential", M).levels()
+
+
+def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
+    """y_k = k for k ≤ M, then M − 1 + 2^(k−M) for M < k ≤ M + tail (eq. 12, where tail = M).
+
+    The paper prints the second range as N+1 ≤ k; it is M+1 ≤ k, since the largest level must be the
+    denominator M − 1 + 2^M of eq. 16.
+
+    >>> mixed_levels(8)
+    (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 23, 39, 71, 135, 263)
+    >>> mixed_levels(8, tail=3)
+    (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15)
+    """
+    return LevelSpec("mixed", M, M if tail is None else tail).levels()
+
+
+def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
+    """The integer levels of least expected squared error: dense where the activations are (§3.2.3).
+
+    The first level is 1 and the last is the largest value seen, rounded; those between minimise
+    Σ counts·(values − G(values))² exactly, by dynamic programming over the integers. Above about a
+    thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
+
+    Args:
+        values: bin centres of a histogram of |x|/step, 1-D.
+        counts: how many activations each bin holds.
+        count: how many levels to choose; fewer come back where the range holds fewer integers.
+        rounding: where the neuron puts its thresholds, `paper` or `nearest`.
+
+    >>> density_levels(torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0]), torch.tensor([9, 9, 9, 9, 1]), 4)
+    (1, 2, 3, 40)
+    """
+    if values.ndim != 1 or values.shape != counts.shape:
+        raise UsageError(
+            f"density levels: values {tuple(values.shape)} and counts {tuple(counts.shape)} must be 1-D "
+            "and alike. Pass the bin centres and their counts."
+        )
+    if count < 2:
+        raise UsageError(
+            f"density levels: at least 2 levels are needed, not {count}. Ask for density:1 or more."
+        )
+    value, order = values.detach().double().cpu().sort()
+    weight = counts.detach().double().cpu()[order]
+    seen = value[weight > 0]
+    if not len(seen) or not bool(seen.isfinite().all()):
+        raise CalibrationError(
+            "density levels: the histogram is empty or not finite. Calibrate on finite activations."
+        )
+    top = min(max(round(float(seen[-1])), 1), LARGEST)
+    candidate = _candidates(top)
+    if len(candidate) <= count:
+        return tuple(int(y) for y in candidate)
+    cost = _segment_cost(value, weight, candidate, rounding)
+    # best[j]: the least cost of the levels chosen so far, the last of which is candidate j.
+    best = torch.full((len(candidate),), torch.inf, dtype=torch.float64)
+    best[0] = 0.0
+    before = []
+    for _ in range(count - 1):
+        best, origin = (best[:, None] + cost).min(dim=0)
+        before.append(origin)
+    chosen = [len(candidate) - 1]
+    for origin in reversed(before):
+        chosen.append(int(origin[chosen[-1]]))
+    return tuple(int(candidate[j]) for j in reversed(chosen))
+
+
+def _candidates(top: int) -> Tensor:
+    """Integers from 1 to `top`: all of them if they are few, else all small ones and a geometric tail."""
+    if top <= CANDIDATES:
+        return torch.arange(1, top + 1)
+    spaced = torch.logspace(0, 1, CANDIDATES, base=top, dtype=torch.float64).round().long()
+    spaced[-1] = top
+    kept: Tensor = torch.unique(torch.cat([torch.arange(1, CANDIDATES // 8), spaced]))
+    return kept
+
+
+def _segment_cost(value: Tensor, weight: Tensor, candidate: Tensor, rounding: str) -> Tensor:
+    """cost[i, j]: the squared error of the values from level i up to level j when no level lies between."""
+    moments = [torch.cat([torch.zeros(1).double(), (weight * value**power).cumsum(0)]) for power in range(3)]
+    level = candidate.double()
+    low, high = level[:, None], level[None, :]
+    turn = (
+        (high - 0.5 if rounding == "paper" else (low + high) / 2).expand(len(level), len(level)).contiguous()
+    )
+    place = torch.searchsorted(value, level)
+    middle = torch.searchsorted(value, turn)
+
+    def error(first: Tensor, last: Tensor, target: Tensor) -> Tensor:
+        total, mean, square = (moment[last] - moment[first] for moment in moments)
+        return (square - 2 * target * mean + target**2 * total).clamp_min(0)
+
+    cost = error(place[:, None], middle, low) + error(middle, place[None, :], high)
+    return cost.masked_fill(low >= high, torch.inf)
+
+
+def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
+    """The levels as a tuple, or the reason why a neuron cannot fire them.
+
+    >>> check_levels([1, 2, 4])
+    (1, 2, 4)
+    """
+    shown = ",".join(str(y) for y in levels[:8]) + ("…" if len(levels) > 8 else "")
+    if not levels or any(not isinstance(y, int) or y < 1 for y in levels):
+        raise UsageError(
+            f"levels must be positive integers, not '{shown}'. Write for example 1,2,4 or mixed:8."
+        )
+    if any(b <= a for a, b in pairwise(levels)):
+        raise UsageError(f"levels must increase, and '{shown}' do not. Write each once, the smallest first.")
+    _check_largest(levels[-1], shown)
+    return tuple(levels)
+
+
+def _check_largest(largest: int, shown: str) -> None:
+    if largest > LARGEST:
+        raise UsageError(
+            f"levels '{shown}' reach {largest}, and above 2**24 counts are not exact in float32. "
+            "Use fewer levels, or a shorter tail such as mixed:64+8."
+        )
+
+
+@dataclass(frozen=True)
+class LevelSpec:
+    """A fire function by name: what `mixed:8`, `density:4` or `1,2,4` stands for.
+
+    Attributes:
+        kind: `mixed`, `linear`, `exponential`, `density` or `explicit`.
+        M: half the number of levels a side; for `mixed`, the number of levels before the tail.
+        tail: for `mixed`, the number of levels in the tail.
+        explicit: the integers themselves, for `explicit`.
+    """
+
+    kind: str
+    M: int = 0
+    tail: int = 0
+    explicit: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "explicit":
+            check_levels(self.explicit)
+            return
+        if self.kind not in KINDS:
+            raise unknown("kind of levels", self.kind, KINDS)
+        if self.M < 1 or self.tail < 0:
+            raise UsageError(f"levels '{self}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
+        if self.kind != "mixed" and self.tail:
+            raise UsageError(
+                f"levels of kind '{self.kind}' have no tail. Write {self.kind}:{self.M}, or use mixed."
+            )
+        if self.largest is not None:
+            _check_largest(self.largest, str(self))
+
+    def __str__(self) -> str:
+        if self.kind == "explicit":
+            return ",".join(str(y) for y in self.explicit) + ("," if len(self.explicit) == 1 else "")
+        return f"{self.kind}:{self.M}" + (
+            f"+{self.tail}" if self.kind == "mixed" and self.tail != self.M else ""
+        )
+
+    @property
+    def needs_histogram(self) -> bool:
+        """Whether the levels wait for the calibrated distribution."""
+        return self.kind == "density"
+
+    @property
+    def largest(self) -> int | None:
+        """The largest level, or None where the distribution decides it."""
+        if self.kind == "explicit":
+            return self.explicit[-1]
+        if self.kind == "density":
+            return None
+        # A shift by an absurd M would itself exhaust memory; past 64 bits the answer is "too large" anyway.
+        if self.kind == "mixed":
+            return self.M - 1 + (1 << min(self.tail, 64))
+        return 2 * self.M if self.kind == "linear" else 1 << min(2 * self.M - 1, 64)
+
+    def levels(
+        self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
+    ) -> tuple[int, ...]:
+        """The integers, strictly increasing; `density` takes them from `histogram` = (values, counts).
+
+        >>> parse_levels("linear:2").levels()
+        (1, 2, 3, 4)
+        """
+        if self.kind == "explicit":
+            return self.explicit
+        if self.kind == "linear":
+            return tuple(range(1, 2 * self.M + 1))
+        if self.kind == "exponential":
+            return tuple(2**k for k in range(2 * self.M))
+        if self.kind == "mixed":
+            return (*range(1, self.M + 1), *(self.M - 1 + 2**k for k in range(1, self.tail + 1)))
+        if histogram is None:
+            raise CalibrationError(
+                f"levels '{self}' are chosen from a histogram, and there is none. "
+                f"Calibrate first, or use mixed:{self.M}."
+            )
+        return density_levels(*histogram, 2 * self.M, rounding)
+
+
+def parse_levels(spec: str) -> LevelSpec:
+    """Reads `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `8` (mixed) or `1,2,4,9`.
+
+    >>> parse_levels("8") == parse_levels("mixed:8") == LevelSpec("mixed", 8, 8)
+    True
+    >>> parse_levels("mixed:64+8").largest
+    319
+    """
+    text = spec.strip()
+    if "," in text:
+        return LevelSpec(
+            "explicit", explicit=tuple(_integer(part, spec) for part in text.rstrip(",").split(","))
+        )
+    kind, colon, size = text.rpartition(":")
+    if not colon:
+        # A bare number is mixed:M; a bare word is a kind without its size.
+        kind, size = ("mixed", text) if text[:1].isdigit() or text[:1] == "-" else (text, "")
+    if kind not in KINDS:
+        raise unknown("kind of levels", kind, KINDS)
+    first, plus, second = size.partition("+")
+    M = _integer(first, spec)
+    if plus:
+        return LevelSpec(kind, M, _integer(second, spec))
+    return LevelSpec(kind, M, M if kind == "mixed" else 0)
+
+
+def _integer(text: str, spec: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"levels '{spec}': {text!r} is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4."
+        ) from None

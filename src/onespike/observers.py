@@ -1,0 +1,109 @@
+"""Streaming statistics of one site: `update(x)` for each batch, then its thresholds.
+
+Counts of bit patterns are sums of integers, so any order and any split of the stream gives the same result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -30, 21
+"""Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, answered by the exact maximum."""
+
+
+class Histogram:
+    """Counts of activations by sign, exponent and leading mantissa bits; memory is fixed from the first batch.
+
+    A quantile is a true order statistic of the stream up to a relative error of 2**-(mantissa_bits + 1): 0.1 % at
+    the default 9 bits, 3.1 % at the 4 bits of a channel-wise histogram.
+
+    Args:
+        axis: the channel axis (negative), or None for one histogram of the whole site.
+        mantissa_bits: resolution within one power of two.
+    """
+
+    def __init__(self, axis: int | None = None, mantissa_bits: int | None = None) -> None:
+        self.axis = axis
+        self.mantissa_bits = (9 if axis is None else 4) if mantissa_bits is None else mantissa_bits
+        self.bins = ((HIGHEST_EXPONENT - LOWEST_EXPONENT) << self.mantissa_bits) + 2
+        self.counts: Tensor | None = None  # channels × (positive, negative) × bins
+        self.maximum: Tensor | None = None
+        self.minimum: Tensor | None = None
+
+    @property
+    def error_bound(self) -> float:
+        """The largest relative error of a quantile."""
+        return 2.0 ** -(self.mantissa_bits + 1)
+
+    def update(self, x: Tensor) -> None:
+        x = x.detach().float()
+        x = x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).flatten(1)
+        channels = len(x)
+        bits = x.contiguous().view(torch.int32)
+        lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits
+        index = ((bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)).sub_(lowest - 1).clamp_(0, self.bins - 1)
+        index -= (bits >> 31) * self.bins  # −1 where the sign bit is set
+        if channels > 1:
+            index += torch.arange(channels, device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
+        counts = torch.bincount(index.flatten(), minlength=channels * 2 * self.bins)
+        counts = counts.view(channels, 2, self.bins)
+        low, high = x.aminmax(dim=1)
+        if self.counts is None or self.maximum is None or self.minimum is None:
+            self.counts, self.maximum, self.minimum = counts, high, low
+        else:
+            self.counts += counts
+            self.maximum, self.minimum = torch.maximum(self.maximum, high), torch.minimum(self.minimum, low)
+
+    def quantile(self, percentile: float, side: int, domain: str = "all") -> Tensor:
+        """The magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 where there is none.
+
+        >>> h = Histogram(); h.update(torch.arange(-100.0, 101.0))
+        >>> round(float(h.quantile(1.0, +1)), 1), float(h.quantile(0.0, -1))
+        (98.1, 100.0)
+        """
+        if self.counts is None or self.maximum is None or self.minimum is None:
+            raise ValueError("a histogram that saw nothing has no quantile; call update first")
+        extreme = (self.maximum if side > 0 else -self.minimum).clamp_min(0)
+        if percentile == 0:
+            return extreme
+        one_side = self.counts[:, 0 if side > 0 else 1]
+        total = one_side[:, 1:].sum(1) if domain == "sided" else self.counts.sum((1, 2))
+        # inverted_cdf: the element of rank ceil(q·n); `beyond` elements are larger
+        kept = (100.0 - percentile) / 100.0
+        ranks = [math.ceil(int(n) * kept - 1e-9) for n in total]
+        beyond = total - torch.tensor(ranks, device=total.device)
+        from_top = one_side.flip(1).cumsum(1)
+        position = self.bins - 1 - (from_top <= beyond[:, None]).sum(1)
+        value = self._middle(position.clamp_min(0))
+        value = torch.where(position == self.bins - 1, extreme, torch.minimum(value, extreme))
+        return torch.where(position >= 1, value, torch.zeros_like(value))
+
+    def _middle(self, index: Tensor) -> Tensor:
+        shift = 23 - self.mantissa_bits
+        lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits
+        bits = ((index + lowest - 1) << shift) + (1 << (shift - 1))
+        return torch.where(index > 0, bits.to(torch.int32).view(torch.float32), 0.0)
+
+    def magnitudes(self) -> tuple[Tensor, Tensor]:
+        """All magnitudes that occurred and how often, for `levels="density"` and for plots."""
+        if self.counts is None:
+            raise ValueError("a histogram that saw nothing has no magnitudes; call update first")
+        counts = self.counts.sum((0, 1))
+        seen = counts.nonzero().flatten()
+        return self._middle(seen), counts[seen]
+
+
+class Maximum:
+    """The largest value of a site, or of each of its channels."""
+
+    def __init__(self, axis: int | None = None) -> None:
+        self.axis = axis
+        self.value: Tensor | None = None
+
+    def update(self, x: Tensor) -> None:
+        x = x.detach().float()
+        high = x.amax() if self.axis is None else x.movedim(self.axis, 0).flatten(1).amax(1)
+        self.value = high if self.value is None else torch.maximum(self.value, high)

@@ -1,0 +1,114 @@
+"""How a network is converted: one frozen, versioned record, saved beside every result."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+from onespike.errors import UsageError, unknown
+from onespike.neurons import NEURONS, ROUNDINGS, parse_levels
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a converted network computes, apart from its weights and its data.
+
+    Attributes:
+        preset: the named starting point this recipe was made from.
+        neuron: a name in `onespike.NEURONS`.
+        levels: the fire function: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, or integers `1,2,4`.
+        rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints.
+        scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
+        percentile: p; thresholds stand at the top p % of each site's activations.
+        domain: `all` takes the quantile over all elements, `sided` over those of one sign.
+        softmax: `site` (eq. 16), `model`, `head`, or a number that is the threshold itself.
+        granularity: one threshold a `site`, or one a `channel`.
+        io: `analog` leaves the network's input and its classifier head's input analog; `spiking` does not.
+        include: only sites that match one of these globs spike.
+        exclude: sites (or products without a rule) that match one of these globs stay analog.
+        fold_batchnorm: merge BatchNorm into the convolution before it.
+
+    >>> Recipe(scale=0.25).levels
+    'mixed:8'
+    """
+
+    preset: str = "sformer"
+    neuron: str = "sfn"
+    levels: str = "mixed:8"
+    rounding: str = "paper"
+    scale: float = 0.25
+    percentile: float = 1.0
+    domain: str = "all"
+    softmax: str | float = "site"
+    granularity: str = "site"
+    io: str = "analog"
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    fold_batchnorm: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise UsageError(f"scale must be in (0, 1], not {self.scale:g}. The paper uses 0.25 to 0.36.")
+        if not 0 <= self.percentile < 50:
+            raise UsageError(f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1.")
+        for kind, name, known in (
+            ("preset", self.preset, PRESETS),
+            ("neuron", self.neuron, NEURONS),
+            ("rounding", self.rounding, ROUNDINGS),
+            ("domain", self.domain, ("all", "sided")),
+            ("granularity", self.granularity, ("site", "channel")),
+            ("io", self.io, ("analog", "spiking")),
+        ):
+            if name not in known:
+                raise unknown(kind, name, known)
+        if isinstance(self.softmax, str):
+            if self.softmax not in ("site", "model", "head"):
+                raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
+        elif not self.softmax > 0:
+            raise UsageError(f"a fixed softmax threshold must be positive, not {self.softmax:g}. The paper uses 0.0035.")
+        parse_levels(self.levels)
+
+    def chooses(self, site: str) -> bool:
+        """Whether the include globs name this site and no exclude glob does."""
+        return any(fnmatchcase(site, g) for g in self.include) and not self.excludes(site)
+
+    def excludes(self, site: str) -> bool:
+        return any(fnmatchcase(site, glob) for glob in self.exclude)
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Self:
+        fields = dict(record)
+        version = fields.pop("version", None)
+        if version != VERSION:
+            raise UsageError(f"this recipe has version {version!r}, and this onespike reads {VERSION}. Convert again.")
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in fields:
+            if name not in known:
+                raise unknown("recipe field", name, known)
+        for name in ("include", "exclude"):
+            fields[name] = tuple(fields.get(name, getattr(cls, name)))
+        return cls(**fields)
+
+
+PRESETS: dict[str, dict[str, Any]] = {"sformer": {}}
+
+
+def preset(name: str, **changes: Any) -> Recipe:
+    """The recipe of a named preset, with the changes given.
+
+    >>> preset("sformer", scale=0.3).scale
+    0.3
+    """
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return Recipe(**{"preset": name, **PRESETS[name], **changes})

@@ -1,0 +1,208 @@
+"""Sites: the places where an activation enters a synaptic operation, and the mode that visits them.
+
+Everything the library does to a network (observe, fire, count) is a visit to its sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onespike import synapses
+from onespike.errors import UsageError
+from onespike.synapses import Synapses
+
+Visit = Callable[[str, Tensor, Callable[[], Synapses]], Tensor]
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One operand of one product of one module; its string is the only spelling, in JSON, logs and globs.
+
+    >>> print(Site("blocks.3.attn", "matmul1_lhs"))
+    blocks.3.attn:matmul1_lhs
+    >>> Site.parse("blocks.3.attn:matmul1_lhs").product
+    'blocks.3.attn:matmul1'
+    """
+
+    owner: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}:{self.key}"
+
+    @property
+    def product(self) -> str:
+        """The operation that this operand enters."""
+        return f"{self.owner}:{self.key.rpartition('_')[0]}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        owner, colon, key = text.rpartition(":")
+        if not colon:
+            raise UsageError(f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs.")
+        return cls(owner, key)
+
+
+RULES: dict[Callable[..., Any], Rule] = {}
+LEAVES: set[Callable[..., Any]] = set()
+"""The functions in which rules end: each call of one is one product."""
+
+
+def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register how torch functions are rewritten as visits to their activation operands.
+
+    A rule receives `visit(slot, x, synapses)` and the function's own arguments. The slot is `operation.role`;
+    `synapses` is called only by those who count.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for function in functions:
+            if function in RULES:
+                raise UsageError(f"{function} has a rule already. Remove it from RULES first to replace it.")
+            RULES[function] = rule
+        return rule
+
+    return register
+
+
+def _weight(visit: Visit, slot: str, weight: Tensor, count: Callable[[], Synapses]) -> Tensor:
+    """A weight that is computed (standardised, generated) may be an activation: it is a site of its own."""
+    return weight if isinstance(weight, nn.Parameter) else visit(slot, weight, count)
+
+
+@synaptic(F.linear)
+def _linear(visit: Visit, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    x = visit("linear.input", input, partial(synapses.linear, input, weight))
+    weight = _weight(visit, "linear.weight", weight, partial(synapses.matmul, input, weight.mT, weight))
+    return F.linear(x, weight, bias)
+
+
+def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]) -> None:
+    @synaptic(function)
+    def rule(visit: Visit, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        counted = partial(count, input, weight, *args, **kwargs)
+        x = visit("conv.input", input, counted)
+        return function(x, _weight(visit, "conv.weight", weight, counted), *args, **kwargs)
+
+    LEAVES.add(function)
+
+
+for _function in (F.conv1d, F.conv2d, F.conv3d):
+    _convolution(_function, synapses.convolution)
+for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
+    _convolution(_function, synapses.transposed_convolution)
+LEAVES |= {F.linear, torch.matmul, torch.einsum}
+
+
+@synaptic(
+    torch.matmul, torch.bmm, torch.mm, torch.mv, torch.dot, torch.linalg.matmul,
+    Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.mv, Tensor.dot, Tensor.__matmul__,
+)  # fmt: skip
+def _matmul(visit: Visit, input: Tensor, other: Tensor) -> Tensor:
+    lhs = visit("matmul.lhs", input, partial(synapses.matmul, input, other, input))
+    rhs = visit("matmul.rhs", other, partial(synapses.matmul, input, other, other))
+    return torch.matmul(lhs, rhs)
+
+
+@synaptic(Tensor.__rmatmul__)
+def _rmatmul(visit: Visit, input: Tensor, other: Tensor) -> Tensor:
+    return _matmul(visit, other, input)
+
+
+@synaptic(torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv)
+def _addmm(
+    visit: Visit, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    product = _matmul(visit, batch1, batch2)
+    product = product if alpha == 1 else alpha * product
+    # torch ignores the summand altogether at beta = 0, even where it holds NaN
+    return product if beta == 0 else (input if beta == 1 else beta * input) + product
+
+
+@synaptic(torch.einsum)
+def _einsum(visit: Visit, equation: Any, *operands: Any) -> Tensor:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) < 2:
+        return torch.einsum(equation, *operands)
+    return torch.einsum(
+        equation,
+        *[
+            visit(f"einsum.{i}", x, partial(synapses.einsum, equation, operands, x))
+            for i, x in enumerate(operands)
+        ],
+    )
+
+
+@synaptic(F.scaled_dot_product_attention)
+def _attention(
+    visit: Visit,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention by its definition through the product rule: fused and unfused networks have the same sites."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = _matmul(
+        visit, query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
+    )
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        else:
+            scores = scores + attn_mask
+        # A row that is masked altogether (left padding) gives zeros, as the fused kernel does, not NaN.
+        weights = torch.ops.aten._safe_softmax(scores, -1)
+    return _matmul(visit, F.dropout(weights, dropout_p), value)
+
+
+class Sites(TorchFunctionMode):
+    """Within this context the activation operands of every synaptic call pass through `visit(key, x, synapses)`.
+
+    >>> seen = []
+    >>> with Sites(lambda key, x, synapses: seen.append(key) or x):
+    ...     _ = torch.zeros(1, 2) @ torch.zeros(2, 1)
+    >>> seen
+    ['matmul0_lhs', 'matmul0_rhs']
+    """
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__()
+        self.visit = visit
+        self.calls: dict[str, int] = {}
+
+    def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        """Turn the slot `matmul.lhs` of the n-th product into the key `matmulN_lhs`."""
+        number = self.calls.get(slot, 0)
+        self.calls[slot] = number + 1
+        operation, role = slot.split(".")
+        return self.visit(f"{operation}{number}_{role}", x, count)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = RULES.get(function)
+        if rule is None:
+            return function(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # an enclosing Sites must not visit this call again
+            return rule(self.numbered, *args, **(kwargs or {}))

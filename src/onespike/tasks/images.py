@@ -1,0 +1,219 @@
+"""A folder (or a bundled strip) → a sorted list of images with labels → batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onespike.errors import DataError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+BUNDLED = Path(__file__).parent / "bundled"
+STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
+SIDE = 32
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image: a file, or one row of a strip; `name` is how records refer to it."""
+
+    name: str
+    label: int | None
+    path: Path
+    row: int | None = None
+
+
+@dataclass(frozen=True)
+class Items(Sequence[Item]):
+    """Images in their order, where they come from, and the classes' names if the source gives them."""
+
+    source: str
+    items: tuple[Item, ...]
+    class_names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:  # type: ignore[override]
+        return self.items[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.items)
+
+    @property
+    def labelled(self) -> bool:
+        return all(item.label is not None for item in self.items)
+
+
+def list_images(folder: Path | str) -> Items:
+    """The images of a folder, sorted by name, with labels from its sub-folders.
+
+    If every sub-folder's name is a number, that number is the label; otherwise it is the place of the name among
+    the sorted names. A folder without sub-folders gives images without labels. Hidden files are left out.
+    `bundled:cifar10-test` and `bundled:cifar10-calibration` name the images that ship with onespike.
+    """
+    source = str(folder)
+    if source.startswith("bundled:"):
+        return _list_strip(source)
+    folder = Path(folder)
+    if not folder.exists():
+        raise DataError(f"{folder}: no such folder. Check the path, or use bundled:cifar10-test.")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: this is a file. Give the folder that holds the images.")
+    try:
+        files = sorted(p for p in folder.rglob("*") if _is_image(p, folder))
+        classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except PermissionError as error:
+        raise DataError(f"{error.filename}: this folder cannot be read. Change its permissions.") from error
+    if not files:
+        raise DataError(
+            f"{folder}: no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."
+        )
+    loose = [p for p in files if p.parent == folder]
+    if len(loose) == len(files):
+        return Items(source, tuple(Item(p.name, None, p) for p in files))
+    if loose:
+        raise DataError(
+            f"{folder}: images stand both beside and inside the class folders, first {loose[0].name}. "
+            "Move the loose ones away."
+        )
+    labels = _labels(classes, folder)
+    numbered = all(name.isdecimal() for name in classes)
+    items = (Item(p.relative_to(folder).as_posix(), labels[p.relative_to(folder).parts[0]], p) for p in files)
+    return Items(source, tuple(items), None if numbered else tuple(classes))
+
+
+def limit(items: Items, count: int) -> Items:
+    """`count` images evenly spaced over the list, or all of them if there are fewer.
+
+    >>> ten = Items("ten", tuple(Item(str(i), None, Path()) for i in range(10)))
+    >>> limit(ten, 4).names
+    ('0', '2', '5', '7')
+    """
+    if count < 1:
+        raise UsageError(
+            f"limit must be at least 1, not {count}. Leave it out to use all {len(items)} images."
+        )
+    count = min(count, len(items))
+    chosen = tuple(items[i * len(items) // count] for i in range(count))
+    return dataclasses.replace(items, items=chosen)
+
+
+def read_image(item: Item) -> Image:
+    """The image in RGB as it is stored: no rotation by EXIF, alpha dropped."""
+    _require_pillow(item.name)
+    from PIL import Image, UnidentifiedImageError
+
+    if item.row is not None:
+        size = SIDE * SIDE * 3
+        return Image.frombytes(
+            "RGB", (SIDE, SIDE), _strip(item.path)[item.row * size : (item.row + 1) * size]
+        )
+    try:
+        with Image.open(item.path) as image:
+            image.verify()  # checksums, where the format has them; the file must then be opened anew
+        with Image.open(item.path) as image:
+            if "transparency" in image.info:
+                return image.convert("RGBA").convert("RGB")
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
+        raise DataError(f"{item.path}: the image cannot be read ({reason}). Replace or remove it.") from error
+
+
+def batches(
+    items: Items, transform: Callable[[Image], Tensor], batch_size: int, *, threads: int = 2
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches of (inputs, labels) in the order of the list; threads read ahead by one batch.
+
+    Labels are None as soon as one image of the batch has none.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
+    return _batches(items, transform, batch_size, threads)
+
+
+def _batches(
+    items: Items, transform: Callable[[Image], Tensor], batch_size: int, threads: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def load(item: Item) -> Tensor:
+        return transform(read_image(item))
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
+    try:
+        waiting: deque[Future[Tensor]] = deque()
+        ahead = iter(items)
+        for start in range(0, len(items), batch_size):
+            batch = items.items[start : start + batch_size]
+            waiting.extend(pool.submit(load, i) for i in islice(ahead, 2 * batch_size - len(waiting)))
+            inputs = [waiting.popleft().result() for _ in batch]
+            odd = next((i for i, x in enumerate(inputs) if x.shape != inputs[0].shape), None)
+            if odd is not None:
+                raise DataError(
+                    f"{batch[odd].name}: its input has shape {tuple(inputs[odd].shape)}, and that of {batch[0].name} "
+                    f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
+                )
+            labels = [item.label for item in batch if item.label is not None]
+            yield torch.stack(inputs), torch.tensor(labels) if len(labels) == len(batch) else None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_image(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return not hidden and path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _labels(classes: list[str], folder: Path) -> dict[str, int]:
+    if not all(name.isdecimal() for name in classes):
+        return {name: index for index, name in enumerate(classes)}
+    labels: dict[int, str] = {}
+    for name in classes:
+        if (other := labels.setdefault(int(name), name)) != name:
+            raise DataError(f"{folder}: the folders {other} and {name} name the same class. Merge them.")
+    return {name: label for label, name in labels.items()}
+
+
+def _list_strip(source: str) -> Items:
+    name = source.removeprefix("bundled:")
+    if name not in STRIPS:
+        raise unknown("bundled images", source, [f"bundled:{n}" for n in STRIPS])
+    record = json.loads((BUNDLED / f"{STRIPS[name]}.json").read_text(encoding="utf-8"))
+    path = BUNDLED / f"{STRIPS[name]}.png"
+    rows = zip(record["indices"], record["labels"], strict=True)
+    items = (Item(f"{name}/{index:05d}", label, path, row) for row, (index, label) in enumerate(rows))
+    return Items(source, tuple(items), tuple(record["classes"]))
+
+
+@lru_cache(maxsize=2)
+def _strip(path: Path) -> bytes:
+    """All pixels of a strip, which has one 32×32 image in each of its rows."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.convert("RGB").tobytes()
+
+
+def _require_pillow(name: str) -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            f"{name}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
+        ) from error

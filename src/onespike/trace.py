@@ -1,0 +1,295 @@
+"""A traced forward: which sites a network has, what flows into them, and which products no rule reaches.
+
+Each tensor carries the names of the products that it descends from (and whether it descends from the input), so
+that the first products, the classifier head and operands that play a weight are found in any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from onespike.plain import plain
+from onespike.sites import LEAVES, RULES, Site
+from onespike.synapses import Synapses
+
+IMAGE, TOKEN = "input", "token"
+"""Where a tensor without a product behind it comes from: a floating-point input, or an integer one."""
+
+PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear matmul bilinear _trilinear einsum tensordot convolution "
+    "_convolution convolution_overrideable mkldnn_linear mkldnn_convolution mkldnn_rnn_layer lstm gru rnn_tanh "
+    "rnn_relu _native_multi_head_attention _transformer_encoder_layer_fwd _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
+    "_flash_attention_forward _efficient_attention_forward _addmm_activation _int_mm _scaled_mm _grouped_mm "
+    "_cudnn_rnn miopen_rnn _cdist_forward".split()
+)
+"""aten operations that multiply activations with weights or with each other."""
+
+HARMLESS_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "_c10d_functional"})
+
+
+@dataclass
+class SiteFacts:
+    """What a traced forward knows of one site."""
+
+    site: Site
+    shape: tuple[int, ...]
+    dims: int
+    calls: int = 0
+    macs: int = 0
+    sources: frozenset[str] = frozenset()
+    fingerprint: tuple[Any, ...] | None = None
+    varies: bool = False
+
+
+@dataclass
+class Trace:
+    """The facts of all sites, in the order of execution, and of the products that no rule reaches."""
+
+    sites: dict[Site, SiteFacts] = field(default_factory=dict)
+    uncovered: dict[tuple[str, str], int] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
+    heads: set[str] = field(default_factory=set)
+    folds: dict[str, str] = field(default_factory=dict)
+    forwards: int = 0
+    output_depends: bool = False
+
+    def role(self, site: Site) -> str:
+        """`activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
+        facts = self.sites[site]
+        fixed = [f for f in self.sites.values() if f.site.product == site.product and self._fixed(f)]
+        if self._fixed(facts):
+            others = sum(f.site.product == site.product for f in self.sites.values())
+            return "weight" if others > len(fixed) else "constant"
+        if facts.sources == {IMAGE}:
+            return "input"
+        return "head" if site.product in self.heads else "activation"
+
+    def _fixed(self, facts: SiteFacts) -> bool:
+        return not facts.varies and (not facts.sources or self.forwards > 1)
+
+
+Observe = Callable[[Site, Tensor], None]
+
+
+class _Functions(TorchFunctionMode):
+    """Applies the rules, hands operands to the tracer and carries descent from arguments to results."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, tracer = kwargs or {}, self.tracer
+        rule = None if tracer.in_rule else RULES.get(function)
+        if rule is not None:
+            tracer.in_rule = True
+            try:
+                with self:  # what a rule calls is followed too, but not visited again
+                    return rule(tracer.numbered, *args, **kwargs)
+            finally:
+                tracer.in_rule = False
+        result = function(*args, **kwargs)
+        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if tracer.in_rule and function in LEAVES:
+            tracer.product(result)
+        else:
+            tracer.follow(function, operands, args[0] if result is None and operands else result)
+        return result
+
+
+class _Operations(TorchDispatchMode):
+    """Counts the products that run outside every rule."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, namespace = function._overloadpacket.__name__, function.namespace
+        if self.tracer.in_rule or (name not in PRODUCTS and namespace in HARMLESS_NAMESPACES):
+            return function(*args, **kwargs)
+        if namespace == "aten" and name in {"linear", "matmul", "einsum", "tensordot"}:
+            decomposed = function.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        result = function(*args, **kwargs)
+        label = name if namespace == "aten" else f"{namespace}.{name}"
+        key = (self.tracer.owner, label)
+        uncovered = self.tracer.trace.uncovered
+        uncovered[key] = uncovered.get(key, 0) + _macs(function, args, kwargs, result)
+        return result
+
+
+def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """The size of an operation without a rule; 0 where nobody knows a formula."""
+    name = function._overloadpacket.__name__
+    if "_scaled_dot_product" in name:
+        query, key, value = args[:3]
+        return int(query.numel() * key.shape[-2] + query.shape[:-1].numel() * key.shape[-2] * value.shape[-1])
+    formula = flop_registry.get(function._overloadpacket)
+    if formula is None:
+        return int(args[0].numel()) if name in {"mv", "dot", "vdot"} else 0
+    return int(formula(*args, **kwargs, out_val=result)) // 2
+
+
+class Tracer:
+    """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way."""
+
+    def __init__(self, model: nn.Module, observe: Observe | None = None) -> None:
+        self.model, self.observe = model, observe
+        self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
+        self.modules = dict(model.named_modules())
+        self.trace = Trace()
+        self.in_rule = False
+        self.stack: list[tuple[str, dict[str, int]]] = []
+        self.pending: list[tuple[Site, frozenset[str]]] = []
+        self.used_by: dict[str, list[tuple[Any, str]]] = {}
+
+    @property
+    def owner(self) -> str:
+        return self.stack[-1][0] if self.stack else ""
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.stack.append((self.names.get(id(module), self.owner), {}))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self.stack.pop()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            self.stack.clear()
+            for handle in handles:
+                handle.remove()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward; returns the network's output."""
+        args, kwargs = tree_map_only(Tensor, self._tagged_input, (args, kwargs))
+        with plain(self.model), self._hooks(), _Operations(self), _Functions(self):
+            output = self.model(*args, **kwargs)
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        for x in leaves:
+            sources = _sources(x)
+            self.trace.output_depends |= bool(sources)
+            if len(sources) == 1:
+                self.trace.heads |= sources - self.trace.consumed - {IMAGE, TOKEN}
+        self.trace.heads -= self.trace.consumed
+        self._pair_norms()
+        self.trace.forwards += 1
+        return output
+
+    def _tagged_input(self, x: Tensor) -> Tensor:
+        x = x.detach()
+        x._onespike_sources = frozenset({IMAGE if x.is_floating_point() else TOKEN})  # type: ignore[attr-defined]
+        return x
+
+    def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        calls = self.stack[-1][1] if self.stack else {}
+        number = calls.get(slot, 0)
+        calls[slot] = number + 1
+        operation, role = slot.split(".")
+        site = Site(self.owner, f"{operation}{number}_{role}")
+        facts = self.trace.sites.get(site)
+        if facts is None:
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), x.dim())
+        facts.calls += 1
+        facts.macs += count().macs
+        facts.sources |= _sources(x)
+        fingerprint = (tuple(x.shape[-2:]), float(x.sum(dtype=torch.float64)))
+        facts.varies |= facts.fingerprint not in (None, fingerprint)
+        facts.fingerprint = fingerprint
+        self.pending.append((site, _sources(x)))
+        if self.observe is not None:
+            self.observe(site, x)
+        return x
+
+    def product(self, result: Tensor) -> None:
+        """A rule has multiplied: its result descends from this product alone, its operands are consumed."""
+        sources = frozenset[str]().union(*(s for _, s in self.pending))
+        self.trace.consumed |= sources
+        name = self.pending[0][0].product if self.pending else ""
+        result._onespike_sources = frozenset({name}) if sources else frozenset()  # type: ignore[attr-defined]
+        result._onespike_product = name  # type: ignore[attr-defined]
+        self.pending.clear()
+
+    def follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
+        sources = frozenset[str]().union(*map(_sources, operands)) if operands else frozenset[str]()
+        for x in operands:
+            product = getattr(x, "_onespike_product", None)
+            if product is not None:
+                self.used_by.setdefault(product, []).append((function, self.owner))
+        if sources:
+            for x in tree_leaves(results):
+                if isinstance(x, Tensor):
+                    x._onespike_sources = sources  # type: ignore[attr-defined]
+
+    def _pair_norms(self) -> None:
+        """A BatchNorm that is the only reader of a convolution can be folded into it."""
+        for product, readers in self.used_by.items():
+            convolution = Site.parse(product).owner
+            batchnorm = readers[0][1]
+            if (
+                product.endswith(":conv0")
+                and [f for f, _ in readers if not _is_property(f)] == [F.batch_norm]
+                and type(self.modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+                and type(self.modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+            ):
+                self.trace.folds[convolution] = batchnorm
+            else:
+                self.trace.folds.pop(convolution, None)
+        self.used_by.clear()
+
+
+def _is_property(function: Any) -> bool:
+    return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel"}
+
+
+def _sources(x: Tensor) -> frozenset[str]:
+    sources: frozenset[str] = getattr(x, "_onespike_sources", frozenset())
+    return sources
+
+
+def call(model: Callable[..., Any], batch: Any) -> Any:
+    """Give a batch to a network: a mapping by name, a tuple or list by position, anything else as one input."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+def discover(model: nn.Module, *batches: Any) -> Trace:
+    """Trace one forward for each batch; nothing in the network changes.
+
+    >>> from torch import nn
+    >>> trace = discover(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(1, 2))
+    >>> [f"{site} {trace.role(site)}" for site in trace.sites]
+    ['0:linear0_input input', '2:linear0_input head']
+    """
+    tracer = Tracer(model)
+    with torch.no_grad():
+        for batch in batches:
+            call(tracer.run, batch)
+    return tracer.trace

@@ -1,0 +1,150 @@
+"""Checkpoints: every layout that is read, and every kind that is refused, word by word."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from onespike.adapters import load_checkpoint_, read_checkpoint
+from onespike.errors import LoadError
+
+AGAIN = ". Fetch or copy it again."
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def same(tensors, model):
+    state = model.state_dict()
+    return tensors.keys() == state.keys() and all(torch.equal(tensors[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin"])
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict", "module"])
+def test_torch_files_wrapped_or_not(tmp_path, model, suffix, wrapper):
+    state = model.state_dict()
+    torch.save({wrapper: state, "epoch": 1} if wrapper else state, tmp_path / f"w{suffix}")
+    assert same(read_checkpoint(tmp_path / f"w{suffix}"), model)
+
+
+def test_data_parallel_prefix_inside_a_wrapper(tmp_path, model):
+    state = nn.DataParallel(model).state_dict()
+    assert all(k.startswith("module.") for k in state)
+    torch.save({"state_dict": state}, tmp_path / "w.pth")
+    assert same(read_checkpoint(tmp_path / "w.pth"), model)
+
+
+def test_old_torch_format(tmp_path, model):
+    torch.save(model.state_dict(), tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+    assert same(read_checkpoint(tmp_path / "w.pth"), model)
+
+
+def test_a_module_that_is_named_module_keeps_its_other_names(tmp_path):
+    save_file({"module.a": torch.zeros(1), "b": torch.ones(1)}, tmp_path / "w.safetensors")
+    assert set(read_checkpoint(tmp_path / "w.safetensors")) == {"module.a", "b"}
+
+
+def test_half_precision_weights_become_the_models_type(tmp_path, model):
+    half = {k: v.half() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    save_file(half, tmp_path / "w.safetensors")
+    other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    load_checkpoint_(other, tmp_path / "w.safetensors")
+    assert other[0].weight.dtype == torch.float32
+    assert torch.equal(other[0].weight, model[0].weight.half().float())
+
+
+def refusal(path, read=read_checkpoint) -> str:
+    with pytest.raises(LoadError) as error:
+        read(path)
+    return str(error.value)
+
+
+def test_missing_file(tmp_path):
+    path = tmp_path / "none.pth"
+    assert refusal(path) == f"{path}: no such checkpoint file. Check the path given to --weights."
+
+
+def test_unknown_suffix(tmp_path):
+    path = tmp_path / "w.h5"
+    path.touch()
+    assert refusal(path) == (
+        f"{path}: checkpoints of this kind cannot be read. "
+        "Give a file that ends in .safetensors, .pth, .pt, .bin."
+    )
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.99])
+@pytest.mark.parametrize("kind", ["w.safetensors", "w.pth", "old.pth"])
+def test_cut_short(tmp_path, model, kind, kept):
+    path = tmp_path / kind
+    if kind == "w.safetensors":
+        save_file(model.state_dict(), path)
+    else:
+        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=kind == "w.pth")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
+    message = refusal(path)
+    assert message.startswith(f"{path}: the file is damaged or cut short (")
+    assert message.endswith(f"){AGAIN}")
+    assert "\n" not in message
+
+
+class Code:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize("kind", ["zip", "old", "plain"])
+def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "w.pth"
+    if kind == "plain":
+        path.write_bytes(pickle.dumps({"a": Code()}))
+    else:
+        torch.save({"a": Code()}, path, _use_new_zipfile_serialization=kind == "zip")
+    assert refusal(path) == (
+        f"{path}: this pickle holds code, which is never run. Convert the file, where you trust it, to "
+        "safetensors with safetensors.torch.save_file(state_dict, FILE)."
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickled_model_holds_code_too(tmp_path, model):
+    torch.save(model, tmp_path / "w.pth")
+    assert "this pickle holds code" in refusal(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("contents", [[1, 2], {}, {"a": 1}, torch.zeros(3), {"state_dict": {}}])
+def test_not_a_state_dict(tmp_path, contents):
+    path = tmp_path / "w.pth"
+    torch.save(contents, path)
+    assert refusal(path) == (
+        f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
+    )
+
+
+def test_another_architecture(tmp_path, model):
+    path = tmp_path / "w.safetensors"
+    save_file(model.state_dict(), path)
+    other = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2))
+    before = {k: v.clone() for k, v in other.state_dict().items()}
+    assert refusal(path, lambda p: load_checkpoint_(other, p)) == (
+        f"{path}: the checkpoint is of another architecture than Sequential, which has 6 tensors: 2 missing, first "
+        "3.weight; 5 unexpected, first 1.bias; 2 of another shape, first 0.weight (4×3 instead of 5×3). "
+        "Name the network that the weights were trained for."
+    )
+    assert same(before, other)
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    path = tmp_path / "w.pth"
+    path.mkdir()
+    assert refusal(path).endswith("no such checkpoint file. Check the path given to --weights.")

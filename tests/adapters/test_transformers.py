@@ -1,0 +1,89 @@
+"""transformers models from a folder; nothing here uses the network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from onespike.adapters import load_model
+from onespike.errors import LoadError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("vit")
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32,
+        patch_size=16, id2label={0: "ant", 1: "bee", 2: "cat"},
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(path)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
+    return path
+
+
+def logits(loaded, image):
+    with torch.inference_mode():
+        return loaded.model(loaded.transform(image)[None]).logits
+
+
+def test_from_a_folder_with_both_kinds_of_attention(folder):
+    spec = f"transformers:{folder}"
+    fused = load_model(spec, pretrained=True)
+    eager = load_model(spec, pretrained=True, attention="eager")
+    assert (fused.attention, eager.attention) == ("sdpa", "eager")
+    assert fused.class_names == ("ant", "bee", "cat")
+    assert fused.preprocessing == "resize 32×32 bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
+    assert (fused.weights, fused.spec, fused.model.training) == ("pretrained", spec, False)
+    image = Image.effect_mandelbrot((50, 40), (-2, -1, 1, 1), 20).convert("RGB")
+    torch.testing.assert_close(logits(fused, image), logits(eager, image))
+
+
+def test_weights_from_a_file_and_none_at_all(folder):
+    spec = f"transformers:{folder}"
+    image = Image.new("RGB", (40, 50), "teal")
+    pretrained = logits(load_model(spec, pretrained=True), image)
+    from_file = load_model(spec, weights=folder / "model.safetensors")
+    assert from_file.weights == "model.safetensors"
+    assert torch.equal(logits(from_file, image), pretrained)
+    assert not torch.equal(logits(load_model(spec, random_weights=True), image), pretrained)
+
+
+def test_a_checkpoint_without_the_classifier_is_refused(folder, tmp_path):
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    kept = {k: v for k, v in tensors.items() if not k.startswith("classifier")}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError) as error:
+        load_model(f"transformers:{tmp_path}", pretrained=True)
+    assert str(error.value) == (
+        f"transformers:{tmp_path}: 2 tensors of ViTForImageClassification are not in its checkpoint, first "
+        "classifier.bias. Name a model that was trained for image classification."
+    )
+
+
+def test_a_folder_without_a_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
+    with pytest.raises(LoadError) as error:
+        load_model(f"transformers:{tmp_path}", pretrained=True)
+    message = str(error.value)
+    assert message.startswith(
+        f"transformers:{tmp_path}: the folder holds no image classifier that can be loaded ("
+    )
+    assert message.endswith("Write one there with save_pretrained, of the model and of its image processor.")
+
+
+def test_an_id_without_a_network():
+    with pytest.raises(LoadError) as error:
+        load_model("transformers:nobody/nothing", pretrained=True)
+    message = str(error.value)
+    assert message.startswith("transformers:nobody/nothing: the published weights cannot be fetched (")
+    assert message.endswith("or give a local checkpoint with --weights FILE.")

@@ -1,0 +1,25 @@
+"""What all tests share: one thread, no network, and the larger files where they are present."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before any hub client is imported: a test that reaches for the network must fail, not wait.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """Trained networks and real images that are too large for the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "assets"
+    folder = Path(os.environ.get("ONESPIKE_ASSETS", beside))
+    if not folder.is_dir():
+        pytest.skip("the larger test files are absent: name their folder in ONESPIKE_ASSETS")
+    return folder

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from contract.neuron_contract import bits
+from onespike.errors import UsageError
+from onespike.neurons import (
+    bounds,
+    exponential_levels,
+    fire,
+    fire_exponential,
+    fire_function,
+    fire_linear,
+    fire_mixed,
+    linear_levels,
+    mixed_levels,
+)
+
+SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
+
+
+def test_table_of_the_definition() -> None:
+    a = torch.tensor([0.5, 0.999, 1, 8.9, 9, 10.9, 11, 14.9, 15, 22.9, 23, 262.9, 263, 1e30])
+    expected = [0, 0, 1, 8, 9, 9, 11, 11, 15, 15, 23, 135, 263, 263]
+    assert fire(a, mixed_levels(8)).tolist() == expected
+
+
+def test_table_of_the_midpoints() -> None:
+    """|x|/step = 12.9 lies nearer to 11 than to 15, and 13 is the tie, which goes up."""
+    a = torch.tensor([9.9, 10.0, 12.9, 13.0]) + 0.5
+    assert fire(a, mixed_levels(8), "paper").tolist() == [9, 9, 11, 11]
+    assert fire(a, mixed_levels(8), "nearest").tolist() == [9, 11, 11, 15]
+
+
+def test_roundings_agree_where_levels_are_consecutive() -> None:
+    assert bounds(linear_levels(8), "nearest") == bounds(linear_levels(8), "paper")
+    assert bounds(mixed_levels(8), "nearest")[:9] == bounds(mixed_levels(8), "paper")[:9]
+    assert bounds(mixed_levels(8), "nearest")[9:11] == (10.5, 13.5)
+
+
+def test_bounds_are_float32_numbers() -> None:
+    levels = (1, 2**23 - 2, 2**23 + 2, 2**24 - 3, 2**24 - 1, 2**24)
+    for rounding in ("paper", "nearest"):
+        jumps = bounds(levels, rounding)
+        assert torch.tensor(jumps, dtype=torch.float32).double().tolist() == list(jumps)
+    # (y + y' + 1)/2 = 2**24 − 3/2 has no float32; no coordinate lies between it and 2**24 − 1.
+    assert bounds(levels, "nearest")[4] == 2**24 - 1
+
+
+def test_unknown_rounding() -> None:
+    for function in (bounds, fire_function):
+        with pytest.raises(UsageError, match="unknown rounding 'up'"):
+            function((1, 2), "up")
+
+
+def neighbours(x: Tensor, reach: int = 2) -> Tensor:
+    """x and the representable numbers on both sides of it."""
+    found, low, high = [x], x, x
+    for _ in range(reach):
+        low = torch.nextafter(low, torch.full_like(low, -torch.inf))
+        high = torch.nextafter(high, torch.full_like(high, torch.inf))
+        found += [low, high]
+    return torch.cat(found)
+
+
+def coordinates(levels: tuple[int, ...], dtype: torch.dtype, step: float) -> Tensor:
+    """a = |x|/step + ½ for inputs of this type: every threshold, its neighbours and a dense sweep."""
+    size = torch.tensor(step, dtype=torch.float32)
+    thresholds = torch.tensor([(y - 0.5) * step for y in levels], dtype=torch.float64).to(dtype)
+    dense = torch.linspace(0, 1.2 * step * levels[-1], 3000, dtype=torch.float64).to(dtype)
+    octaves = (step * torch.exp2(torch.linspace(-3, 26, 3000, dtype=torch.float64))).to(dtype)
+    ends = torch.tensor(
+        [0.0, torch.inf, torch.nan, torch.finfo(dtype).max, torch.finfo(dtype).tiny], dtype=dtype
+    )
+    x = torch.cat([neighbours(thresholds), dense, octaves, ends])
+    around = neighbours(torch.tensor(bounds(levels), dtype=torch.float32))
+    return torch.cat([x.float().abs() / size + 0.5, around])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("step", [1.0, 0.0035, 0.252 * 0.8312, 3.0, 1 / 3])
+def test_closed_forms_equal_the_definition_bit_for_bit(dtype: torch.dtype, step: float) -> None:
+    for size in SIZES:
+        for levels, closed in (
+            (linear_levels(size), partial(fire_linear, top=2 * size)),
+            (exponential_levels(size), partial(fire_exponential, top=2 ** (2 * size - 1))),
+            *(
+                (mixed_levels(size, tail), partial(fire_mixed, M=size, tail=tail))
+                for tail in {size, 0, 1, 5, 12}
+            ),
+        ):
+            a = coordinates(levels, dtype, step)
+            expected, found = fire(a, levels), closed(a)
+            assert torch.equal(expected.isnan(), a.isnan())
+            assert torch.equal(found.isnan(), a.isnan())
+            known = ~a.isnan()
+            assert torch.equal(bits(found[known]), bits(expected[known])), (size, levels, step)
+
+
+def test_linear_closed_form_serves_both_roundings() -> None:
+    a = coordinates(linear_levels(8), torch.float32, 0.37)
+    a = a[~a.isnan()]
+    assert torch.equal(fire_linear(a, 16), fire(a, linear_levels(8), "nearest"))
+
+
+@pytest.mark.parametrize("wrong", ["strict", "late", "early"])
+def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
+    a = coordinates(mixed_levels(8), torch.float32, 1.0)
+    a = a[a.isfinite()]
+    shifted = {
+        "strict": torch.nextafter(a, torch.zeros_like(a)),
+        "late": a * (1 - 2**-23),
+        "early": torch.nextafter(a, torch.full_like(a, torch.inf)),
+    }[wrong]
+    assert not torch.equal(fire_mixed(shifted, 8, 8), fire(a, mixed_levels(8)))
+
+
+@pytest.mark.parametrize(
+    ("levels", "rounding", "name"),
+    [
+        (mixed_levels(8), "paper", "fire_mixed"),
+        (mixed_levels(64, 8), "paper", "fire_mixed"),
+        (mixed_levels(8), "nearest", "fire"),
+        (linear_levels(8), "nearest", "fire_linear"),
+        (linear_levels(8), "paper", "fire_linear"),
+        (exponential_levels(8), "paper", "fire_exponential"),
+        ((1,), "nearest", "fire_linear"),
+        ((1, 2, 3, 4, 6, 11), "paper", "fire"),
+        ((2, 3), "paper", "fire"),
+        ((1, 3, 4), "paper", "fire"),
+    ],
+)
+def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
+    function = fire_function(levels, rounding)
+    assert function.func.__name__ == name  # type: ignore[attr-defined]
+    a = torch.cat([coordinates(levels, torch.float32, 0.7), torch.tensor(bounds(levels, rounding))])
+    a = a[~a.isnan()]
+    assert torch.equal(function(a), fire(a, levels, rounding))
+    assert torch.equal(pickle.loads(pickle.dumps(function))(a), function(a))
+
+
+@pytest.mark.parametrize("levels", [mixed_levels(8), (1, 5, 6)])
+def test_compiled_code_keeps_every_bit(levels: tuple[int, ...]) -> None:
+    function = fire_function(levels)
+    a = coordinates(levels, torch.float32, 0.3)
+    torch._dynamo.reset()
+    found = torch.compile(lambda a: function(a), fullgraph=True)(a)
+    assert torch.equal(found.isnan(), a.isnan())
+    assert torch.equal(bits(found[~a.isnan()]), bits(function(a)[~a.isnan()]))

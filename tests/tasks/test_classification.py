@@ -1,0 +1,88 @@
+"""The metrics against scikit-learn and scipy, and what happens at their edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import entropy
+from sklearn.metrics import accuracy_score, top_k_accuracy_score
+
+from onespike.errors import DataError
+from onespike.tasks import Classification, Task
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    classes=st.integers(3, 12),
+    images=st.integers(1, 40),
+    split=st.integers(0, 40),
+)
+def test_against_foreign_implementations(seed, classes, images, split):
+    generator = torch.Generator().manual_seed(seed)
+    ann = torch.randn(images, classes, generator=generator)
+    snn = ann + 0.5 * torch.randn(images, classes, generator=generator)
+    labels = torch.randint(0, classes, (images,), generator=generator)
+    task = Classification()
+    for part in (slice(None, split), slice(split, None)):
+        task.update(ann[part], snn[part], labels[part])
+    scores = task.compute()
+    for name, logits in (("ann", ann), ("snn", snn)):
+        for metric, k in (("top1", 1), ("top5", min(5, classes))):
+            expected = (
+                top_k_accuracy_score(labels.numpy(), logits.numpy(), k=k, labels=np.arange(classes))
+                if k < classes
+                else 1.0
+            )
+            assert scores[name][metric] == pytest.approx(100 * expected)
+    assert scores["agreement"] == pytest.approx(100 * accuracy_score(ann.argmax(1), snn.argmax(1)))
+    p, q = ann.double().softmax(1).numpy(), snn.double().softmax(1).numpy()
+    assert scores["kl"] == pytest.approx(entropy(p, q, axis=1).mean(), rel=1e-9, abs=1e-12)
+    assert scores["images"] == images
+
+
+def test_equal_networks_agree_and_do_not_diverge():
+    logits = torch.tensor([[1e4, 0.0, -1e4], [0.0, 1.0, 2.0]])
+    task = Classification()
+    task.update(logits, logits.clone(), torch.tensor([0, 0]))
+    scores = task.compute()
+    assert (scores["agreement"], scores["kl"]) == (100.0, 0.0)
+    assert scores["ann"] == scores["snn"] == {"top1": 50.0, "top5": 100.0}
+
+
+def test_masked_classes_add_nothing():
+    logits = torch.tensor([[0.0, 1.0, float("-inf")]])
+    task = Classification()
+    task.update(logits, logits.clone(), None)
+    assert task.compute()["kl"] == 0.0
+
+
+def test_without_labels_there_is_no_accuracy():
+    task = Classification()
+    task.update(torch.eye(3), torch.eye(3), torch.arange(3))
+    task.update(torch.eye(3), torch.eye(3), None)
+    scores = task.compute()
+    assert scores["ann"] == scores["snn"] == {"top1": None, "top5": None}
+    assert (scores["agreement"], scores["images"]) == (100.0, 6)
+
+
+@pytest.mark.parametrize("label", [3, 999, -1])
+def test_a_label_that_the_network_does_not_have(label):
+    with pytest.raises(DataError) as error:
+        Classification().update(torch.eye(3), torch.eye(3), torch.tensor([0, label, 1]))
+    assert str(error.value) == (
+        f"the data has label {label}, and the network has 3 classes (0 to 2). "
+        "Use a data folder with the classes that the network was trained for."
+    )
+
+
+def test_nothing_scored():
+    with pytest.raises(DataError) as error:
+        Classification().compute()
+    assert str(error.value) == "no image was scored. Give a data folder with at least one image."
+
+
+def test_it_has_the_form_of_a_task():
+    assert isinstance(Classification(), Task)

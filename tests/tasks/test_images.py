@@ -1,0 +1,261 @@
+"""Folders, strips and batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from onespike.errors import DataError, UsageError
+from onespike.tasks import Item, Items, batches, limit, list_images, read_image
+from onespike.tasks.images import BUNDLED, SUFFIXES
+
+
+def put(path: Path, color="teal", size=(8, 6), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).convert(mode).save(path)
+    return path
+
+
+def to_tensor(image) -> torch.Tensor:
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3)
+
+
+def refusal(call) -> str:
+    with pytest.raises(DataError) as error:
+        call()
+    return str(error.value)
+
+
+def test_numbered_folders_give_their_number(tmp_path):
+    for name in ("007/b.png", "007/a.JPEG", "10/deep/er/c.webp", "2/d.bmp"):
+        put(tmp_path / name)
+    put(tmp_path / ".hidden" / "x.png")
+    put(tmp_path / "2" / ".x.png")
+    (tmp_path / "2" / "notes.txt").write_text("no image")
+    items = list_images(tmp_path)
+    assert [(i.name, i.label) for i in items] == [
+        ("007/a.JPEG", 7),
+        ("007/b.png", 7),
+        ("10/deep/er/c.webp", 10),
+        ("2/d.bmp", 2),
+    ]
+    assert items.class_names is None
+    assert items.labelled
+    assert items.source == str(tmp_path)
+
+
+def test_named_folders_give_their_place_and_empty_ones_keep_theirs(tmp_path):
+    put(tmp_path / "wasp" / "a.png")
+    put(tmp_path / "ant" / "a.png")
+    (tmp_path / "bee").mkdir()
+    items = list_images(str(tmp_path))
+    assert [(i.name, i.label) for i in items] == [("ant/a.png", 0), ("wasp/a.png", 2)]
+    assert items.class_names == ("ant", "bee", "wasp")
+
+
+def test_a_flat_folder_has_no_labels(tmp_path):
+    put(tmp_path / "b.png")
+    put(tmp_path / "a.png")
+    items = list_images(tmp_path)
+    assert (items.names, items.labelled) == (("a.png", "b.png"), False)
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    none = tmp_path / "none"
+    assert refusal(lambda: list_images(none)) == (
+        f"{none}: no such folder. Check the path, or use bundled:cifar10-test."
+    )
+    file = put(tmp_path / "a.png")
+    assert (
+        refusal(lambda: list_images(file))
+        == f"{file}: this is a file. Give the folder that holds the images."
+    )
+    (tmp_path / "empty" / "deeper").mkdir(parents=True)
+    assert refusal(lambda: list_images(tmp_path / "empty")) == (
+        f"{tmp_path / 'empty'}: no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."
+    )
+    put(tmp_path / "class" / "b.png")
+    assert refusal(lambda: list_images(tmp_path)) == (
+        f"{tmp_path}: images stand both beside and inside the class folders, first a.png. Move the loose ones away."
+    )
+    for name in ("7", "07"):
+        put(tmp_path / "twice" / name / "a.png")
+    assert refusal(lambda: list_images(tmp_path / "twice")) == (
+        f"{tmp_path / 'twice'}: the folders 07 and 7 name the same class. Merge them."
+    )
+
+
+def test_unknown_bundled_images():
+    with pytest.raises(UsageError) as error:
+        list_images("bundled:cifar10")
+    assert str(error.value) == (
+        "unknown bundled images 'bundled:cifar10'. Did you mean 'bundled:cifar10-test' or "
+        "'bundled:cifar10-calibration'? Known: bundled:cifar10-calibration, bundled:cifar10-test."
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 99, 100, 101])
+def test_limit_is_evenly_spaced(count):
+    items = Items("all", tuple(Item(str(i), i, Path()) for i in range(100)), ("a",))
+    chosen = limit(items, count)
+    labels = [i.label for i in chosen]
+    assert len(labels) == min(count, 100)
+    assert labels[0] == 0
+    steps = {b - a for a, b in pairwise(labels)}
+    assert not steps or max(steps) - min(steps) <= 1
+    assert chosen.class_names == ("a",)
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_limit_must_be_positive(count):
+    with pytest.raises(UsageError) as error:
+        limit(Items("two", (Item("a", 0, Path()), Item("b", 0, Path()))), count)
+    assert str(error.value) == f"limit must be at least 1, not {count}. Leave it out to use all 2 images."
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"),
+    [("L", ".png"), ("1", ".png"), ("P", ".png"), ("RGBA", ".png"), ("LA", ".png"), ("CMYK", ".tif")],
+)
+def test_every_kind_of_image_becomes_rgb(tmp_path, mode, suffix):
+    path = put(tmp_path / f"a{suffix}", color=(255, 255, 255), mode=mode)
+    image = read_image(Item("a", None, path))
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (255, 255, 255))
+
+
+def test_a_palette_with_transparency_gives_its_colours(tmp_path):
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+    read = read_image(Item("a", None, tmp_path / "a.png"))
+    assert [read.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
+
+
+def test_exif_does_not_turn_the_image(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
+    assert read_image(Item("a", None, tmp_path / "a.jpg")).size == (8, 6)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")  # Pillow's, before it gives up
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".webp", ".tif", ".ppm"])
+@pytest.mark.parametrize("kept", [0, 10, 0.6])
+def test_images_that_are_cut_short(tmp_path, suffix, kept):
+    path = tmp_path / f"a{suffix}"
+    Image.effect_noise((64, 64), 80).convert("RGB").save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
+    message = refusal(lambda: read_image(Item("a", None, path)))
+    assert message.startswith(f"{path}: the image cannot be read (")
+    assert message.endswith("). Replace or remove it.")
+
+
+def test_text_that_is_named_as_an_image(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_text("this is no image")
+    assert refusal(lambda: read_image(Item("a", None, path))) == (
+        f"{path}: the image cannot be read (it is not an image). Replace or remove it."
+    )
+
+
+def test_a_flipped_byte_in_a_png(tmp_path):
+    path = put(tmp_path / "a.png")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"IDAT") + 8] ^= 0xFF
+    path.write_bytes(data)
+    assert refusal(lambda: read_image(Item("a", None, path))).endswith("Replace or remove it.")
+
+
+def test_without_pillow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert refusal(lambda: read_image(Item("a.png", None, Path("a.png")))) == (
+        "a.png: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
+    )
+
+
+def coloured(tmp_path, count) -> Items:
+    for i in range(count):
+        put(tmp_path / f"{i % 3}" / f"{i:03d}.png", color=(i, 0, 0))
+    return list_images(tmp_path)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 50])
+def test_batches_keep_the_order_however_long_reading_takes(tmp_path, batch_size):
+    items = coloured(tmp_path, 20)
+
+    def slow_when_even(image):
+        time.sleep(0.002 * (image.getpixel((0, 0))[0] % 2 == 0))
+        return to_tensor(image)
+
+    found = list(batches(items, slow_when_even, batch_size, threads=4))
+    inputs = torch.cat([x for x, _ in found])
+    labels = torch.cat([y for _, y in found])
+    assert [f"{i.name}" for i in items] == [f"{v % 3}/{v:03d}.png" for v in inputs[:, 0, 0, 0].tolist()]
+    assert labels.tolist() == [i.label for i in items]
+    assert [len(x) for x, _ in found[:-1]] == [batch_size] * (len(found) - 1)
+
+
+def test_batches_without_labels_and_of_unlike_sizes(tmp_path):
+    put(tmp_path / "a.png")
+    items = list_images(tmp_path)
+    assert next(batches(items, to_tensor, 4))[1] is None
+    put(tmp_path / "b.png", size=(9, 6))
+    assert refusal(lambda: list(batches(list_images(tmp_path), to_tensor, 4))) == (
+        "b.png: its input has shape (6, 9, 3), and that of a.png (6, 8, 3). "
+        "Use a transform that gives all images one size."
+    )
+
+
+def test_reading_stops_when_the_caller_does(tmp_path):
+    items = coloured(tmp_path, 20)
+    reading = batches(items, to_tensor, 2)
+    next(reading)
+    reading.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("onespike-images")]
+
+
+def test_a_corrupt_image_among_batches_is_named(tmp_path):
+    items = coloured(tmp_path, 6)
+    items[4].path.write_bytes(b"")
+    assert str(items[4].path) in refusal(lambda: list(batches(items, to_tensor, 2)))
+
+
+def test_batch_size_must_be_positive(tmp_path):
+    with pytest.raises(UsageError) as error:
+        batches(coloured(tmp_path, 1), to_tensor, 0)
+    assert str(error.value) == "batch size must be at least 1, not 0. Try 32."
+
+
+def test_the_bundled_images():
+    test, calibration = list_images("bundled:cifar10-test"), list_images("bundled:cifar10-calibration")
+    assert (len(test), len(calibration)) == (1000, 256)
+    assert [sum(i.label == c for i in test) for c in range(10)] == [100] * 10
+    assert len({*test.names, *calibration.names}) == 1256
+    assert test.class_names is not None
+    assert test.class_names[3] == "cat"
+    assert (test[0].name, test[0].label) == ("cifar10-test/00000", 3)
+    unlike = {read_image(i).tobytes() for i in (*test, *calibration)}
+    assert len(unlike) == 1256
+    assert read_image(test[5]).size == (32, 32)
+
+
+@pytest.mark.parametrize("name", ["cifar10_test", "cifar10_calibration"])
+def test_the_bundled_files_are_those_that_were_recorded(name):
+    record = json.loads((BUNDLED / f"{name}.json").read_text())
+    data = (BUNDLED / f"{name}.png").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == record["sha256"]
+    with Image.open(BUNDLED / f"{name}.png") as strip:
+        assert strip.size == (1024, len(record["labels"]))
+        assert hashlib.sha256(strip.tobytes()).hexdigest() == record["pixels_sha256"]
+    assert len(data) <= 3e6

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onespike.errors import UsageError
+from onespike.theory import (
+    Claim,
+    check_all,
+    check_claim,
+    check_fire,
+    equation_5,
+    exact,
+    theorem_1,
+    theorem_2,
+    theorem_3,
+)
+from onespike.theory import check as checking
+
+ONE = Fraction(1)
+HALF = Fraction(1, 2)
+POSITIVE = st.fractions(Fraction(1, 20), 20, max_denominator=30)
+PARTS = st.fractions(0, 1, max_denominator=24)
+BELOW = st.integers(0, 23).map(lambda k: Fraction(k, 24))
+SIGNED = st.fractions(-4, 4, max_denominator=24)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(SIGNED, min_size=1, max_size=20), POSITIVE, SIGNED)
+def test_equation_5(x: list[Fraction], threshold: Fraction, initial: Fraction) -> None:
+    assert equation_5(x, threshold, initial).holds
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(PARTS, min_size=1, max_size=20), POSITIVE, BELOW, st.integers(0, 3))
+def test_theorem_1(parts: list[Fraction], threshold: Fraction, start: Fraction, more: int) -> None:
+    x = [part * threshold for part in parts]
+    assert theorem_1(x, threshold, start * threshold, len(x) + more).holds
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_theorem_2(data: st.DataObject) -> None:
+    depth, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
+    widths = [data.draw(st.integers(1, 3)) for _ in range(depth + 1)]
+    thresholds = [data.draw(POSITIVE) for _ in range(depth)]
+    weights = []
+    for layer in range(depth):
+        last = layer == depth - 1
+        rows = [
+            [data.draw(SIGNED if last else PARTS) for _ in range(widths[layer])]
+            for _ in range(widths[layer + 1])
+        ]
+        if not last:
+            gain = thresholds[layer + 1] / thresholds[layer]
+            rows = [[w * gain / max(sum(row), ONE) for w in row] for row in rows]
+        weights.append(rows)
+    x = [[data.draw(PARTS) * thresholds[0] for _ in range(widths[0])] for _ in range(steps)]
+    claim = theorem_2(x, weights, thresholds, [data.draw(BELOW) * theta for theta in thresholds])
+    assert claim.holds
+    assert len(claim.left) == sum(widths[1:])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SIGNED, min_size=1, max_size=20), POSITIVE, POSITIVE, BELOW, BELOW, st.integers(0, 3))
+def test_theorem_3(
+    x: list[Fraction], positive: Fraction, negative: Fraction, up: Fraction, down: Fraction, more: int
+) -> None:
+    initial = (up * positive, down * negative)
+    claim = theorem_3(x, (positive, negative), initial)
+    assert claim.holds
+    mirrored = theorem_3([-v for v in x], (negative, positive), (initial[1], initial[0]))
+    if sum(x) != 0:
+        assert (mirrored.left, mirrored.right) == (claim.left, claim.right)
+
+
+def test_both_sides_by_hand() -> None:
+    """x = ½, ½, ½ at θ = 1, v(0) = ½: spikes 1, 0, 1; ⌊(½ + ⅙)·3⌋ = 2 thirds."""
+    claim = theorem_1([HALF] * 3, ONE, HALF)
+    assert claim.left == claim.right == (Fraction(2, 3),)
+    bound = theorem_3([2 * ONE, -ONE], (ONE, ONE), (0 * ONE, 0 * ONE))
+    # Spikes⁺ 1, 1 with v⁺(2) = 0; spikes⁻ 0, 1 with v⁻(2) = 0: ō = ½. One step: ⌊½·2⌋/2 = ½.
+    assert (bound.left, bound.right) == ((0 * ONE,), (HALF,))
+
+
+def test_the_papers_own_boundary_breaks_theorem_1() -> None:
+    """v(0) = θ and x ≡ θ: T steps fire T times and keep v = θ, while one step with N ≥ T + 1 fires T + 1."""
+    claim = theorem_1([ONE] * 4, ONE, ONE, 5, unchecked=True)
+    assert not claim.holds
+    assert (claim.left, claim.right, claim.margin) == ((ONE,), (Fraction(5, 4),), Fraction(-1, 4))
+
+
+def test_each_theorem_fails_without_its_condition() -> None:
+    assert not theorem_1([2 * ONE, 0 * ONE, 0 * ONE, -ONE], ONE, HALF, unchecked=True).holds
+    loud = [[[3 * ONE, -2 * ONE]], [[ONE]]]
+    x = [[ONE, 0 * ONE], [0 * ONE, ONE], [ONE, ONE]]
+    assert not theorem_2(x, loud, [ONE, ONE], [HALF, HALF], unchecked=True).holds
+    # N = 1 clips a mean input of nine thresholds to one quarter, far outside the bound.
+    few = theorem_3([9 * ONE, -ONE / 8] * 2, (ONE, ONE / 8), (HALF, 0 * ONE), 0, unchecked=True)
+    assert few.left > (0 * ONE,)
+
+
+@pytest.mark.parametrize(
+    ("call", "needed"),
+    [
+        (lambda: equation_5([], ONE, HALF), "eq. 5 needs T ≥ 1"),
+        (lambda: equation_5([ONE], -ONE, HALF), "eq. 5 needs θ > 0"),
+        (lambda: theorem_1([2 * ONE], ONE, HALF), "theorem 1 needs 0 ≤ x(t) ≤ θ, and here x = [2], θ = 1"),
+        (lambda: theorem_1([-ONE], ONE, HALF), "needs 0 ≤ x(t) ≤ θ"),
+        (lambda: theorem_1([ONE], ONE, ONE), "needs 0 ≤ v(0) < θ, and here v(0) = 1"),
+        (lambda: theorem_1([ONE, ONE], ONE, HALF, 1), "needs N ≥ T"),
+        (lambda: theorem_2([[ONE]], [[[ONE]]], [ONE], []), "a threshold and a v(0) for each layer"),
+        (lambda: theorem_2([[ONE]], [[[-ONE]], [[ONE]]], [ONE] * 2, [HALF] * 2), "needs weights ≥ 0"),
+        (lambda: theorem_2([[ONE]], [[[2 * ONE]], [[ONE]]], [ONE] * 2, [HALF] * 2), "layer 1 has 2 > 1"),
+        (lambda: theorem_2([[ONE]], [[[ONE]], [[ONE]]], [ONE] * 2, [HALF, ONE]), "needs 0 ≤ v(0) < θ"),
+        (lambda: theorem_3([ONE], (ONE, 0 * ONE), (HALF, HALF)), "needs θ± > 0"),
+        (lambda: theorem_3([ONE], (ONE, ONE), (HALF, ONE)), "needs 0 ≤ v±(0) < θ±"),
+        (lambda: theorem_3([9 * ONE], (ONE, ONE), (HALF, HALF), 3), "N ≥ 9, so that nothing is clipped"),
+    ],
+)
+def test_violated_conditions_are_named(call: object, needed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()  # type: ignore[operator]
+    assert needed in str(caught.value)
+    assert str(caught.value).endswith("Choose inputs that meet it.")
+
+
+def test_check_all_holds_and_repeats_itself() -> None:
+    rows = check_all(trials=60, seed=4)
+    assert [row.name for row in rows] == ["eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
+    for row in rows:
+        assert row.holds, row.counterexample
+        assert row.tried == row.held >= 60
+        assert row.margin >= 0
+        assert row.statement
+        assert not row.counterexample
+    assert rows == check_all(trials=60, seed=4)
+
+
+def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def boundary(rng: object) -> Claim:
+        return theorem_1([ONE] * 3, ONE, ONE, 4, unchecked=True)
+
+    row = check_claim("theorem 1", boundary, trials=5, seed=0)
+    assert not row.holds
+    assert (row.tried, row.held) == (5, 0)
+    assert row.margin == pytest.approx(-1 / 3)
+    assert row.counterexample == "x=[1 1 1] θ=1 v(0)=1 N=4: not 1 = 4/3"
+    assert not check_claim("nothing", boundary, trials=0, seed=0).holds
+
+    # A neuron that needs more than its threshold to fire is another neuron, and the draws notice.
+    monkeypatch.setattr(exact, "heaviside", lambda x: int(x > 0))
+    assert [row.holds for row in check_all(40, 0)][:4] == [True, False, False, True]
+
+
+def test_the_fire_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "fire_mixed", lambda a, **_: a.floor())
+    row = check_fire(50, 0)
+    assert not row.holds
+    assert row.margin < 0
+    assert row.counterexample.startswith("mixed:1 at a=")
