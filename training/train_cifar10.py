@@ -155,10 +155,7 @@ def main() -> None:
     progress = 0.0
     while progress < 1:
         epoch, position = divmod(step, per_epoch)
-        if position == 0:
-            torch.manual_seed(epoch)
-            order = torch.randperm(len(images))
-        elif step and "order" not in locals():
+        if position == 0 or (step and "order" not in locals()):
             torch.manual_seed(epoch)
             order = torch.randperm(len(images))
         progress = max(step / total, (time.time() - started) / 60 / options.minutes)
@@ -178,7 +175,10 @@ def main() -> None:
         averaged.update_parameters(network)
         step += 1
         if step % 20 == 0:
-            print(f"step {step} progress {progress:.3f} loss {loss.item():.3f} {time.time() - started:.0f} s", flush=True)
+            print(
+                f"step {step} progress {progress:.3f} loss {loss.item():.3f} {time.time() - started:.0f} s",
+                flush=True,
+            )
         if step % per_epoch == 0 or progress >= 1:
             score = accuracy(averaged.module, test_images[:2000], test_labels[:2000])
             print(f"epoch {step / per_epoch:.1f}: {score:.2f} % of 2,000 test images", flush=True)
@@ -192,7 +192,9 @@ def main() -> None:
     score = accuracy(averaged.module, test_images, test_labels)
     save_file({k: v.contiguous() for k, v in weights.items()}, options.out, {"test_accuracy": f"{score:.2f}"})
     checkpoint.unlink()
-    print(f"{options.network}: {score:.2f} % of the 10,000 test images in {(time.time() - started) / 60:.0f} min")
+    print(
+        f"{options.network}: {score:.2f} % of the 10,000 test images in {(time.time() - started) / 60:.0f} min"
+    )
 
 
 if __name__ == "__main__":

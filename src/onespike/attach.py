@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
-from onespike.plain import plain_forward
+from onespike.plain import PLAIN
 from onespike.sites import Site, Sites
 from onespike.synapses import Synapses
 
-Meter = Callable[[nn.Module, str, Tensor, Callable[[], Synapses]], Tensor]
+Meter = Callable[["Neurons", str, Tensor, Callable[[], Synapses]], Tensor]
 
 
 class Analog(nn.Module):
@@ -39,6 +39,11 @@ class Neurons(nn.ModuleDict):
 
     meter: Meter | None = None
 
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+        self.roles: dict[str, str] = {}
+
     def visit(self, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
         """Fire the neuron at `key`; a meter, while there is one, does it instead and keeps count."""
         if key not in self:
@@ -49,13 +54,9 @@ class Neurons(nn.ModuleDict):
                 "input had reached it. Calibrate with inputs that take the same path."
             )
         if self.meter is not None:
-            return self.meter(self[key], key, x, count)
+            return self.meter(self, key, x, count)
         fired: Tensor = self[key](x)
         return fired
-
-    def __init__(self, neurons: Mapping[str, nn.Module], owner: str) -> None:
-        super().__init__(dict(neurons))
-        self.owner = owner
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -66,19 +67,17 @@ def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, 
 
 
 def _plain_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    definition = plain_forward(type(module))
-    assert definition is not None
-    return definition(module, *args, **kwargs)
+    return PLAIN[type(module).forward](module, *args, **kwargs)
 
 
-def attach_(model: nn.Module, plan: Mapping[str, Mapping[str, nn.Module]]) -> None:
+def attach_(model: nn.Module, plan: Mapping[str, Neurons]) -> None:
     """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions."""
     for name, module in model.named_modules():
         own = module.__dict__.get("forward")
-        fused = own is None and plain_forward(type(module)) is not None
+        fused = own is None and type(module).forward in PLAIN
         inner = partial(_plain_forward, module) if fused else own
         if name in plan:
-            module.neurons = Neurons(plan[name], name)
+            module.neurons = plan[name]
             forward: Any = partial(_spiking_forward, module, inner)
         elif fused:
             forward = inner
@@ -91,7 +90,7 @@ def attach_(model: nn.Module, plan: Mapping[str, Mapping[str, nn.Module]]) -> No
 def detach_(model: nn.Module) -> None:
     """Undo `attach_`: another wrapper that was there before comes back."""
     for module in model.modules():
-        forward = module.__dict__.get("forward")
+        forward: Any = module.__dict__.get("forward")
         function = getattr(forward, "func", None)
         if function is _spiking_forward:
             inner = forward.args[1]

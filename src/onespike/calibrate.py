@@ -132,8 +132,7 @@ class _SiteObserver:
 
     @property
     def largest(self) -> float:
-        assert self.histogram.maximum is not None and self.histogram.minimum is not None
-        return max(float(self.histogram.maximum.max()), -float(self.histogram.minimum.min()))
+        return max(float(self.histogram.quantile(0, side).max()) for side in (+1, -1))
 
 
 def calibrate(
@@ -180,7 +179,7 @@ def calibrate(
             samples += size
     if not samples:
         raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
-    if not tracer.trace.sites:
+    if not tracer.trace.sites and not tracer.trace.uncovered:
         raise CalibrationError(
             "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
             "Check that the right network was loaded."
@@ -255,7 +254,7 @@ def _thresholds(
             "model": type(model).__name__,
             "samples": samples,
             "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             **provenance,
         },
     )

@@ -60,7 +60,7 @@ def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
         return
     total = thresholds.macs or 1
     shown = [
-        f"{operation} in {owner or 'the network itself'} ({100 * macs / total:.1f} % of MACs)"
+        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
         for (owner, operation), macs in list(open_.items())[:5]
     ]
     more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
@@ -71,13 +71,17 @@ def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     )
 
 
+def _share(macs: float, total: float) -> str:
+    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
+
+
 def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None) -> nn.Module:
     """Convert a network in place and return it; `revert_` undoes it."""
     recipe = recipe or Recipe()
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     _check_coverage(thresholds, recipe)
-    scale, plan = Scale(recipe.scale), dict[str, dict[str, nn.Module]]()
+    scale, plan = Scale(recipe.scale), dict[str, Neurons]()
     modules = dict(model.named_modules())
     for text, threshold in thresholds.items():
         site = Site.parse(text)
@@ -89,16 +93,16 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         if hasattr(modules[site.owner], "neurons"):
             raise ConversionError(f"convert: {site.owner} has an attribute 'neurons' of its own. Rename it.")
         reason = analog_reason(threshold, recipe)
-        neuron = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
-        plan.setdefault(site.owner, {})[site.key] = neuron
+        of_owner = plan.setdefault(site.owner, Neurons(site.owner))
+        of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
+        of_owner.roles[site.key] = threshold.role
     if not any(isinstance(n, Neuron) for of_owner in plan.values() for n in of_owner.values()):
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
     device = next((t.device for t in model.parameters()), torch.device("cpu"))
     for of_owner in plan.values():
-        for neuron in of_owner.values():
-            neuron.to(device).train(model.training)
+        of_owner.to(device).train(model.training)
     attach_(model, plan)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
     return model

@@ -126,16 +126,12 @@ def encoder(
     return src if module.norm is None else module.norm(src)
 
 
-_PLAIN: dict[Any, Callable[..., Any]] = {
+PLAIN: dict[Any, Callable[..., Any]] = {
     nn.MultiheadAttention.forward: multi_head_attention,
     nn.TransformerEncoderLayer.forward: encoder_layer,
     nn.TransformerEncoder.forward: encoder,
 }
-
-
-def plain_forward(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    """The definition that stands in for this class's forward, or None where its own may run."""
-    return _PLAIN.get(kind.forward)
+"""The forward of a module with fused kernels → its plain definition; subclasses that inherit it are included."""
 
 
 @contextmanager
@@ -143,7 +139,7 @@ def plain(model: nn.Module) -> Iterator[None]:
     """Within this context torch's fused attention modules run their plain definitions."""
     changed = []
     for module in model.modules():
-        definition = plain_forward(type(module))
+        definition = PLAIN.get(type(module).forward)
         if definition is not None and "forward" not in module.__dict__:
             module.forward = partial(definition, module)
             changed.append(module)

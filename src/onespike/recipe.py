@@ -69,7 +69,9 @@ class Recipe:
             if self.softmax not in ("site", "model", "head"):
                 raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
         elif not self.softmax > 0:
-            raise UsageError(f"a fixed softmax threshold must be positive, not {self.softmax:g}. The paper uses 0.0035.")
+            raise UsageError(
+                f"a fixed softmax threshold must be positive, not {self.softmax:g}. The paper uses 0.0035."
+            )
         parse_levels(self.levels)
 
     def chooses(self, site: str) -> bool:
@@ -90,7 +92,9 @@ class Recipe:
         fields = dict(record)
         version = fields.pop("version", None)
         if version != VERSION:
-            raise UsageError(f"this recipe has version {version!r}, and this onespike reads {VERSION}. Convert again.")
+            raise UsageError(
+                f"this recipe has version {version!r}, and this onespike reads {VERSION}. Convert again."
+            )
         known = {f.name for f in dataclasses.fields(cls)}
         for name in fields:
             if name not in known:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from onespike.errors import UsageError
 from onespike.synapses import Synapses
 
 Visit = Callable[[str, Tensor, Callable[[], Synapses]], Tensor]
-Rule = Callable[..., Any]
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, order=True)
@@ -48,11 +48,13 @@ class Site:
     def parse(cls, text: str) -> Self:
         owner, colon, key = text.rpartition(":")
         if not colon:
-            raise UsageError(f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs.")
+            raise UsageError(
+                f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
+            )
         return cls(owner, key)
 
 
-RULES: dict[Callable[..., Any], Rule] = {}
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 LEAVES: set[Callable[..., Any]] = set()
 """The functions in which rules end: each call of one is one product."""
 
@@ -98,8 +100,8 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
 
 for _function in (F.conv1d, F.conv2d, F.conv3d):
     _convolution(_function, synapses.convolution)
-for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
-    _convolution(_function, synapses.transposed_convolution)
+for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
+    _convolution(_transposed, synapses.transposed_convolution)
 LEAVES |= {F.linear, torch.matmul, torch.einsum}
 
 

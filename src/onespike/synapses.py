@@ -124,9 +124,7 @@ def transposed_convolution(
     dims = weight.dim() - 2
     settings = (_tuple(v, dims) for v in (stride, padding, output_padding, dilation))
     counts = []
-    for size, kernel, step, pad, extra, gap in zip(
-        x.shape[-dims:], weight.shape[2:], *settings, strict=True
-    ):
+    for size, kernel, step, pad, extra, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
         outputs = (size - 1) * step - 2 * pad + gap * (kernel - 1) + 1 + extra
         used = torch.arange(size)[:, None] * step + torch.arange(kernel) * gap - pad
         counts.append(((used >= 0) & (used < outputs)).sum(1))

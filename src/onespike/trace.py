@@ -28,13 +28,49 @@ IMAGE, TOKEN = "input", "token"
 """Where a tensor without a product behind it comes from: a floating-point input, or an integer one."""
 
 PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear matmul bilinear _trilinear einsum tensordot convolution "
-    "_convolution convolution_overrideable mkldnn_linear mkldnn_convolution mkldnn_rnn_layer lstm gru rnn_tanh "
-    "rnn_relu _native_multi_head_attention _transformer_encoder_layer_fwd _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
-    "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
-    "_flash_attention_forward _efficient_attention_forward _addmm_activation _int_mm _scaled_mm _grouped_mm "
-    "_cudnn_rnn miopen_rnn _cdist_forward".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "mv",
+        "addmv",
+        "dot",
+        "vdot",
+        "linear",
+        "matmul",
+        "bilinear",
+        "_trilinear",
+        "einsum",
+        "tensordot",
+        "convolution",
+        "_convolution",
+        "convolution_overrideable",
+        "mkldnn_linear",
+        "mkldnn_convolution",
+        "mkldnn_rnn_layer",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "_native_multi_head_attention",
+        "_transformer_encoder_layer_fwd",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "_addmm_activation",
+        "_int_mm",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_cudnn_rnn",
+        "miopen_rnn",
+        "_cdist_forward",
+    ]
 )
 """aten operations that multiply activations with weights or with each other."""
 
@@ -113,29 +149,57 @@ class _Functions(TorchFunctionMode):
         return result
 
 
-class _Operations(TorchDispatchMode):
-    """Counts the products that run outside every rule."""
+class Owners:
+    """Whose forward is running: a stack of module names, each with its number of calls of every slot."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
+        self.stack: list[tuple[str, dict[str, int]]] = []
+
+    @property
+    def current(self) -> str:
+        return self.stack[-1][0] if self.stack else ""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.stack.append((self.names.get(id(module), self.current), {}))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self.stack.pop()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            self.stack.clear()
+            for handle in handles:
+                handle.remove()
+
+
+class Operations(TorchDispatchMode):
+    """Counts the MACs of products for which `covered()` does not hold, by module and operation."""
+
+    def __init__(self, owners: Owners, covered: Callable[[], bool]) -> None:
         super().__init__()
-        self.tracer = tracer
+        self.owners, self.covered = owners, covered
+        self.uncovered: dict[tuple[str, str], int] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name, namespace = function._overloadpacket.__name__, function.namespace
-        if self.tracer.in_rule or (name not in PRODUCTS and namespace in HARMLESS_NAMESPACES):
+        if name not in PRODUCTS and namespace in HARMLESS_NAMESPACES:
             return function(*args, **kwargs)
         if namespace == "aten" and name in {"linear", "matmul", "einsum", "tensordot"}:
             decomposed = function.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
         result = function(*args, **kwargs)
-        label = name if namespace == "aten" else f"{namespace}.{name}"
-        key = (self.tracer.owner, label)
-        uncovered = self.tracer.trace.uncovered
-        uncovered[key] = uncovered.get(key, 0) + _macs(function, args, kwargs, result)
+        if not self.covered():
+            key = (self.owners.current, name if namespace == "aten" else f"{namespace}.{name}")
+            self.uncovered[key] = self.uncovered.get(key, 0) + _macs(function, args, kwargs, result)
         return result
 
 
@@ -156,39 +220,20 @@ class Tracer:
 
     def __init__(self, model: nn.Module, observe: Observe | None = None) -> None:
         self.model, self.observe = model, observe
-        self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
+        self.owners = Owners(model)
         self.modules = dict(model.named_modules())
         self.trace = Trace()
         self.in_rule = False
-        self.stack: list[tuple[str, dict[str, int]]] = []
         self.pending: list[tuple[Site, frozenset[str]]] = []
         self.used_by: dict[str, list[tuple[Any, str]]] = {}
-
-    @property
-    def owner(self) -> str:
-        return self.stack[-1][0] if self.stack else ""
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.stack.append((self.names.get(id(module), self.owner), {}))
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self.stack.pop()
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
-            yield
-        finally:
-            self.stack.clear()
-            for handle in handles:
-                handle.remove()
+        self.operations = Operations(self.owners, lambda: self.in_rule)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One forward; returns the network's output."""
         args, kwargs = tree_map_only(Tensor, self._tagged_input, (args, kwargs))
-        with plain(self.model), self._hooks(), _Operations(self), _Functions(self):
+        with plain(self.model), self.owners.following(), self.operations, _Functions(self):
             output = self.model(*args, **kwargs)
+        self.trace.uncovered = self.operations.uncovered
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         for x in leaves:
             sources = _sources(x)
@@ -206,11 +251,11 @@ class Tracer:
         return x
 
     def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
-        calls = self.stack[-1][1] if self.stack else {}
+        calls = self.owners.stack[-1][1]
         number = calls.get(slot, 0)
         calls[slot] = number + 1
         operation, role = slot.split(".")
-        site = Site(self.owner, f"{operation}{number}_{role}")
+        site = Site(self.owners.current, f"{operation}{number}_{role}")
         facts = self.trace.sites.get(site)
         if facts is None:
             facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), x.dim())
@@ -239,7 +284,7 @@ class Tracer:
         for x in operands:
             product = getattr(x, "_onespike_product", None)
             if product is not None:
-                self.used_by.setdefault(product, []).append((function, self.owner))
+                self.used_by.setdefault(product, []).append((function, self.owners.current))
         if sources:
             for x in tree_leaves(results):
                 if isinstance(x, Tensor):

@@ -131,14 +131,26 @@ def test_not_a_state_dict(tmp_path, contents):
     )
 
 
+def test_a_plain_pickle_without_code_is_no_state_dict_either(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    assert "this file holds no state dict" in refusal(path)
+
+
+def test_text_is_no_checkpoint(tmp_path):
+    for name in ("w.pth", "w.safetensors"):
+        (tmp_path / name).write_text("<html>Not found</html>" * 20)
+        assert "the file is damaged or cut short" in refusal(tmp_path / name)
+
+
 def test_another_architecture(tmp_path, model):
-    path = tmp_path / "w.safetensors"
-    save_file(model.state_dict(), path)
+    path = tmp_path / "w.pth"
+    torch.save(model.state_dict(), path)
     other = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2))
     before = {k: v.clone() for k, v in other.state_dict().items()}
     assert refusal(path, lambda p: load_checkpoint_(other, p)) == (
         f"{path}: the checkpoint is of another architecture than Sequential, which has 6 tensors: 2 missing, first "
-        "3.weight; 5 unexpected, first 1.bias; 2 of another shape, first 0.weight (4×3 instead of 5×3). "
+        "3.weight; 5 unexpected, first 1.weight; 2 of another shape, first 0.weight (4×3 instead of 5×3). "
         "Name the network that the weights were trained for."
     )
     assert same(before, other)

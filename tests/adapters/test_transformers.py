@@ -65,9 +65,43 @@ def test_a_checkpoint_without_the_classifier_is_refused(folder, tmp_path):
     with pytest.raises(LoadError) as error:
         load_model(f"transformers:{tmp_path}", pretrained=True)
     assert str(error.value) == (
-        f"transformers:{tmp_path}: 2 tensors of ViTForImageClassification are not in its checkpoint, first "
-        "classifier.bias. Name a model that was trained for image classification."
+        f"transformers:{tmp_path}: the checkpoint is of another architecture than ViTForImageClassification, which "
+        "has 40 tensors: 2 missing, first classifier.bias. Name the network that the weights were trained for."
     )
+
+
+def test_a_file_must_fit_exactly(folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"] = torch.zeros(7)
+    tensors["more"] = torch.zeros(1)
+    path = tmp_path / "w.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(LoadError) as error:
+        load_model(f"transformers:{folder}", weights=path)
+    assert str(error.value) == (
+        f"{path}: the checkpoint is of another architecture than ViTForImageClassification, which has 40 tensors: "
+        "1 unexpected, first more; 1 of another shape, first classifier.bias (7 instead of 3). "
+        "Name the network that the weights were trained for."
+    )
+
+
+def test_the_names_in_memory_load_too(folder, tmp_path):
+    loaded = load_model(f"transformers:{folder}", pretrained=True)
+    torch.save(loaded.model.state_dict(), tmp_path / "w.pth")
+    again = load_model(f"transformers:{folder}", weights=tmp_path / "w.pth")
+    image = Image.new("RGB", (40, 50), "teal")
+    assert torch.equal(logits(again, image), logits(loaded, image))
+
+
+def test_the_configuration_builds_the_network_again(folder, tmp_path):
+    loaded = load_model(f"transformers:{folder}", pretrained=True)
+    assert loaded.save_configuration is not None
+    loaded.save_configuration(tmp_path / "configuration")
+    again = load_model(f"transformers:{tmp_path / 'configuration'}", random_weights=True)
+    again.model.load_state_dict(loaded.model.state_dict())
+    assert (again.preprocessing, again.class_names) == (loaded.preprocessing, loaded.class_names)
+    image = Image.new("RGB", (40, 50), "teal")
+    assert torch.equal(logits(again, image), logits(loaded, image))
 
 
 def test_a_folder_without_a_model(tmp_path):

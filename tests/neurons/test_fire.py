@@ -102,10 +102,16 @@ def test_closed_forms_equal_the_definition_bit_for_bit(dtype: torch.dtype, step:
             assert torch.equal(bits(found[known]), bits(expected[known])), (size, levels, step)
 
 
-def test_linear_closed_form_serves_both_roundings() -> None:
-    a = coordinates(linear_levels(8), torch.float32, 0.37)
-    a = a[~a.isnan()]
-    assert torch.equal(fire_linear(a, 16), fire(a, linear_levels(8), "nearest"))
+@pytest.mark.parametrize("step", [1.0, 0.0035, 1 / 3])
+def test_closed_forms_of_the_nearest_level(step: float) -> None:
+    for size in SIZES:
+        for levels in (linear_levels(size), *(mixed_levels(size, tail) for tail in (size, 1, 5, 12, 20))):
+            function = fire_function(levels, "nearest")
+            jumps = torch.tensor(bounds(levels, "nearest"))
+            a = torch.cat([coordinates(levels, torch.float32, step), neighbours(jumps)])
+            a = a[~a.isnan()]
+            assert function.func is not fire  # type: ignore[attr-defined]
+            assert torch.equal(bits(function(a)), bits(fire(a, levels, "nearest"))), (levels, step)
 
 
 @pytest.mark.parametrize("wrong", ["strict", "late", "early"])
@@ -125,7 +131,12 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
     [
         (mixed_levels(8), "paper", "fire_mixed"),
         (mixed_levels(64, 8), "paper", "fire_mixed"),
-        (mixed_levels(8), "nearest", "fire"),
+        (mixed_levels(8), "nearest", "fire_mixed"),
+        (mixed_levels(64, 8), "nearest", "fire_mixed"),
+        (mixed_levels(1), "nearest", "fire_linear"),
+        (mixed_levels(3, 22), "nearest", "fire"),
+        (mixed_levels(3, 21), "nearest", "fire_mixed"),
+        (exponential_levels(8), "nearest", "fire_mixed"),
         (linear_levels(8), "nearest", "fire_linear"),
         (linear_levels(8), "paper", "fire_linear"),
         (exponential_levels(8), "paper", "fire_exponential"),
@@ -138,9 +149,12 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
 def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     function = fire_function(levels, rounding)
     assert function.func.__name__ == name  # type: ignore[attr-defined]
-    a = torch.cat([coordinates(levels, torch.float32, 0.7), torch.tensor(bounds(levels, rounding))])
+    a = torch.cat(
+        [coordinates(levels, torch.float32, 0.7), neighbours(torch.tensor(bounds(levels, rounding)))]
+    )
+    assert function(a)[a.isnan()].isnan().all()
     a = a[~a.isnan()]
-    assert torch.equal(function(a), fire(a, levels, rounding))
+    assert torch.equal(bits(function(a)), bits(fire(a, levels, rounding)))
     assert torch.equal(pickle.loads(pickle.dumps(function))(a), function(a))
 
 

@@ -13,7 +13,7 @@ from onespike.neurons import Scale, ScaleFire, mixed_levels, scale_fire
 
 M = 8
 LEVELS = mixed_levels(M)
-STEPS = st.floats(1e-3, 1e3, width=32)
+STEPS = st.floats(2.0**-10, 2.0**10, width=32)
 VALUES = st.lists(st.floats(-1e5, 1e5, width=32), min_size=1, max_size=50)
 ROUNDINGS = st.sampled_from(["paper", "nearest"])
 
@@ -36,6 +36,8 @@ def test_module_is_the_function() -> None:
     assert torch.equal(bits(cell.counts(x)), bits(function))
     assert (scale_fire(x, 0.0, 0.7, LEVELS)[x > 0] == 0).all()
     assert (scale_fire(x, torch.tensor(0.8), 0.0, LEVELS)[x < 0] == 0).all()
+    with pytest.raises(UsageError, match="both thresholds are 0"):
+        scale_fire(x, 0.0, 0.0, LEVELS)
 
 
 def test_without_a_scale_the_step_is_the_threshold() -> None:

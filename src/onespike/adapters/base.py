@@ -35,6 +35,8 @@ class LoadedModel:
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
         class_names: one name a class, where they are known.
         published_top1: the accuracy that the weights' publisher states, in percent.
+        save_configuration: writes what builds the network again (without weights) into a folder, for networks
+            that their name alone does not define.
     """
 
     model: nn.Module
@@ -45,6 +47,7 @@ class LoadedModel:
     attention: str | None
     class_names: tuple[str, ...] | None
     published_top1: float | None = None
+    save_configuration: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,9 +42,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         and contents
         and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in contents.items())
     ):
-        raise LoadError(
-            f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
-        )
+        raise _no_state_dict(path)
     tensors = dict(contents)
     while all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
@@ -56,22 +56,34 @@ def load_checkpoint_(model: nn.Module, path: Path) -> None:
     missing = [k for k in wanted if k not in tensors]
     unexpected = [k for k in tensors if k not in wanted]
     mismatched = [
-        f"{k} ({_shape(tensors[k])} instead of {_shape(wanted[k])})"
+        (k, tensors[k].shape, wanted[k].shape)
         for k in wanted
         if k in tensors and tensors[k].shape != wanted[k].shape
     ]
-    if missing or unexpected or mismatched:
-        kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", mismatched))
-        parts = [f"{len(keys)} {kind}, first {keys[0]}" for kind, keys in kinds if keys]
-        raise LoadError(
-            f"{path}: the checkpoint is of another architecture than {type(model).__name__}, which has {len(wanted)} "
-            f"tensors: {'; '.join(parts)}. Name the network that the weights were trained for."
-        )
+    refuse_differences(str(path), model, missing, unexpected, mismatched)
     model.load_state_dict(tensors)
 
 
-def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"
+def refuse_differences(
+    place: str,
+    model: nn.Module,
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+) -> None:
+    """Raise if a checkpoint and a model differ in names or in shapes (given as name, checkpoint's, model's)."""
+    shapes = [f"{name} ({_shape(found)} instead of {_shape(wanted)})" for name, found, wanted in mismatched]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+    parts = [f"{len(keys)} {kind}, first {keys[0]}" for kind, keys in kinds if keys]
+    if parts:
+        raise LoadError(
+            f"{place}: the checkpoint is of another architecture than {type(model).__name__}, which has "
+            f"{len(model.state_dict())} tensors: {'; '.join(parts)}. Name the network that the weights were trained for."
+        )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def _read_safetensors(path: Path) -> object:
@@ -82,44 +94,61 @@ def _read_safetensors(path: Path) -> object:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise _broken(path, error) from error
+        raise _broken(path, first_line(error)) from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _read_torch(path: Path) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # about pickles of a protocol that torch does not write
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # A whole zip archive that the restricted unpickler refuses names something other than tensors; a file that
-        # is no zip is an old-style pickle, of which the same message means the same.
-        if (
-            "Unsupported global" in str(error)
-            or "Unsupported class" in str(error)
-            or "Unsupported operand" in str(error)
-        ):
-            raise LoadError(
-                f"{path}: this pickle holds code, which is never run. Convert the file, where you trust it, to "
-                "safetensors with safetensors.torch.save_file(state_dict, FILE)."
-            ) from error
-        raise _broken(path, error) from error
-    except (
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        IndexError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise _broken(path, error) from error
+        # torch says the same of code and of half a name; whether the pickle is whole tells them apart.
+        operations = _pickle_operations(path)
+        if operations is None:
+            raise _broken(path, "its pickle does not end") from error
+        if not operations & {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ"}:
+            raise _no_state_dict(path) from error
+        raise LoadError(
+            f"{path}: this pickle holds code, which is never run. Convert the file, where you trust it, to "
+            "safetensors with safetensors.torch.save_file(state_dict, FILE)."
+        ) from error
+    except EOFError as error:
+        raise _broken(path, "unexpected end of the file") from error
     except OSError as error:
         raise _unreadable(path, error) from error
+    except (RuntimeError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise _broken(path, first_line(error)) from error
 
 
-def _broken(path: Path, error: Exception) -> LoadError:
+def _pickle_operations(path: Path) -> set[str] | None:
+    """The names of the operations in a checkpoint's pickles, which are not run; None if one does not end."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+                return {operation.name for operation, _, _ in pickletools.genops(archive.read(name))}
+        operations: set[str] = set()
+        with path.open("rb") as file:
+            # Before zip archives, torch wrote three small pickles ahead of the object, and raw numbers behind it.
+            for _ in range(4):
+                operations |= {operation.name for operation, _, _ in pickletools.genops(file)}
+                if not file.peek(1):
+                    break
+        return operations
+    except (ValueError, StopIteration, zipfile.BadZipFile, EOFError):
+        return None
+
+
+def _broken(path: Path, reason: str) -> LoadError:
+    return LoadError(f"{path}: the file is damaged or cut short ({reason}). Fetch or copy it again.")
+
+
+def _no_state_dict(path: Path) -> LoadError:
     return LoadError(
-        f"{path}: the file is damaged or cut short ({first_line(error)}). Fetch or copy it again."
+        f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
@@ -26,9 +26,6 @@ class ConvStem(nn.Sequential):
             *block(3, width // 4, 1), *block(width // 4, width // 2, 2), *block(width // 2, width, 2)
         )
         self.num_features = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, super().forward(x))
 
 
 def cifar10_vit(**overrides: Any) -> nn.Module:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from onespike.adapters.base import (
@@ -18,7 +19,7 @@ from onespike.adapters.base import (
     first_line,
     require,
 )
-from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.adapters.checkpoints import read_checkpoint, refuse_differences
 from onespike.errors import LoadError, UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +46,11 @@ def load(name: str, source: Source) -> LoadedModel:
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = _build(library, name, source, config, where, "eager")
-    if source.file:
-        load_checkpoint_(model, source.file)
+
+    def save_configuration(folder: Path) -> None:
+        config.save_pretrained(folder)
+        processor.save_pretrained(folder)
+
     labels = config.id2label
     return LoadedModel(
         model=model,
@@ -56,6 +60,7 @@ def load(name: str, source: Source) -> LoadedModel:
         weights=source.describe(),
         attention=_attention(model),
         class_names=tuple(labels[i] for i in sorted(labels)) if labels else None,
+        save_configuration=save_configuration,
     )
 
 
@@ -73,23 +78,31 @@ def _build(
     library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
 ) -> nn.Module:
     classifier = library.AutoModelForImageClassification
-    if not source.pretrained:
+    if source.random:
         model: nn.Module = classifier.from_config(config, attn_implementation=attention)
         return model
     settings = {
-        **where,
+        "config": config,
         "attn_implementation": attention,
+        "dtype": "float32",
         "output_loading_info": True,
-        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,  # so that they are reported, and refused below
     }
-    model, report = classifier.from_pretrained(name, config=config, dtype="float32", **settings)
-    # transformers fills what a checkpoint lacks with random numbers and goes on; a converted network must not.
-    absent = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
-    if absent:
-        raise LoadError(
-            f"transformers:{name}: {len(absent)} tensors of {type(model).__name__} are not in its checkpoint, first "
-            f"{absent[0]}. Name a model that was trained for image classification."
-        )
+    if source.file:
+        # Through the library and not load_state_dict: it knows the names that its older releases wrote.
+        tensors = read_checkpoint(source.file)
+        with torch.device("meta"):
+            architecture = type(classifier.from_config(config))
+        model, report = architecture.from_pretrained(None, state_dict=tensors, **settings)
+    else:
+        model, report = classifier.from_pretrained(name, use_safetensors=True, **where, **settings)
+    # What a checkpoint lacks, transformers fills with random numbers and goes on; a converted network must not.
+    # What it holds beyond the network (heads for other tasks) is common in published ones.
+    unexpected = sorted(report["unexpected_keys"]) if source.file else []
+    place = str(source.file) if source.file else f"transformers:{name}"
+    refuse_differences(
+        place, model, sorted(report["missing_keys"]), unexpected, sorted(report["mismatched_keys"])
+    )
     return model
 
 

@@ -138,14 +138,17 @@ class Neuron(Float32):
         """What one spike is worth, a side each."""
         return self.thresholds()
 
+    def active(self, sides: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """The pair with None for a side that is off."""
+        return sides[0] if self._on[0] else None, sides[1] if self._on[1] else None
+
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
         """How many spikes a magnitude fires: float32, integer-valued, NaN for NaN."""
         raise NotImplementedError
 
     def counts(self, x: Tensor) -> Tensor:
         """Signed spike counts as float32, in which every count is exact; NaN stays NaN."""
-        positive, negative = self.thresholds()
-        return by_side(x, positive if self._on[0] else None, negative if self._on[1] else None, self.fire)
+        return by_side(x, *self.active(self.thresholds()), self.fire)
 
     def spikes(self, x: Tensor) -> Tensor:
         """Signed spike counts as int32; NaN, which has no integer, becomes 0."""
@@ -155,11 +158,10 @@ class Neuron(Float32):
         """The values the spikes stand for: step⁺ or step⁻ times the count, rounded to `dtype` once."""
         positive, negative = self.steps()
         count = spikes.float()
-        if all(self._on):
-            step = torch.where(count < 0, negative, positive)
-        else:
-            step = positive if self._on[0] else negative
-        return (step * count).to(dtype)
+        if not all(self._on):
+            return ((positive if self._on[0] else negative) * count).to(dtype)
+        # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
+        return (positive * count.clamp(min=0) - negative * (-count).clamp(min=0)).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""

@@ -21,6 +21,9 @@ ROUNDINGS = ("paper", "nearest")
 EXPONENT = 0x7F800000
 """The exponent bits of a float32: alone, they are the largest power of two not above the number."""
 
+HALF = 0x00400000
+"""Half of the mantissa: added to the bits of 1.5·2^k or more, it carries into the exponent."""
+
 
 def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...]:
     """Where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
@@ -51,7 +54,8 @@ def fire(a: Tensor, levels: tuple[int, ...], rounding: str = "paper") -> Tensor:
     jumps = torch.tensor(bounds(levels, rounding), dtype=torch.float32, device=a.device)
     table = torch.tensor((0, *levels), dtype=torch.float32, device=a.device)
     passed = torch.bucketize(a.contiguous(), jumps, right=True)
-    return torch.where(a.isnan(), a, table[passed])
+    # bucketize sorts NaN to the top; the added zero is NaN where a is.
+    return table[passed] + a.clamp(max=1) * 0
 
 
 def fire_linear(a: Tensor, top: int) -> Tensor:
@@ -69,24 +73,27 @@ def fire_exponential(a: Tensor, top: int) -> Tensor:
     >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
     tensor([ 0.,  1.,  2.,  4., 32.])
     """
-    return torch.where(a >= 1, _power_of_two(a).clamp(max=top), a.floor())
+    return a.floor().clamp(max=1) + _power_of_two(a.clamp(1, top)) - 1
 
 
-def fire_mixed(a: Tensor, M: int, tail: int) -> Tensor:
+def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
     """G(a) = ⌊a⌋ for a < M, else M − 1 + min(2^⌊log2(a − M + 1)⌋, 2^tail), for eq. 12 and rounding `paper`.
 
-    a − (M−1) is exact in float32 below 2**24, and above it the result saturates.
+    With `nearest` the power of two is the nearest to a − M + ½ (half-way goes up). The difference is exact in
+    float32: below 2**24 for `paper`, below 2**23 for `nearest`; and above, the result saturates.
 
     >>> fire_mixed(torch.tensor([0.5, 8.9, 9.0, 10.9, 11.0, 22.9, 500.0]), 8, 8)
     tensor([  0.,   8.,   9.,   9.,  11.,  15., 263.])
     """
-    sparse = _power_of_two(a - (M - 1)).clamp(max=2**tail) + (M - 1)
-    # NaN fails the comparison and takes ⌊NaN⌋ = NaN; masking its exponent alone would make it infinite.
-    return torch.where(a >= M, sparse, a.floor())
+    offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
+    # Dense and sparse part are added, not chosen between: below M the power is 1, above M the floor is M.
+    # A NaN is lost in the mask and kept by the floor.
+    return a.floor().clamp(max=M) + _power_of_two((a - offset).clamp(1, 2**tail), carry) - 1
 
 
-def _power_of_two(a: Tensor) -> Tensor:
-    return (a.view(torch.int32) & EXPONENT).view(torch.float32)
+def _power_of_two(a: Tensor, carry: int = 0) -> Tensor:
+    pattern = a.view(torch.int32)
+    return ((pattern + carry if carry else pattern) & EXPONENT).view(torch.float32)
 
 
 def recognise(levels: tuple[int, ...]) -> tuple[int, int] | None:
@@ -120,7 +127,9 @@ def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[
     pattern = recognise(levels)
     if pattern is not None and pattern[1] == 0:
         return partial(fire_linear, top=pattern[0])
-    if pattern is None or rounding != "paper":
+    if pattern is None or (rounding == "nearest" and levels[-1] > 2**22):
         return partial(fire, levels=levels, rounding=rounding)
     M, tail = pattern
-    return partial(fire_exponential, top=levels[-1]) if M == 1 else partial(fire_mixed, M=M, tail=tail)
+    if M == 1 and rounding == "paper":
+        return partial(fire_exponential, top=levels[-1])
+    return partial(fire_mixed, M=M, tail=tail, rounding=rounding)

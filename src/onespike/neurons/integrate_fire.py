@@ -85,7 +85,8 @@ class IntegrateFire(Neuron):
         for _ in range(self.largest):
             spike, membrane = integrate_fire_step(size, membrane, threshold)
             total = total + spike
-        return torch.where(size.isnan(), size, total)
+        # A NaN never reaches a threshold; the added zero is NaN where the input is.
+        return total + size.clamp(max=1) * 0
 
     def _describe(self) -> str:
         return f"T={self.largest}"

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from onespike.errors import UsageError
 from onespike.neurons.base import Neuron, neuron
 from onespike.neurons.fire import fire_function
-from onespike.neurons.sides import as_side, by_side
+from onespike.neurons.sides import as_side, magnitude, with_sign
 
 
 def scale_fire(
@@ -33,7 +34,9 @@ def scale_fire(
     up, down = (
         None if side is None else scale * side.to(x.device) for side in (as_side(positive), as_side(negative))
     )
-    return by_side(x, up, down, lambda size, step: fire(size / step + 0.5))
+    if up is None and down is None:
+        raise UsageError("scale_fire: both thresholds are 0. Give one above 0.")
+    return with_sign(x, fire(magnitude(x, up, down) + 0.5), up, down)
 
 
 @neuron("sfn")
@@ -59,6 +62,7 @@ class ScaleFire(Neuron):
             return self.positive, self.negative
         return self.scale.value * self.positive, self.scale.value * self.negative
 
-    def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
-        """G(|x|/step + ½)."""
-        return self._fire(size / threshold + 0.5)
+    def counts(self, x: Tensor) -> Tensor:
+        """±G(|x|/step± + ½)."""
+        up, down = self.active(self.thresholds())
+        return with_sign(x, self._fire(magnitude(x, up, down) + 0.5), up, down)

@@ -1,4 +1,8 @@
-"""Positive and negative inputs to their own thresholds (eqs. 13, 14 and 38), before any neuron fires."""
+"""Positive and negative inputs to their own thresholds (eqs. 13, 14 and 38), before any neuron fires.
+
+No `torch.where` on whole tensors: eager torch does not vectorise it, and signs are random, so that one of
+them costs as much as twenty of the operations below.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +14,69 @@ from torch import Tensor
 HUGE = torch.finfo(torch.float32).max
 
 
+def part(x: Tensor, threshold: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """The part of x of this sign as a magnitude, and a threshold above 0 to hold it against.
+
+    Where a threshold that has dimensions (one a channel) is 0, that channel is off: its magnitude is 0, which
+    fires nothing in any neuron, and NaN·0 is NaN still.
+    """
+    size = (x.float() * sign).clamp(min=0)
+    if threshold.ndim == 0:
+        return size, threshold
+    on = threshold > 0
+    return size.clamp(max=HUGE) * on.float(), torch.where(on, threshold, 1.0)
+
+
+def magnitude(x: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:
+    """|x| over the threshold of its sign, in float32 by true division; a side that is None gives 0.
+
+    One of the two quotients is always 0, so that their sum is the other, exactly.
+
+    >>> magnitude(torch.tensor([-3.0, 1.0]), torch.tensor(0.5), torch.tensor(2.0))
+    tensor([1.5000, 2.0000])
+    """
+    quotients = [
+        size / above
+        for side, sign in ((positive, 1), (negative, -1))
+        if side is not None
+        for size, above in [part(x, side, sign)]
+    ]
+    return quotients[0] + quotients[1] if len(quotients) == 2 else quotients[0]
+
+
+def with_sign(x: Tensor, count: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:
+    """The count with the sign of x. A silent neuron gives +0 on both sides, as its integer spikes do.
+
+    >>> with_sign(torch.tensor([-3.0, 1.0]), torch.tensor([2.0, 0.0]), torch.tensor(1.0), torch.tensor(1.0))
+    tensor([-2.,  0.])
+    """
+    if negative is None:
+        return count
+    # 0 − count and not −count, which would be −0 for a silent neuron.
+    return 0.0 - (count if positive is None else count * (-x.float()).sign())
+
+
 def by_side(
     x: Tensor, positive: Tensor | None, negative: Tensor | None, count: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Signed float32 counts: `count(|x|, threshold)` with the threshold of x's sign, negated where x < 0.
+    """Signed float32 counts: `count(magnitude, threshold)` of the positive part less that of the negative.
 
-    A side that is None is off: its inputs count as 0. Which sides are on is fixed by the arguments and
-    never by the data, so the function traces. Thresholds with dimensions (one a channel) may hold zeros,
-    which switch off that channel's side.
+    A side that is None is off. Which sides are on is fixed by the arguments and never by the data, so
+    the function traces.
 
     >>> x = torch.tensor([-2.0, 0.5, 3.0])
     >>> by_side(x, torch.tensor(1.0), torch.tensor(2.0), lambda size, threshold: (size / threshold).floor())
     tensor([-1.,  0.,  3.])
     """
-    x = x.float()
-    if positive is not None and negative is not None:
-        threshold, size = torch.where(x < 0, negative, positive), x.abs()
-    elif positive is not None:
-        threshold, size = positive, x.clamp(min=0)
-    elif negative is not None:
-        threshold, size = negative, (-x).clamp(min=0)
-    else:
-        return x * 0
-    if any(side is not None and side.ndim for side in (positive, negative)):
-        on = threshold > 0
-        # Silence the input rather than the result: 0 fires nothing in any neuron, and NaN·0 is NaN still.
-        size = size.clamp(max=HUGE) * on
-        threshold = torch.where(on, threshold, 1.0)
-    result = count(size, threshold)
-    if negative is None:
-        return result
-    # 0 − count and not −count: a silent neuron returns +0, as its integer spikes do.
-    return 0.0 - result if positive is None else torch.where(x < 0, 0.0 - result, result)
+    up = None if positive is None else count(*part(x, positive, 1))
+    down = None if negative is None else count(*part(x, negative, -1))
+    if up is None:
+        return x.float() * 0 if down is None else 0.0 - down
+    return up if down is None else up - down
 
 
 def as_side(threshold: Tensor | float) -> Tensor | None:
-    """A threshold for `by_side`: a number 0 is a side that is off."""
+    """A threshold for these functions: a number 0 is a side that is off."""
     if isinstance(threshold, Tensor):
         return threshold.float()
     return torch.tensor(float(threshold)) if threshold else None

@@ -42,39 +42,43 @@ class Row:
         return 0 < self.tried == self.held
 
 
-def _rational(rng: random.Random, low: int, high: int) -> Fraction:
-    """A number in [low, high] with a small denominator, so that ties at thresholds are common."""
-    denominator = rng.choice((1, 2, 3, 4, 5, 6, 8, 12))
-    return Fraction(rng.randint(low * denominator, high * denominator), denominator)
+class Grid:
+    """Numbers k/d·θ with one small d a case, so that sums often meet a threshold exactly."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.parts = rng.choice((1, 2, 3, 4, 6, 12))
+
+    def between(self, low: int, high: int) -> Fraction:
+        """A multiple of 1/d in [low, high]."""
+        return Fraction(self.rng.randint(low * self.parts, high * self.parts), self.parts)
+
+    def below(self) -> Fraction:
+        """A multiple of 1/d in [0, 1), or the half that the neurons start from."""
+        return self.rng.choice((Fraction(1, 2), Fraction(self.rng.randrange(self.parts), self.parts)))
 
 
 def _threshold(rng: random.Random) -> Fraction:
     return Fraction(rng.randint(1, 12), rng.randint(1, 6))
 
 
-def _below(rng: random.Random, threshold: Fraction) -> Fraction:
-    """A membrane in [0, θ): the half that the neurons use in every second case."""
-    part = Fraction(1, 2) if rng.random() < 0.5 else Fraction(rng.randint(0, 11), 12)
-    return part * threshold
-
-
 def draw_equation_5(rng: random.Random) -> Claim:
     """Any input at all, of either sign and above the threshold."""
-    threshold = _threshold(rng)
-    x = [_rational(rng, -3, 3) * threshold for _ in range(rng.randint(1, 12))]
-    return equation_5(x, threshold, _rational(rng, -1, 1) * threshold)
+    threshold, grid = _threshold(rng), Grid(rng)
+    x = [grid.between(-3, 3) * threshold for _ in range(rng.randint(1, 12))]
+    return equation_5(x, threshold, grid.between(-1, 1) * threshold)
 
 
 def draw_theorem_1(rng: random.Random) -> Claim:
     """0 ≤ x(t) ≤ θ, both ends included; N = T or the paper's T + 1."""
-    threshold = _threshold(rng)
-    x = [_rational(rng, 0, 1) * threshold for _ in range(rng.randint(1, 16))]
-    return theorem_1(x, threshold, _below(rng, threshold), len(x) + rng.randint(0, 1))
+    threshold, grid = _threshold(rng), Grid(rng)
+    x = [grid.between(0, 1) * threshold for _ in range(rng.randint(1, 16))]
+    return theorem_1(x, threshold, grid.below() * threshold, len(x) + rng.randint(0, 1))
 
 
 def draw_theorem_2(rng: random.Random) -> Claim:
     """Two to four layers of one to three cells: gains up to the bound, the last layer of either sign."""
-    depth, steps = rng.randint(2, 4), rng.randint(1, 8)
+    grid, depth, steps = Grid(rng), rng.randint(2, 4), rng.randint(1, 8)
     widths = [rng.randint(1, 3) for _ in range(depth + 1)]
     thresholds = [_threshold(rng) for _ in range(depth)]
     weights: list[list[list[Fraction]]] = []
@@ -86,15 +90,15 @@ def draw_theorem_2(rng: random.Random) -> Claim:
         else:
             rows = [[w * rng.choice((-1, 1)) for w in row] for row in rows]
         weights.append(rows)
-    x = [[_rational(rng, 0, 1) * thresholds[0] for _ in range(widths[0])] for _ in range(steps)]
-    return theorem_2(x, weights, thresholds, [_below(rng, threshold) for threshold in thresholds])
+    x = [[grid.between(0, 1) * thresholds[0] for _ in range(widths[0])] for _ in range(steps)]
+    return theorem_2(x, weights, thresholds, [grid.below() * threshold for threshold in thresholds])
 
 
 def draw_theorem_3(rng: random.Random) -> Claim:
     """Inputs of both signs, up to three thresholds high."""
-    thresholds = (_threshold(rng), _threshold(rng))
-    x = [_rational(rng, -3, 3) * rng.choice(thresholds) for _ in range(rng.randint(1, 12))]
-    return theorem_3(x, thresholds, (_below(rng, thresholds[0]), _below(rng, thresholds[1])))
+    thresholds, grid = (_threshold(rng), _threshold(rng)), Grid(rng)
+    x = [grid.between(-3, 3) * rng.choice(thresholds) for _ in range(rng.randint(1, 12))]
+    return theorem_3(x, thresholds, (grid.below() * thresholds[0], grid.below() * thresholds[1]))
 
 
 DRAWS: dict[str, Callable[[random.Random], Claim]] = {

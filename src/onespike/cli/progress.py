@@ -1,0 +1,51 @@
+"""Progress of long work: a bar with the time left on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """What the pipeline wraps its batches in; it writes to standard error."""
+
+    def wrap(batches: Iterable[Any]) -> Iterator[Any]:
+        return _bar(title, total, batches) if sys.stderr.isatty() else _lines(title, total, batches)
+
+    return wrap
+
+
+def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield from bar.track(batches, total=total)
+
+
+def _lines(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
+    started = last = time.monotonic()
+    for done, batch in enumerate(batches, 1):
+        yield batch
+        now = time.monotonic()
+        if done == total or now - last >= SECONDS_BETWEEN_LINES:
+            last, left = now, (now - started) * (total - done) / done
+            print(f"{title}: {done}/{total}, {left:.0f} s left", file=sys.stderr, flush=True)

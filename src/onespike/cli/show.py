@@ -1,0 +1,89 @@
+"""What the commands print: tables on a terminal, the same words in a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from onespike.convert import table
+from onespike.energy import COLUMNS, DEFINITION
+from onespike.evaluate import Evaluation
+from onespike.pipeline import Pair
+from onespike.theory import Row
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def line(text: str = "") -> None:
+    console.print(escape(text))
+
+
+def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for index, header in enumerate(headers):
+        result.add_column(header, justify="right" if index in right else "left", overflow="fold")
+    return result
+
+
+def network(pair: Pair) -> None:
+    """One paragraph on what was loaded."""
+    loaded = pair.loaded
+    line(f"network        {loaded.spec} ({loaded.weights} weights)")
+    line(f"preprocessing  {loaded.preprocessing}")
+    if loaded.attention:
+        line(f"attention      {loaded.attention}")
+
+
+def sites(snn: nn.Module, brief: bool = False) -> None:
+    """The table of sites: what spikes with which thresholds, what stays analog and why."""
+    rows = table(snn)
+    spiking = sum(row["spikes"] for row in rows)
+    line(f"sites          {spiking} of {len(rows)} spike; analog: " + (_analog(rows) or "none"))
+    if brief:
+        return
+    shown = _table("site", "what stands there")
+    for row in rows:
+        shown.add_row(escape(row["site"]), escape(row["neuron"]))
+    console.print(shown)
+
+
+def _analog(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{r['site']} ({r['neuron'].removeprefix('analog: ')})" for r in rows if not r["spikes"])
+
+
+def evaluation(result: Evaluation, published: float | None = None) -> None:
+    """Accuracies, agreement and the energy ledger with the meaning of its columns."""
+    record = result.to_dict()
+    scores = _table("", "top-1 %", "top-5 %", "seconds", right=(1, 2, 3))
+    for key, name in (("ann", "original (ANN)"), ("snn", "spiking (SNN, T=1)")):
+        figures = [record[key][k] for k in ("top1", "top5")]
+        cells = ["–" if f is None else f"{f:.2f}" for f in figures]
+        scores.add_row(name, *cells, f"{record['seconds'][key]:.1f}")
+    console.print(scores)
+    if published is not None:
+        line(f"published top-1 of these weights: {published:.2f} % (on the whole test set)")
+    scale = "" if record["scale"] is None else f", λ = {record['scale']:g}"
+    line(
+        f"agreement {record['agreement']:.2f} %, KL {record['kl']:.4f} nats, {record['images']} images{scale}"
+    )
+    line()
+    ledger = _table("energy", "ratio", "meaning", right=(1,))
+    for column, ratio in record["energy"].items():
+        ledger.add_row(column, f"{ratio:.3f}", escape(COLUMNS[column]))
+    console.print(ledger)
+    line(DEFINITION)
+
+
+def theorems(rows: list[Row]) -> None:
+    shown = _table("claim", "held", "worst margin", "statement", right=(1, 2))
+    for row in rows:
+        verdict = f"{row.held}/{row.tried}"
+        shown.add_row(escape(row.name), verdict, f"{row.margin:.3g}", escape(row.statement))
+    console.print(shown)
+    for row in rows:
+        if not row.holds:
+            line(f"{row.name} does not hold: {row.counterexample}")

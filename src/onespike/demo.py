@@ -1,0 +1,45 @@
+"""The main job on the bundled network: convert, evaluate, sweep λ, draw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.convert import set_scale_
+from onespike.evaluate import Evaluation
+from onespike.files import write_atomically
+from onespike.pipeline import Pair, Progress
+from onespike.recipe import preset
+from onespike.report import plots
+
+NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration", "bundled:cifar10-test"
+SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
+SWEEP_IMAGES = 500
+
+
+def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:
+    """Convert the bundled network and write `demo.json` and two figures into a folder."""
+    recipe = preset("sformer")
+    pair = pipeline.convert_network(
+        load_model(NETWORK), pipeline.choose(CALIBRATION, None), recipe, batch_size=64, progress=progress
+    )
+    result = pipeline.evaluate_pair(pair, pipeline.choose(TEST, None), batch_size=100, progress=progress)
+    rows = []
+    for scale in SCALES:
+        set_scale_(pair.snn, scale)
+        swept = pipeline.evaluate_pair(pair, pipeline.choose(TEST, SWEEP_IMAGES), batch_size=100).to_dict()
+        rows.append({"scale": scale, "top1": swept["snn"]["top1"], "kl": swept["kl"], **swept["energy"]})
+        original = swept["ann"]["top1"]
+    set_scale_(pair.snn, recipe.scale)
+    record = result.to_dict()
+    overview = plots.overview(record["energy"], rows, original, recipe.scale)
+    files: dict[str, str | bytes] = {
+        "demo.json": json.dumps({**record, "sweep": rows, "sweep_images": SWEEP_IMAGES}, indent=1) + "\n",
+        "overview.png": plots.png(overview),
+        "sites.png": plots.png(plots.sites(result.ledger)),
+    }
+    for name, contents in files.items():
+        write_atomically(out / name, contents)
+    return pair, result, list(files)

@@ -1,0 +1,219 @@
+"""The energy ledger: what every site's spikes cost, in columns that mean different things and say so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onespike.attach import Neurons
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.sites import Site
+from onespike.synapses import Synapses
+
+AC_PJ, MAC_PJ = 0.9, 4.6
+"""One 32-bit accumulate and one 32-bit multiply-accumulate in 45 nm (Horowitz 2014), as the paper takes them."""
+W8A8_PJ, W4A4_PJ = 0.2 + 0.1, 0.05 + 0.1
+"""An integer multiply plus add at 8 and at 4 bits; the 4-bit figure is extrapolated."""
+
+COLUMNS = {
+    "counts": "0.9 pJ × Σ|y|·fan-out: a spike of size y is y additions (the paper's column)",
+    "nonzero": "0.9 pJ × Σ[y≠0]·fan-out: a graded spike is one addition",
+    "binary": "0.9 pJ × Σ NAF(y)·fan-out: signed binary digits on power-of-two lanes, shift and add",
+    "strict": "counts, plus 4.6 pJ for each MAC left analog: unconverted products, norms, activation functions",
+    "w8a8": "comparator: the same MACs as 8-bit integers, 0.3 pJ each",
+    "w4a4": "comparator: the same MACs as 4-bit integers, 0.15 pJ each (extrapolated)",
+}
+DEFINITION = "ratio = energy of the column / (4.6 pJ × all synaptic MACs of the original network)"
+
+FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
+    F.layer_norm: ("norm", 2), F.rms_norm: ("norm", 2), F.group_norm: ("norm", 2),
+    F.instance_norm: ("norm", 2), F.batch_norm: ("norm", 1),
+    F.gelu: ("activation", 1), F.silu: ("activation", 1), F.mish: ("activation", 1),
+    F.elu: ("activation", 1), F.softplus: ("activation", 1),
+    torch.sigmoid: ("activation", 1), F.sigmoid: ("activation", 1), Tensor.sigmoid: ("activation", 1),
+    torch.tanh: ("activation", 1), F.tanh: ("activation", 1), Tensor.tanh: ("activation", 1),
+    F.hardswish: ("activation", 1),
+}  # fmt: skip
+"""MACs an output element of an analog function is charged with in `strict`; softmax is charged 2 at its site."""
+
+
+def naf_weight(count: Tensor) -> Tensor:
+    """Non-zero digits of a non-negative integer in non-adjacent form: the ones of n XOR 3n.
+
+    >>> naf_weight(torch.tensor([0, 1, 3, 7, 11, 263])).tolist()
+    [0, 1, 2, 2, 3, 3]
+    """
+    bits = count.long() ^ (3 * count.long())
+    ones = torch.zeros_like(bits)
+    while bool((bits > 0).any()):
+        ones += bits & 1
+        bits = bits >> 1
+    return ones
+
+
+@dataclass
+class SiteCount:
+    """What passed one site, summed over all inputs. `counts`, `nonzero` and `binary` are accumulates."""
+
+    site: Site
+    role: str
+    spiking: bool
+    macs: int = 0
+    elements: int = 0
+    counts: float = 0.0
+    nonzero: float = 0.0
+    binary: float = 0.0
+    pairs: float | None = None
+    spikes: float = 0.0
+    active: int = 0
+    saturated: int = 0
+    visits: int = 0
+
+
+@dataclass
+class Ledger:
+    """Operation counts of all sites over a number of inputs.
+
+    Two spiking operands of one product are counted once, at the one that drives (the first: q, and the attention
+    weights); `double=True` counts Σ|y_a||y_b| instead.
+    """
+
+    sites: dict[Site, SiteCount] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Time spent on counting, so that a forward's own time is known."""
+
+    def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        started = time.perf_counter()
+        neuron, site = owner[key], Site(owner.owner, key)
+        row = self.sites.get(site)
+        if row is None:
+            row = self.sites[site] = SiteCount(site, owner.roles.get(key, ""), isinstance(neuron, Neuron))
+        synapses = count()
+        row.macs += synapses.macs
+        row.elements += x.numel()
+        row.visits += 1
+        if row.role == "softmax":
+            self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
+        if not isinstance(neuron, Neuron):
+            return x
+        self.seconds += time.perf_counter() - started
+        fired = neuron.counts(x)
+        output = neuron.decode(fired, x.dtype)
+        started, fired = time.perf_counter(), fired.detach()
+        size = fired.abs().to(torch.int32).flatten()
+        number = torch.bincount(size).double()
+        level = torch.arange(len(number), device=number.device)
+        if isinstance(synapses.fan_out, Tensor):
+            fan = synapses.fan_out.double().expand_as(fired).flatten()
+            reached = torch.bincount(size, weights=fan)
+        else:
+            reached = number * synapses.fan_out
+        row.counts += float((reached * level).sum())
+        row.nonzero += float(reached[1:].sum())
+        row.binary += float((reached * naf_weight(level)).sum())
+        row.spikes += float((number * level).sum())
+        row.active += int(number[1:].sum())
+        row.saturated += int(number[neuron.largest :].sum())
+        self._count_pairs(row, key, fired)
+        self.seconds += time.perf_counter() - started
+        return output
+
+    def _count_pairs(self, row: SiteCount, key: str, fired: Tensor) -> None:
+        """Σ|y_a||y_b| of a matrix product, from the sums along each side of the contracted index."""
+        if key.startswith("matmul") and fired.dim() > 1:
+            if key.endswith("_lhs"):
+                self._left = (row.site.product, fired.abs().double().sum(-2), row)
+            elif getattr(self, "_left", ("",))[0] == row.site.product:
+                _, left, first = self._left
+                first.pairs = (first.pairs or 0.0) + float((left * fired.abs().double().sum(-1)).sum())
+
+    def products(self) -> Iterator[tuple[str, SiteCount]]:
+        """Each product with the site that drives it: its first spiking operand, or its first operand."""
+        drivers: dict[str, SiteCount] = {}
+        for row in self.sites.values():
+            known = drivers.get(row.site.product)
+            if known is None or (row.spiking and not known.spiking):
+                drivers[row.site.product] = row
+        yield from drivers.items()
+
+    @property
+    def macs(self) -> int:
+        """All synaptic multiply-accumulates of the original network."""
+        return sum(row.macs for _, row in self.products())
+
+    @property
+    def analog_macs(self) -> int:
+        """Multiply-accumulates that remain: products without a spiking operand, norms, activation functions."""
+        return sum(r.macs for _, r in self.products() if not r.spiking) + sum(self.functions.values())
+
+    def accumulates(self, column: str, double: bool = False) -> float:
+        """Spike-driven additions of all products in one of the columns `counts`, `nonzero`, `binary`."""
+        rows = [row for _, row in self.products() if row.spiking]
+        if double and column == "counts":
+            return sum(row.counts if row.pairs is None else row.pairs for row in rows)
+        return float(sum(getattr(row, column) for row in rows))
+
+    def ratio(self, column: str, double: bool = False) -> float:
+        """Energy relative to the original network's MACs, in one of `COLUMNS`."""
+        if column not in COLUMNS:
+            raise UsageError(f"unknown energy column {column!r}. Known: {', '.join(COLUMNS)}.")
+        if column in ("w8a8", "w4a4"):
+            return (W8A8_PJ if column == "w8a8" else W4A4_PJ) / MAC_PJ
+        whole = self.macs * MAC_PJ
+        if not whole:
+            raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
+        additions = self.accumulates("counts" if column == "strict" else column, double) * AC_PJ
+        return (additions + (self.analog_macs * MAC_PJ if column == "strict" else 0.0)) / whole
+
+    def ratios(self) -> dict[str, float]:
+        return {column: self.ratio(column) for column in COLUMNS}
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in FUNCTION_MACS:
+            name, macs = FUNCTION_MACS[function]
+            self.ledger.functions[name] = self.ledger.functions.get(name, 0) + macs * result.numel()
+        return result
+
+
+@contextmanager
+def metered(model: nn.Module, ledger: Ledger | None = None) -> Iterator[Ledger]:
+    """Within this context every forward of a converted network is counted; the outputs do not change.
+
+    >>> from onespike import calibrate, convert
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.randn(64, 2)
+    >>> snn = convert(model, calibrate(model, [x]))
+    >>> with metered(snn) as ledger:
+    ...     _ = snn(x)
+    >>> ledger.macs
+    1152
+    """
+    ledger = ledger if ledger is not None else Ledger()
+    owners = [module for module in model.modules() if isinstance(module, Neurons)]
+    for owner in owners:
+        owner.meter = ledger.visit
+    try:
+        with _Functions(ledger):
+            yield ledger
+    finally:
+        for owner in owners:
+            owner.meter = None

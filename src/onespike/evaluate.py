@@ -1,0 +1,98 @@
+"""Evaluation: the original and the converted network side by side, in one pass over the data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from onespike.calibrate import device_of, evaluating
+from onespike.convert import scale_of
+from onespike.energy import Ledger, metered
+from onespike.errors import DataError, UsageError
+
+
+class Metric(Protocol):
+    """What a task measures: fed with both networks' outputs, asked for its figures at the end."""
+
+    def update(self, ann: Any, snn: Any, labels: Any) -> None: ...
+
+    def compute(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one evaluation.
+
+    Attributes:
+        metrics: what the task computed: `ann` and `snn` figures, agreement, kl.
+        ledger: operation counts of the converted network on these very inputs.
+        images: number of inputs.
+        scale: λ, or None for neurons without one.
+        seconds: forward time of each network; the counting of spikes is left out.
+    """
+
+    metrics: dict[str, Any]
+    ledger: Ledger
+    images: int
+    scale: float | None
+    seconds: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.metrics,
+            "energy": self.ledger.ratios(),
+            "images": self.images,
+            "scale": self.scale,
+            "seconds": self.seconds,
+        }
+
+
+def evaluate(
+    ann: nn.Module,
+    snn: nn.Module,
+    batches: Iterable[tuple[Tensor, Any]],
+    metric: Metric,
+    *,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
+) -> Evaluation:
+    """Run both networks over (inputs, labels) batches and count every spike on the way."""
+    ledger, images, seconds = Ledger(), 0, {"ann": 0.0, "snn": 0.0}
+    device = device_of(ann)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(ann))
+        stack.enter_context(evaluating(snn))
+        for inputs, labels in progress(batches):
+            inputs = inputs.to(device)
+            expected, seconds["ann"] = _timed(ann, inputs, seconds["ann"])
+            with metered(snn, ledger):
+                before = ledger.seconds
+                actual, seconds["snn"] = _timed(snn, inputs, seconds["snn"])
+                seconds["snn"] -= ledger.seconds - before
+            metric.update(expected, actual, labels)
+            images += len(inputs)
+    if not images:
+        raise DataError("evaluate: there are no inputs. Give at least one batch.")
+    try:
+        scale: float | None = float(scale_of(snn).value)
+    except UsageError:
+        scale = None
+    return Evaluation(metric.compute(), ledger, images, scale, seconds)
+
+
+def _timed(model: nn.Module, inputs: Tensor, before: float) -> tuple[Any, float]:
+    _synchronise(inputs.device)
+    started = time.perf_counter()
+    output = model(inputs)
+    _synchronise(inputs.device)
+    return getattr(output, "logits", output), before + time.perf_counter() - started
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()

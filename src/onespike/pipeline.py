@@ -1,0 +1,148 @@
+"""The one place where the stages meet: networks, images, calibration, conversion, evaluation, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike import storage
+from onespike.adapters import LoadedModel, load_checkpoint_, load_model
+from onespike.calibrate import Thresholds, calibrate
+from onespike.convert import convert
+from onespike.errors import UsageError
+from onespike.evaluate import Evaluation, evaluate
+from onespike.files import sha256
+from onespike.recipe import Recipe
+from onespike.tasks import Classification, Items, batches, limit, list_images
+
+Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
+"""progress(title, number of batches) wraps the batches of a long stage."""
+
+
+def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    return lambda batches: batches
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network and its converted copy, with all that is needed to feed them."""
+
+    loaded: LoadedModel
+    ann: nn.Module
+    snn: nn.Module
+    recipe: Recipe
+    thresholds: Thresholds
+    data: dict[str, Any]
+
+
+def choose(data: str, count: int | None) -> Items:
+    """The images of a folder, or `count` of them evenly spaced."""
+    items = list_images(data)
+    return items if count is None else limit(items, count)
+
+
+def check_device(device: str) -> torch.device:
+    """The device by its name, tried with one small tensor."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
+    return torch.device(device)
+
+
+def _inputs(items: Items, loaded: LoadedModel, batch_size: int) -> Iterator[Tensor]:
+    return (inputs for inputs, _ in batches(items, loaded.transform, batch_size))
+
+
+def _steps(items: Items, batch_size: int) -> int:
+    return -(-len(items) // batch_size)
+
+
+def convert_network(
+    loaded: LoadedModel,
+    items: Items,
+    recipe: Recipe,
+    *,
+    batch_size: int = 16,
+    device: str = "cpu",
+    progress: Progress = no_progress,
+) -> Pair:
+    """Calibrate a loaded network on images and convert a copy of it."""
+    ann = loaded.model.to(check_device(device))
+    thresholds = calibrate(
+        ann,
+        _inputs(items, loaded, batch_size),
+        recipe,
+        progress=progress("calibrating", _steps(items, batch_size)),
+        provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
+    )
+    data = {
+        "source": items.source,
+        "names": list(items.names),
+        "sha256": [_digest(item) for item in items],
+    }
+    return Pair(loaded, ann, convert(ann, thresholds, recipe), recipe, thresholds, data)
+
+
+def _digest(item: Any) -> str:
+    """What tells whether two images are the same: the file's hash, or the name within a bundled strip."""
+    return item.name if item.row is not None else sha256(item.path)
+
+
+def save_run(folder: Path, pair: Pair, *, reference_weights: Path | None = None) -> None:
+    loaded = pair.loaded
+    storage.save(
+        folder,
+        model=pair.ann,
+        network={
+            "spec": loaded.spec,
+            "weights": loaded.weights,
+            "attention": loaded.attention,
+            "preprocessing": loaded.preprocessing,
+            "published_top1": loaded.published_top1,
+        },
+        recipe=pair.recipe,
+        thresholds=pair.thresholds,
+        data=pair.data,
+        reference_weights=reference_weights,
+        configuration=loaded.save_configuration,
+    )
+
+
+def load_run(folder: Path, *, device: str = "cpu") -> Pair:
+    """Build a saved network and its converted copy again; the logits are the same to the bit."""
+    where = check_device(device)
+    run = storage.load(folder)
+    spec = run.network["spec"]
+    if (run.folder / storage.CONFIGURATION).is_dir():
+        spec = f"{spec.partition(':')[0]}:{run.folder / storage.CONFIGURATION}"
+    weights = run.weights_file
+    loaded = load_model(spec, random_weights=True, attention=run.network["attention"])
+    load_checkpoint_(loaded.model, weights)
+    ann = loaded.model.to(where)
+    return Pair(loaded, ann, convert(ann, run.thresholds, run.recipe), run.recipe, run.thresholds, run.data)
+
+
+def evaluate_pair(
+    pair: Pair, items: Items, *, batch_size: int = 16, progress: Progress = no_progress
+) -> Evaluation:
+    """Both networks over the images, in one pass."""
+    return evaluate(
+        pair.ann,
+        pair.snn,
+        batches(items, pair.loaded.transform, batch_size),
+        Classification(),
+        progress=progress("evaluating", _steps(items, batch_size)),
+    )
+
+
+def overlap(pair: Pair, items: Items) -> list[str]:
+    """Images that calibration has seen already: what is measured on them is not a held-out figure."""
+    seen = set(pair.data.get("sha256", ()))
+    return [item.name for item in items if _digest(item) in seen] if seen else []

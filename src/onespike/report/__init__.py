@@ -1,0 +1,1 @@
+"""Results → figures. Each is a pure function of results and returns a Figure."""

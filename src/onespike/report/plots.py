@@ -1,0 +1,95 @@
+"""One style, colour-blind safe; every plot takes results and returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onespike.energy import Ledger
+from onespike.errors import LoadError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+"""Okabe and Ito's palette, told apart with every common colour blindness."""
+
+
+def figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[Figure, Any]:
+    """An empty figure in the house style, and its axes."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise LoadError("figures need matplotlib. Install it with: pip install 'onespike[plots]'") from error
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.grid": True,
+             "grid.alpha": 0.3, "axes.axisbelow": True}  # fmt: skip
+    with rc_context(style):
+        made = Figure(figsize=(width, height), layout="constrained", dpi=150)
+        return made, made.subplots(1, columns)
+
+
+def png(plot: Figure) -> bytes:
+    buffer = io.BytesIO()
+    plot.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def draw_ledger(axes: Any, energy: Mapping[str, float]) -> None:
+    names = ["original", *energy]
+    values = [1.0, *energy.values()]
+    colours = [GREY, *(GREEN if n in ("w8a8", "w4a4") else BLUE for n in energy)]
+    bars = axes.barh(names, values, color=colours)
+    axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlim(0, 1.18 * max(values))
+    axes.set_xlabel("energy relative to the original's MACs")
+
+
+def draw_scales(axes: Any, rows: Sequence[Mapping[str, float]], original: float, chosen: float) -> None:
+    ordered = sorted(rows, key=lambda row: row["counts"])
+    axes.plot(
+        [r["counts"] for r in ordered], [r["top1"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
+    )
+    for row in ordered:
+        axes.annotate(f"λ={row['scale']:g}", (row["counts"], row["top1"]), xytext=(5, -11),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
+        if row["scale"] == chosen:
+            axes.plot(row["counts"], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
+    axes.axhline(original, color=GREY, ls="--", label="original")
+    axes.set_xlabel("energy ratio (counts)")
+    axes.set_ylabel("top-1 accuracy, %")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def overview(
+    energy: Mapping[str, float], rows: Sequence[Mapping[str, float]], original: float, chosen: float
+) -> Figure:
+    """Accuracy over energy for several λ, and the ledger of the chosen one."""
+    made, (left, right) = figure(10.0, 4.0, columns=2)
+    draw_scales(left, rows, original, chosen)
+    left.set_title("accuracy against energy")
+    draw_ledger(right, energy)
+    right.set_title(f"energy ledger at λ = {chosen:g}")
+    return made
+
+
+def sites(ledger: Ledger) -> Figure:
+    """Mean spikes of a neuron and the share of accumulates, site by site."""
+    rows = [row for row in ledger.sites.values() if row.spiking]
+    drivers = {id(row) for _, row in ledger.products()}
+    total = ledger.accumulates("counts") or 1.0
+    made, (left, right) = figure(10.0, max(3.0, 0.19 * len(rows) + 1.0), columns=2)
+    names = [str(row.site) for row in rows]
+    left.barh(names, [row.spikes / row.elements for row in rows], color=BLUE)
+    left.set_xlabel("mean |spike count| of a neuron")
+    right.barh(names, [100 * row.counts / total * (id(row) in drivers) for row in rows], color=ORANGE)
+    right.set_xlabel("share of all accumulates, %")
+    right.set_yticklabels([])
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", labelsize=6)
+        axes.margins(y=0.01)
+    return made

@@ -1,0 +1,131 @@
+"""Does every neuron take part? One batch through a converted network, eager and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from onespike.attach import Neurons, neurons
+from onespike.calibrate import device_of, evaluating
+from onespike.convert import is_converted
+from onespike.energy import Ledger, metered
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.synapses import Synapses
+from onespike.trace import Operations, Owners, call
+
+SATURATED_SHARE = 0.01
+"""A neuron counts as saturated if more than this share of its inputs fires the largest level."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one batch showed; `ok` if every neuron was reached and every product is known.
+
+    Attributes:
+        reached: neurons that the batch reached.
+        silent: neurons that it did not reach.
+        dead: reached neurons that never fired.
+        saturated: neuron → share of its inputs at the largest level, where that is above 1 %.
+        uncovered: products without a rule, as `module:operation`.
+    """
+
+    reached: tuple[str, ...]
+    silent: tuple[str, ...]
+    dead: tuple[str, ...]
+    saturated: dict[str, float]
+    uncovered: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.silent and not self.uncovered
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.reached)} of {len(self.reached) + len(self.silent)} neurons reached"]
+        for name in ("silent", "dead", "saturated", "uncovered"):
+            found = getattr(self, name)
+            shown = [f"{k} ({100 * v:.1f} %)" for k, v in found.items()] if name == "saturated" else found
+            lines.append(f"{name}: {', '.join(shown) if shown else 'none'}")
+        return "\n".join(lines)
+
+
+class _Coverage(Ledger):
+    """A ledger that also knows whether a product is one that a visit announced."""
+
+    announced = 0
+
+    def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        self.announced += 1
+        return super().visit(owner, key, x, count)
+
+    def covered(self) -> bool:
+        """n visited operands announce n−1 products (one, for a single operand)."""
+        announced, self.announced = self.announced, self.announced - 1 if self.announced > 2 else 0
+        return announced > 0
+
+
+def _tick(owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+    """A meter that compiles: it marks the neuron as reached in a buffer."""
+    neuron: Any = owner[key]
+    neuron.ticks.add_(1)
+    fired: Tensor = neuron(x)
+    return fired
+
+
+def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:
+    owners = [module for module in model.modules() if isinstance(module, Neurons)]
+    for owner in owners:
+        owner.meter = _tick
+        for neuron in owner.values():
+            neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
+    try:
+        call(torch.compile(model, backend=backend), batch)
+        return {str(site) for site, neuron in neurons(model) if float(neuron.get_buffer("ticks")) > 0}
+    finally:
+        for owner in owners:
+            owner.meter = None
+            for neuron in owner.values():
+                del neuron.ticks
+
+
+def verify(
+    model: nn.Module, batch: Any, *, compiled: bool = False, backend: str = "inductor"
+) -> Verification:
+    """Run one batch through a converted network and report silent, dead and saturated neurons.
+
+    Args:
+        model: a converted network.
+        batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        compiled: also run `torch.compile(model)`; a neuron counts as reached only if both runs reach it.
+        backend: the compiler backend of that run.
+    """
+    if not is_converted(model):
+        raise ConversionError("verify: this network has no neurons. Convert it first.")
+    batch = tree_map_only(Tensor, lambda x: x.to(device_of(model)), batch)
+    owners, ledger = Owners(model), _Coverage()
+    operations = Operations(owners, ledger.covered)
+    with evaluating(model):
+        with metered(model, ledger), owners.following(), operations:
+            call(model, batch)
+        every = [str(site) for site, neuron in neurons(model) if isinstance(neuron, Neuron)]
+        rows = {str(site): row for site, row in ledger.sites.items()}
+        reached = set(rows)
+    if compiled:
+        with torch.no_grad():
+            reached &= _reached_when_compiled(model, batch, backend)
+    return Verification(
+        reached=tuple(s for s in every if s in reached),
+        silent=tuple(s for s in every if s not in reached),
+        dead=tuple(s for s in every if s in rows and not rows[s].active),
+        saturated={
+            s: rows[s].saturated / rows[s].elements
+            for s in every
+            if s in rows and rows[s].saturated > SATURATED_SHARE * rows[s].elements
+        },
+        uncovered=tuple(f"{owner}:{operation}" for owner, operation in operations.uncovered),
+    )

@@ -1,0 +1,121 @@
+"""Quantiles of a stream against numpy, whatever its order and split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onespike.observers import Histogram, Maximum
+
+DISTRIBUTIONS = {
+    "normal": lambda g: torch.randn(20_000, generator=g),
+    "long tail": lambda g: torch.randn(20_000, generator=g) ** 5,
+    "rectified": lambda g: torch.randn(20_000, generator=g).relu(),
+    "shifted": lambda g: torch.randn(20_000, generator=g) * 1e-3 - 7,
+    "tiny": lambda g: torch.randn(20_000, generator=g) * 1e-6,
+    "few values": lambda g: torch.randint(-3, 4, (20_000,), generator=g).float(),
+}
+
+
+def reference(x: np.ndarray, percentile: float, side: int, domain: str) -> float:
+    x = side * x
+    x = x[x >= 2.0**-30] if domain == "sided" else x  # smaller magnitudes count as zero
+    if not len(x):
+        return 0.0
+    return max(0.0, float(np.quantile(x, 1 - percentile / 100, method="inverted_cdf")))
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("percentile", [0.0, 0.5, 1.0, 2.5, 20.0])
+@pytest.mark.parametrize("side", [+1, -1])
+@pytest.mark.parametrize("domain", ["all", "sided"])
+def test_quantile_within_the_stated_bound(name, percentile, side, domain):
+    x = DISTRIBUTIONS[name](torch.Generator().manual_seed(1))
+    histogram = Histogram()
+    histogram.update(x)
+    expected = reference(x.numpy(), percentile, side, domain)
+    found = float(histogram.quantile(percentile, side, domain)[0])
+    assert abs(found - expected) <= histogram.error_bound * abs(expected)
+
+
+def test_percentile_zero_is_the_exact_maximum():
+    x = torch.randn(1000)
+    histogram = Histogram()
+    histogram.update(x)
+    assert float(histogram.quantile(0, +1)[0]) == float(x.max())
+    assert float(histogram.quantile(0, -1)[0]) == -float(x.min())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 9))
+def test_any_order_and_split_gives_the_same_threshold(rng, pieces):
+    x = torch.randn(997, generator=torch.Generator().manual_seed(0))
+    whole = Histogram()
+    whole.update(x)
+    order = list(range(len(x)))
+    rng.shuffle(order)
+    split = Histogram()
+    for piece in x[order].tensor_split(pieces):
+        split.update(piece)
+    for side in (+1, -1):
+        assert torch.equal(whole.quantile(1, side), split.quantile(1, side))
+
+
+def test_memory_does_not_grow_with_the_stream():
+    histogram = Histogram()
+    histogram.update(torch.randn(10))
+    size = histogram.counts.numel()
+    for _ in range(5):
+        histogram.update(torch.randn(10_000) * 100)
+    assert histogram.counts.numel() == size
+
+
+def test_each_channel_has_its_own_quantile():
+    x = torch.randn(4, 50, 3) * torch.tensor([1.0, 10.0, 0.01])
+    histogram = Histogram(axis=-1)
+    histogram.update(x[:2])
+    histogram.update(x[2:])
+    for channel, found in enumerate(histogram.quantile(1, +1)):
+        expected = reference(x[..., channel].flatten().numpy(), 1, +1, "all")
+        assert abs(float(found) - expected) <= histogram.error_bound * expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_are_read_as_float32(dtype):
+    x = torch.randn(500).to(dtype)
+    one, other = Histogram(), Histogram()
+    one.update(x)
+    other.update(x.float())
+    assert torch.equal(one.quantile(1, +1), other.quantile(1, +1))
+
+
+def test_values_beyond_the_range_are_answered_exactly():
+    histogram = Histogram()
+    histogram.update(torch.tensor([1e30] * 99 + [1.0]))
+    assert float(histogram.quantile(1, +1)[0]) == pytest.approx(1e30)
+    histogram = Histogram()
+    histogram.update(torch.full((100,), 1e-20))
+    assert float(histogram.quantile(1, +1)[0]) == 0
+
+
+def test_magnitudes_are_the_whole_stream():
+    histogram = Histogram()
+    histogram.update(torch.tensor([-1.0, 1.0, 2.0, 0.0]))
+    values, counts = histogram.magnitudes()
+    assert counts.tolist() == [1, 2, 1]
+    torch.testing.assert_close(values, torch.tensor([0.0, 1.0, 2.0]), rtol=2e-3, atol=0)
+
+
+def test_maximum_by_channel():
+    maximum = Maximum(axis=-3)
+    maximum.update(torch.tensor([[[1.0, 5.0]], [[2.0, 0.0]]]))
+    maximum.update(torch.tensor([[[3.0, 0.0]], [[9.0, 0.0]]]))
+    assert maximum.value.tolist() == [5.0, 9.0]
+
+
+def test_nothing_seen():
+    with pytest.raises(ValueError, match="saw nothing"):
+        Histogram().quantile(1, +1)

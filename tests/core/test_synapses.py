@@ -1,0 +1,94 @@
+"""Fan-out against the unit-weight reference: the same operation with all weights 1 and no bias, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from onespike import synapses
+
+CONVOLUTIONS = [
+    (dict(), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (dict(padding=1), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (dict(padding=1, stride=2), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (dict(padding=(2, 1), stride=(3, 2), dilation=(2, 1)), (1, 4, 9, 8), (6, 4, 3, 3)),
+    (dict(padding=1, groups=2), (1, 4, 5, 5), (6, 2, 3, 3)),
+    (dict(padding=1, groups=4), (1, 4, 5, 5), (4, 1, 3, 3)),
+    (dict(padding="same", dilation=2), (1, 2, 6, 6), (3, 2, 4, 3)),
+    (dict(padding="valid"), (1, 2, 6, 6), (3, 2, 4, 3)),
+    (dict(stride=4), (1, 3, 8, 8), (5, 3, 4, 4)),
+]
+
+
+def reference(operation, y, weight, **settings):
+    return float(operation(y, torch.ones_like(weight), None, **settings).sum())
+
+
+@pytest.mark.parametrize(("settings", "shape", "kernel"), CONVOLUTIONS)
+def test_convolution(settings, shape, kernel):
+    y = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(0)).double()
+    weight = torch.randn(kernel).double()
+    found = synapses.convolution(y, weight, None, **settings)
+    assert float((y * found.fan_out).sum()) == reference(F.conv2d, y, weight, **settings)
+    with FlopCounterMode(display=False) as counter:
+        F.conv2d(y, weight, None, **settings)
+    assert 2 * found.macs == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(), dict(stride=2, padding=1, output_padding=1), dict(groups=2, dilation=2)]
+)
+def test_transposed_convolution(settings):
+    y = torch.randint(0, 9, (2, 4, 5, 6), generator=torch.Generator().manual_seed(0)).double()
+    weight = torch.randn(4, 3, 3, 3).double()
+    found = synapses.transposed_convolution(y, weight, None, **settings)
+    assert float((y * found.fan_out).sum()) == reference(F.conv_transpose2d, y, weight, **settings)
+
+
+def test_one_and_three_dimensions():
+    for operation, shape, kernel in (
+        (F.conv1d, (2, 3, 9), (4, 3, 5)),
+        (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 3, 3, 3)),
+    ):
+        y, weight = torch.ones(shape).double(), torch.ones(kernel).double()
+        found = synapses.convolution(y, weight, None, stride=2, padding=2)
+        assert float((y * found.fan_out).sum()) == reference(operation, y, weight, stride=2, padding=2)
+
+
+def test_an_image_without_a_batch_dimension():
+    y, weight = torch.ones(3, 5, 5).double(), torch.ones(2, 3, 3, 3).double()
+    found = synapses.convolution(y, weight)
+    assert float((y * found.fan_out).sum()) == float(F.conv2d(y, weight).sum())
+    assert found.macs == 9 * 2 * 27
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, 3), (3, 4)),
+        ((5, 2, 3), (3, 4)),
+        ((2, 3), (5, 3, 4)),
+        ((7, 1, 2, 3), (5, 3, 4)),
+        ((3,), (3,)),
+        ((3,), (3, 4)),
+    ],
+)
+def test_matmul(a, b):
+    y, z = torch.randint(0, 9, a).double(), torch.randint(0, 9, b).double()
+    ones = (torch.ones(a).double(), torch.ones(b).double())
+    assert float((y * synapses.matmul(y, z, y).fan_out).sum()) == float(torch.matmul(y, ones[1]).sum())
+    assert float((z * synapses.matmul(y, z, z).fan_out).sum()) == float(torch.matmul(ones[0], z).sum())
+    assert synapses.matmul(y, z, y).macs == float(torch.matmul(*ones).sum())
+
+
+@pytest.mark.parametrize("equation", ["ik,kj->ij", "bik,bkj->bij", "...k,kj->...j", "bnd,bmd->bnm"])
+def test_einsum(equation):
+    sizes = dict(i=2, k=3, j=4, b=5, n=2, m=6, d=3)
+    terms = equation.split("->")[0].split(",")
+    shapes = [[7, 3] if t == "...k" else [sizes[c] for c in t] for t in terms]
+    y, z = (torch.randint(0, 9, s).double() for s in shapes)
+    found = synapses.einsum(equation, (y, z), y)
+    assert float((y * found.fan_out).sum()) == float(torch.einsum(equation, y, torch.ones_like(z)).sum())
+    assert found.macs == float(torch.einsum(equation, torch.ones_like(y), torch.ones_like(z)).sum())
