@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,8 @@ def load_run(folder: Path, *, device: str = "cpu") -> Pair:
     weights = run.weights_file
     loaded = load_model(spec, random_weights=True, attention=run.network["attention"])
     load_checkpoint_(loaded.model, weights)
-    ann = loaded.model.to(where)
+    known = {k: run.network[k] for k in ("spec", "weights", "published_top1")}
+    loaded, ann = dataclasses.replace(loaded, **known), loaded.model.to(where)
     return Pair(loaded, ann, convert(ann, run.thresholds, run.recipe), run.recipe, run.thresholds, run.data)
 
 

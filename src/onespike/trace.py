@@ -181,7 +181,7 @@ class Operations(TorchDispatchMode):
     """Counts the MACs of products for which `covered()` does not hold, by module and operation."""
 
     def __init__(self, owners: Owners, covered: Callable[[], bool]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owners, self.covered = owners, covered
         self.uncovered: dict[tuple[str, str], int] = {}
 
