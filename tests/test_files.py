@@ -60,10 +60,10 @@ def test_a_target_that_appears_meanwhile_is_kept(tmp_path):
 
 
 MESSAGES = {
-    errno.ENOSPC: "the disk is full. Free some space or choose another --out.",
-    errno.EFBIG: "the disk is full. Free some space or choose another --out.",
-    errno.EACCES: "writing there is not permitted. Change the permissions or choose another --out.",
-    errno.EROFS: "writing there is not permitted. Change the permissions or choose another --out.",
+    errno.ENOSPC: "the disk is full. Free some space or choose another place.",
+    errno.EFBIG: "the disk is full. Free some space or choose another place.",
+    errno.EACCES: "writing there is not permitted. Change the permissions or choose another place.",
+    errno.EROFS: "writing there is not permitted. Change the permissions or choose another place.",
 }
 
 
@@ -86,7 +86,7 @@ def test_a_file_in_the_way(tmp_path):
     for target in (tmp_path / "file" / "run", tmp_path / "file" / "deeper" / "run"):
         with pytest.raises(LoadError) as error, atomic_directory(target):
             pytest.fail("the block must not run")
-        assert str(error.value) == f"{target}: a part of this path is a file. Choose another --out."
+        assert str(error.value) == f"{target}: a part of this path is a file. Choose another place."
 
 
 LIMITED = """
@@ -132,6 +132,13 @@ def test_one_file(tmp_path):
     write_atomically(target, b"\x00")
     assert target.read_bytes() == b"\x00"
     assert [p.name for p in target.parent.iterdir()] == ["a.json"]
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path):
+    with pytest.raises(LoadError) as error:
+        write_atomically(tmp_path, "λ")
+    assert str(error.value) == f"{tmp_path}: this is a folder. Give the name of a file."
+    assert not list(tmp_path.parent.glob(".*.partial"))
 
 
 def test_an_old_file_survives_a_failed_write(tmp_path, monkeypatch):

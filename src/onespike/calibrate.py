@@ -175,6 +175,8 @@ def calibrate(
             batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
             first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
             size = len(first) if first is not None and first.dim() else 1
+            if not size:  # a batch without inputs has nothing to observe
+                continue
             outputs.update(call(tracer.run, batch), size)
             samples += size
     if not samples:

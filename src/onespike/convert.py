@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.attach import Analog, Neurons, attach_, detach_, neurons
 from onespike.calibrate import SiteThreshold, Thresholds
@@ -75,6 +76,18 @@ def _share(macs: float, total: float) -> str:
     return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
 
 
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
+    weight = module._parameters.get("weight")
+    without = (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)
+    return (
+        weight is not None
+        and weight.dim() > 1
+        and not isinstance(module, without)
+        and not hasattr(module, "neurons")
+    )
+
+
 def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None) -> nn.Module:
     """Convert a network in place and return it; `revert_` undoes it."""
     recipe = recipe or Recipe()
@@ -91,11 +104,16 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
                 "Calibrate this very network."
             )
         if hasattr(modules[site.owner], "neurons"):
-            raise ConversionError(f"convert: {site.owner} has an attribute 'neurons' of its own. Rename it.")
+            raise ConversionError(
+                f"convert: {site.owner or 'the network itself'} has an attribute 'neurons' of its own. Rename it."
+            )
         reason = analog_reason(threshold, recipe)
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
         of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
         of_owner.roles[site.key] = threshold.role
+    for name, module in modules.items():
+        if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
+            plan[name] = Neurons(name)
     if not any(isinstance(n, Neuron) for of_owner in plan.values() for n in of_owner.values()):
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
@@ -108,8 +126,16 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
     return model
 
 
-def convert(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None) -> nn.Module:
-    """A converted copy that shares its weights with the network, which stays as it is.
+def convert(
+    model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
+) -> nn.Module:
+    """A converted copy; the network itself stays as it is.
+
+    Args:
+        model: the network that was calibrated.
+        thresholds: what `calibrate` found.
+        recipe: how to convert; the paper's recipe by default.
+        share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
 
     >>> from onespike.calibrate import calibrate
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -117,8 +143,12 @@ def convert(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = No
     >>> [f"{site} {neuron.__class__.__name__}" for site, neuron in neurons(snn)]
     ['0:linear0_input Analog', '2:linear0_input ScaleFire', '4:linear0_input Analog']
     """
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    return convert_(copy.deepcopy(model, {id(t): t for t in tensors}), thresholds, recipe)
+    memo: dict[int, Any] = {}
+    if share_weights:
+        # parameters of its own on the same memory: moving or casting the copy must not move the original
+        memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+        memo |= {id(b): b.detach() for b in model.buffers()}
+    return convert_(copy.deepcopy(model, memo), thresholds, recipe)
 
 
 def revert_(model: nn.Module) -> nn.Module:

@@ -29,7 +29,13 @@ def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]
     rows = []
     for scale in SCALES:
         set_scale_(pair.snn, scale)
-        swept = pipeline.evaluate_pair(pair, pipeline.choose(TEST, SWEEP_IMAGES), batch_size=100).to_dict()
+        swept = pipeline.evaluate_pair(
+            pair,
+            pipeline.choose(TEST, SWEEP_IMAGES),
+            batch_size=100,
+            progress=progress,
+            title=f"λ = {scale:g}",
+        ).to_dict()
         rows.append({"scale": scale, "top1": swept["snn"]["top1"], "kl": swept["kl"], **swept["energy"]})
         original = swept["ann"]["top1"]
     set_scale_(pair.snn, recipe.scale)

@@ -178,6 +178,24 @@ class Ledger:
     def ratios(self) -> dict[str, float]:
         return {column: self.ratio(column) for column in COLUMNS}
 
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each site: MACs, accumulates in each column (where it drives its product), firing rates."""
+        drivers = {id(row) for _, row in self.products()}
+        return [
+            {
+                "site": str(row.site),
+                "spiking": row.spiking,
+                "drives": row.spiking and id(row) in drivers,
+                "macs": row.macs,
+                **{column: getattr(row, column) for column in ("counts", "nonzero", "binary")},
+                "ratio": row.counts * AC_PJ / (self.macs * MAC_PJ) if id(row) in drivers else 0.0,
+                "spikes per neuron": row.spikes / max(row.elements, 1),
+                "active share": row.active / max(row.elements, 1),
+                "saturated share": row.saturated / max(row.elements, 1),
+            }
+            for row in self.sites.values()
+        ]
+
 
 class _Functions(TorchFunctionMode):
     def __init__(self, ledger: Ledger) -> None:

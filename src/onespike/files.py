@@ -91,13 +91,15 @@ def _explained(path: Path) -> Iterator[None]:
     except Exception as error:
         code = _error_number(error)
         if code in FULL:
-            raise LoadError(f"{path}: the disk is full. Free some space or choose another --out.") from error
+            raise LoadError(f"{path}: the disk is full. Free some space or choose another place.") from error
         if code in FORBIDDEN:
             raise LoadError(
-                f"{path}: writing there is not permitted. Change the permissions or choose another --out."
+                f"{path}: writing there is not permitted. Change the permissions or choose another place."
             ) from error
+        if code == errno.EISDIR:
+            raise LoadError(f"{path}: this is a folder. Give the name of a file.") from error
         if code in NO_FOLDER and not path.parent.is_dir():
-            raise LoadError(f"{path}: a part of this path is a file. Choose another --out.") from error
+            raise LoadError(f"{path}: a part of this path is a file. Choose another place.") from error
         raise
 
 

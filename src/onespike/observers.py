@@ -14,6 +14,10 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -30, 21
 """Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, answered by the exact maximum."""
 
 
+PART = 1 << 18
+"""Elements that are counted at a time."""
+
+
 class Histogram:
     """Counts of activations by sign, exponent and leading mantissa bits; memory is fixed from the first batch.
 
@@ -39,23 +43,27 @@ class Histogram:
         return 2.0 ** -(self.mantissa_bits + 1)
 
     def update(self, x: Tensor) -> None:
-        x = x.detach().float()
+        x = x.detach()
         x = x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).flatten(1)
-        channels = len(x)
+        counts = self.counts
+        if counts is None:
+            counts = self.counts = torch.zeros(len(x), 2, self.bins, dtype=torch.int64, device=x.device)
+        # in parts that fit a processor's cache: faster, and without a second copy of a large activation
+        for part in x.split(max(1, PART // len(x)), dim=1):
+            counts += self._count(part.float())
+        low, high = x.aminmax(dim=1)
+        self.maximum = high.float() if self.maximum is None else torch.maximum(self.maximum, high.float())
+        self.minimum = low.float() if self.minimum is None else torch.minimum(self.minimum, low.float())
+
+    def _count(self, x: Tensor) -> Tensor:
         bits = x.contiguous().view(torch.int32)
         lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits
         index = ((bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)).sub_(lowest - 1).clamp_(0, self.bins - 1)
         index -= (bits >> 31) * self.bins  # −1 where the sign bit is set
-        if channels > 1:
-            index += torch.arange(channels, device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
-        counts = torch.bincount(index.flatten(), minlength=channels * 2 * self.bins)
-        counts = counts.view(channels, 2, self.bins)
-        low, high = x.aminmax(dim=1)
-        if self.counts is None or self.maximum is None or self.minimum is None:
-            self.counts, self.maximum, self.minimum = counts, high, low
-        else:
-            self.counts += counts
-            self.maximum, self.minimum = torch.maximum(self.maximum, high), torch.minimum(self.minimum, low)
+        if len(x) > 1:
+            index += torch.arange(len(x), device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
+        counts = torch.bincount(index.flatten(), minlength=len(x) * 2 * self.bins)
+        return counts.view(len(x), 2, self.bins)
 
     def quantile(self, percentile: float, side: int, domain: str = "all") -> Tensor:
         """The magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 where there is none.

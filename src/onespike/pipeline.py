@@ -20,6 +20,7 @@ from onespike.evaluate import Evaluation, evaluate
 from onespike.files import sha256
 from onespike.recipe import Recipe
 from onespike.tasks import Classification, Items, batches, limit, list_images
+from onespike.verify import Verification, verify
 
 Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
 """progress(title, number of batches) wraps the batches of a long stage."""
@@ -50,7 +51,7 @@ def choose(data: str, count: int | None) -> Items:
 def check_device(device: str) -> torch.device:
     """The device by its name, tried with one small tensor."""
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # a tensor on `meta` can be made, and has no value
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
@@ -88,7 +89,7 @@ def convert_network(
         "names": list(items.names),
         "sha256": [_digest(item) for item in items],
     }
-    return Pair(loaded, ann, convert(ann, thresholds, recipe), recipe, thresholds, data)
+    return Pair(loaded, ann, convert(ann, thresholds, recipe, share_weights=True), recipe, thresholds, data)
 
 
 def _digest(item: Any) -> str:
@@ -120,19 +121,44 @@ def load_run(folder: Path, *, device: str = "cpu") -> Pair:
     """Build a saved network and its converted copy again; the logits are the same to the bit."""
     where = check_device(device)
     run = storage.load(folder)
-    spec = run.network["spec"]
+    loaded = _load_network(run)
+    ann = loaded.model.to(where)
+    return Pair(
+        loaded,
+        ann,
+        convert(ann, run.thresholds, run.recipe, share_weights=True),
+        run.recipe,
+        run.thresholds,
+        run.data,
+    )
+
+
+def _load_network(run: storage.Run) -> LoadedModel:
+    spec, attention = run.network["spec"], run.network["attention"]
     if (run.folder / storage.CONFIGURATION).is_dir():
         spec = f"{spec.partition(':')[0]}:{run.folder / storage.CONFIGURATION}"
-    weights = run.weights_file
-    loaded = load_model(spec, random_weights=True, attention=run.network["attention"])
-    load_checkpoint_(loaded.model, weights)
+    if run.holds_weights:  # under the names that the network has in memory
+        loaded = load_model(spec, random_weights=True, attention=attention)
+        load_checkpoint_(loaded.model, run.weights_file)
+    else:  # under the names that their publisher gave them
+        loaded = load_model(spec, weights=run.weights_file, attention=attention)
     known = {k: run.network[k] for k in ("spec", "weights", "published_top1")}
-    loaded, ann = dataclasses.replace(loaded, **known), loaded.model.to(where)
-    return Pair(loaded, ann, convert(ann, run.thresholds, run.recipe), run.recipe, run.thresholds, run.data)
+    return dataclasses.replace(loaded, **known)
+
+
+def verify_run(folder: Path, data: str, count: int = 8) -> Verification:
+    """Whether every neuron of a saved run takes part, on a few images."""
+    pair, items = load_run(folder), choose(data, count)
+    return verify(pair.snn, next(_inputs(items, pair.loaded, count)))
 
 
 def evaluate_pair(
-    pair: Pair, items: Items, *, batch_size: int = 16, progress: Progress = no_progress
+    pair: Pair,
+    items: Items,
+    *,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+    title: str = "evaluating",
 ) -> Evaluation:
     """Both networks over the images, in one pass."""
     return evaluate(
@@ -140,7 +166,7 @@ def evaluate_pair(
         pair.snn,
         batches(items, pair.loaded.transform, batch_size),
         Classification(),
-        progress=progress("evaluating", _steps(items, batch_size)),
+        progress=progress(title, _steps(items, batch_size)),
     )
 
 

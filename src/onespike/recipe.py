@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
@@ -68,9 +69,9 @@ class Recipe:
         if isinstance(self.softmax, str):
             if self.softmax not in ("site", "model", "head"):
                 raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
-        elif not self.softmax > 0:
+        elif not 0 < self.softmax < math.inf:
             raise UsageError(
-                f"a fixed softmax threshold must be positive, not {self.softmax:g}. The paper uses 0.0035."
+                f"a fixed softmax threshold must be positive and finite, not {self.softmax:g}. The paper uses 0.0035."
             )
         parse_levels(self.levels)
 

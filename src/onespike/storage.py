@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from onespike.calibrate import SiteThreshold, Thresholds
-from onespike.errors import LoadError, OnespikeError
+from onespike.errors import LoadError
 from onespike.files import atomic_directory, sha256
 from onespike.recipe import Recipe
 
@@ -25,7 +27,7 @@ CONFIGURATION = "network"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says; the weights themselves are read by `weights_file` and an adapter."""
+    """What a run directory says, all its checksums compared; the weights themselves are read by an adapter."""
 
     folder: Path
     network: dict[str, Any]
@@ -35,8 +37,12 @@ class Run:
 
     @property
     def weights_file(self) -> Path:
-        """The checkpoint of this run, its checksum already compared."""
-        return _checked(self.folder, self.network["weights_file"], self.network["weights_sha256"])
+        return self.folder / str(self.network["weights_file"])
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights are in the run itself, and not a checkpoint elsewhere."""
+        return bool(self.network["weights_file"] == WEIGHTS)
 
 
 def save(
@@ -67,28 +73,31 @@ def save(
     with atomic_directory(folder) as partial:
         save_file(_tensors(thresholds), partial / THRESHOLDS)
         if reference_weights is None:
-            # clones, since safetensors refuses tensors that share memory (tied weights)
             state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
             save_file(_unshared(state), partial / WEIGHTS)
-            weights = {"weights_file": WEIGHTS, "weights_sha256": sha256(partial / WEIGHTS)}
-        else:
-            relative = os.path.relpath(Path(reference_weights).resolve(), Path(folder).resolve())
-            weights = {"weights_file": relative, "weights_sha256": sha256(reference_weights)}
         if configuration is not None:
             configuration(partial / CONFIGURATION)
+        inside = sorted(file for file in partial.rglob("*") if file.is_file())
+        files = {file.relative_to(partial).as_posix(): sha256(file) for file in inside}
+        weights_file = WEIGHTS
+        if reference_weights is not None:
+            weights_file = _relative(Path(reference_weights), Path(folder))
+            files[weights_file] = sha256(reference_weights)
         record = {
             "version": VERSION,
-            "network": {**network, **weights},
+            "network": {**network, "weights_file": weights_file},
             "recipe": recipe.to_dict(),
             "sites": {site: _facts(t) for site, t in thresholds.items()},
-            "thresholds_sha256": sha256(partial / THRESHOLDS),
             "uncovered": [[*key, macs] for key, macs in thresholds.uncovered.items()],
             "folds": thresholds.folds,
             "provenance": thresholds.provenance,
             "data": data,
+            "files": files,
         }
-        text = json.dumps(record, indent=1, ensure_ascii=False)
-        (partial / RECORD).write_text(text, encoding="utf-8")
+        text = json.dumps({**record, "sha256": _checksum(record)}, indent=1, ensure_ascii=False)
+        (partial / RECORD).write_text(text + "\n", encoding="utf-8")
+        for file in inside:  # safetensors makes its files unreadable for others
+            shutil.copymode(partial / RECORD, file)
 
 
 def load(folder: Path) -> Run:
@@ -98,6 +107,14 @@ def load(folder: Path) -> Run:
         raise LoadError(
             f"{folder}: no run here ({RECORD} is missing). Make one with: onespike convert … --out {folder}"
         )
+    record = _read_record(folder)
+    for name, expected in record["files"].items():
+        _check(folder, name, expected)
+    recipe, thresholds = Recipe.from_dict(record["recipe"]), _thresholds(record, _read(folder / THRESHOLDS))
+    return Run(folder, record["network"], recipe, thresholds, record["data"])
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -107,16 +124,18 @@ def load(folder: Path) -> Run:
         raise LoadError(
             f"{folder}: the run has version {found!r}, and this onespike reads {VERSION}. Convert the network again."
         )
-    try:
-        file = _checked(folder, THRESHOLDS, record["thresholds_sha256"])
-        thresholds = _thresholds(record, _read(file))
-        return Run(folder, record["network"], Recipe.from_dict(record["recipe"]), thresholds, record["data"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(folder, f"{RECORD} lacks or garbles {error}") from error
-    except OnespikeError as error:
-        if isinstance(error, LoadError):
-            raise
-        raise _damaged(folder, str(error)) from error
+    if record.pop("sha256", None) != _checksum(record):
+        raise _damaged(folder, f"{RECORD} is not what was saved (its SHA-256 differs)")
+    return record
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    """The SHA-256 of a record's contents, however the text is laid out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()
 
 
 def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
@@ -165,13 +184,19 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise _damaged(file.parent, f"{file.name} cannot be read ({error})") from error
 
 
-def _checked(folder: Path, name: str, expected: str) -> Path:
+def _check(folder: Path, name: str, expected: str) -> None:
     file = folder / name
     if not file.is_file():
-        raise _damaged(folder, f"{name} is missing")
-    if sha256(file) != expected:
-        raise _damaged(folder, f"{name} is not the file that was saved (its SHA-256 differs)")
-    return file
+        found = "is missing"
+    elif sha256(file) != expected:
+        found = "is not the file that was saved (its SHA-256 differs)"
+    else:
+        return
+    if not name.startswith("../"):
+        raise _damaged(folder, f"{name} {found}")
+    raise LoadError(
+        f"{folder}: the checkpoint {file}, to which the run refers, {found}. Put it back, or convert the network again."
+    )
 
 
 def _damaged(folder: Path, what: str) -> LoadError:

@@ -85,6 +85,8 @@ class SiteFacts:
     shape: tuple[int, ...]
     dims: int
     calls: int = 0
+    forwards: int = 0
+    latest: int = -1
     macs: int = 0
     sources: frozenset[str] = frozenset()
     fingerprint: tuple[Any, ...] | None = None
@@ -115,7 +117,10 @@ class Trace:
         return "head" if site.product in self.heads else "activation"
 
     def _fixed(self, facts: SiteFacts) -> bool:
-        return not facts.varies and (not facts.sources or self.forwards > 1)
+        """Whether an operand never changes: nothing of the input reaches it, or other inputs left it as it was."""
+        if facts.varies or not facts.sources:
+            return not facts.varies
+        return facts.forwards > 1 and any(other.varies for other in self.sites.values())
 
 
 Observe = Callable[[Site, Tensor], None]
@@ -141,7 +146,7 @@ class _Functions(TorchFunctionMode):
             finally:
                 tracer.in_rule = False
         result = function(*args, **kwargs)
-        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        operands = [*_tensors(args), *_tensors(kwargs)]
         if tracer.in_rule and function in LEAVES:
             tracer.product(result)
         else:
@@ -180,22 +185,24 @@ class Owners:
 class Operations(TorchDispatchMode):
     """Counts the MACs of products for which `covered()` does not hold, by module and operation."""
 
-    def __init__(self, owners: Owners, covered: Callable[[], bool]) -> None:
+    def __init__(
+        self, owners: Owners, covered: Callable[[], bool], uncovered: dict[tuple[str, str], int]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owners, self.covered = owners, covered
-        self.uncovered: dict[tuple[str, str], int] = {}
+        self.owners, self.covered, self.uncovered = owners, covered, uncovered
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name, namespace = function._overloadpacket.__name__, function.namespace
-        if name not in PRODUCTS and namespace in HARMLESS_NAMESPACES:
-            return function(*args, **kwargs)
-        if namespace == "aten" and name in {"linear", "matmul", "einsum", "tensordot"}:
-            decomposed = function.decompose(*args, **kwargs)
+        if namespace == "aten":  # inference mode hands composite operations down whole
+            with self:
+                decomposed = function.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
+        if name not in PRODUCTS and namespace in HARMLESS_NAMESPACES:
+            return function(*args, **kwargs)
         result = function(*args, **kwargs)
         if not self.covered():
             key = (self.owners.current, name if namespace == "aten" else f"{namespace}.{name}")
@@ -209,6 +216,10 @@ def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     if "_scaled_dot_product" in name:
         query, key, value = args[:3]
         return int(query.numel() * key.shape[-2] + query.shape[:-1].numel() * key.shape[-2] * value.shape[-1])
+    if name == "mkldnn_rnn_layer":  # steps × batch × features, then the two weights
+        return int(args[0].shape[:2].numel() * (args[1].numel() + args[2].numel()))
+    if name == "_trilinear" and args[1].dim() == 3:  # torch.bilinear: outputs × left × right features
+        return int(result.numel() * args[1][0].numel())
     formula = flop_registry.get(function._overloadpacket)
     if formula is None:
         return int(args[0].numel()) if name in {"mv", "dot", "vdot"} else 0
@@ -226,14 +237,13 @@ class Tracer:
         self.in_rule = False
         self.pending: list[tuple[Site, frozenset[str]]] = []
         self.used_by: dict[str, list[tuple[Any, str]]] = {}
-        self.operations = Operations(self.owners, lambda: self.in_rule)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One forward; returns the network's output."""
         args, kwargs = tree_map_only(Tensor, self._tagged_input, (args, kwargs))
-        with plain(self.model), self.owners.following(), self.operations, _Functions(self):
+        operations = Operations(self.owners, lambda: self.in_rule, self.trace.uncovered)
+        with plain(self.model), self.owners.following(), operations, _Functions(self):
             output = self.model(*args, **kwargs)
-        self.trace.uncovered = self.operations.uncovered
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         for x in leaves:
             sources = _sources(x)
@@ -260,6 +270,8 @@ class Tracer:
         if facts is None:
             facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), x.dim())
         facts.calls += 1
+        facts.forwards += facts.latest != self.trace.forwards
+        facts.latest = self.trace.forwards
         facts.macs += count().macs
         facts.sources |= _sources(x)
         fingerprint = (tuple(x.shape[-2:]), float(x.sum(dtype=torch.float64)))
@@ -286,9 +298,8 @@ class Tracer:
             if product is not None:
                 self.used_by.setdefault(product, []).append((function, self.owners.current))
         if sources:
-            for x in tree_leaves(results):
-                if isinstance(x, Tensor):
-                    x._onespike_sources = sources  # type: ignore[attr-defined]
+            for x in _tensors(results):
+                x._onespike_sources = sources  # type: ignore[attr-defined]
 
     def _pair_norms(self) -> None:
         """A BatchNorm that is the only reader of a convolution can be folded into it."""
@@ -309,6 +320,17 @@ class Tracer:
 
 def _is_property(function: Any) -> bool:
     return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel"}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested arguments, without torch's tree functions, which keep them alive in a reference cycle."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
 
 
 def _sources(x: Tensor) -> frozenset[str]:

@@ -108,7 +108,7 @@ def verify(
         raise ConversionError("verify: this network has no neurons. Convert it first.")
     batch = tree_map_only(Tensor, lambda x: x.to(device_of(model)), batch)
     owners, ledger = Owners(model), _Coverage()
-    operations = Operations(owners, ledger.covered)
+    operations = Operations(owners, ledger.covered, {})
     with evaluating(model):
         with metered(model, ledger), owners.following(), operations:
             call(model, batch)

@@ -30,9 +30,7 @@ def load(name: str, source: Source) -> LoadedModel:
     spec = f"timm:{name}"
     timm = require("timm", "timm", spec)
     if not timm.is_model(name):
-        raise unknown_model(
-            "timm", name, timm.list_models(), "python -c 'import timm; print(timm.list_models())'"
-        )
+        raise unknown_model("timm", name, timm.list_models(), "onespike list models timm")
     architecture, _, tag = name.partition(".")
     tags = [n.partition(".")[2] for n in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:

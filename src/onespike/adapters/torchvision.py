@@ -31,7 +31,7 @@ def load(name: str, source: Source) -> LoadedModel:
     models = require("torchvision", "torchvision", spec).models
     known = names()
     if name not in known:
-        listing = "python -c 'import torchvision; print(torchvision.models.list_models())'"
+        listing = "onespike list models torchvision"
         raise unknown_model("torchvision", name, known, listing)
     published = models.get_model_weights(name).DEFAULT
     try:

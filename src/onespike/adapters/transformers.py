@@ -79,7 +79,7 @@ def _build(
 ) -> nn.Module:
     classifier = library.AutoModelForImageClassification
     if source.random:
-        model: nn.Module = classifier.from_config(config, attn_implementation=attention)
+        model: nn.Module = classifier.from_config(config, attn_implementation=attention, dtype=torch.float32)
         return model
     settings = {
         "config": config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,39 +12,37 @@ import typer
 from onespike import pipeline
 from onespike.adapters import ADAPTERS, load_model
 from onespike.cli import show
+from onespike.cli.commands import app as app
+from onespike.cli.commands import command
 from onespike.cli.progress import progress
-from onespike.errors import UsageError, unknown
+from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
 from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS, preset
-from onespike.tasks import batches
 from onespike.theory import check_all
-from onespike.verify import verify as verify_network
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Convert pretrained PyTorch networks to single-timestep spiking networks.\n\n"
-    "Start with: onespike demo",
-)
-
-Data = Annotated[str, typer.Option(help="Folder with one sub-folder a class, or bundled:cifar10-test.")]
-Limit = Annotated[int | None, typer.Option(help="Use N images, evenly spaced over the sorted list.")]
-BatchSize = Annotated[int, typer.Option(help="Images in one forward pass.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Data = Annotated[
+    str, typer.Option(metavar="DIR", help="Folder with one sub-folder a class, or bundled:cifar10-test.")
+]
+Limit = Annotated[
+    int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
+]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in one forward pass.")]
+Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]
 
 
-@app.command()
+@command("onespike demo --out my-demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for figures and JSON.")] = Path("onespike-demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for figures and JSON.")] = Path(
+        "onespike-demo"
+    ),
 ) -> None:
-    """Convert the bundled CIFAR-10 network and show accuracy, energy and figures.
+    """Convert the bundled network and measure it.
 
-    Example: onespike demo --out my-demo
+    The network is a small vision transformer for CIFAR-10. Its accuracy and energy are printed, and figures and
+    JSON written into a folder.
     """
     from onespike.demo import run_demo
 
@@ -56,7 +55,10 @@ def demo(
     show.line(f"written to {out}: {', '.join(files)}")
 
 
-@app.command()
+@command(
+    "onespike convert bundled:cifar10-vit \\\n    --calibrate bundled:cifar10-calibration --out run",
+    "onespike convert timm:vit_base_patch16_224 --pretrained \\\n    --calibrate imagenet/train --limit 64 --out run",
+)
 def convert(
     model: Annotated[
         str,
@@ -65,11 +67,11 @@ def convert(
         ),
     ],
     calibrate: Annotated[
-        str, typer.Option(help="Folder with unlabelled images, or bundled:cifar10-calibration.")
+        str, typer.Option(metavar="DIR", help="Folder with images, or bundled:cifar10-calibration.")
     ],
-    out: Annotated[Path, typer.Option(help="The run directory to write; it must not exist.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The run directory to write; it must not exist.")],
     weights: Annotated[
-        Path | None, typer.Option(help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
+        Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
     random_weights: Annotated[
@@ -82,44 +84,54 @@ def convert(
         ),
     ] = False,
     preset_name: Annotated[
-        str, typer.Option("--preset", help="Where the recipe starts: see `onespike list presets`.")
+        str,
+        typer.Option(
+            "--preset", metavar="NAME", help="Where the recipe starts: see `onespike list presets`."
+        ),
     ] = "sformer",
-    neuron: Annotated[str | None, typer.Option(help="See `onespike list neurons`.")] = None,
-    scale: Annotated[float | None, typer.Option(help="λ in (0, 1].")] = None,
+    neuron: Annotated[str | None, typer.Option(metavar="NAME", help="See `onespike list neurons`.")] = None,
+    scale: Annotated[float | None, typer.Option(metavar="λ", help="The scale of eq. 8, in (0, 1].")] = None,
     percentile: Annotated[
-        float | None, typer.Option(help="Thresholds stand at the top p % of the activations.")
+        float | None, typer.Option(metavar="P", help="Thresholds stand at the top p % of the activations.")
     ] = None,
     levels: Annotated[
         str | None,
-        typer.Option(help="M of eq. 12, or linear:8, exponential:8, density:8, mixed:64+8, 1,2,4."),
+        typer.Option(
+            metavar="M", help="M of eq. 12, or linear:8, exponential:8, density:8, mixed:64+8, 1,2,4."
+        ),
     ] = None,
-    rounding: Annotated[str | None, typer.Option(help="paper or nearest.")] = None,
+    rounding: Annotated[str | None, typer.Option(metavar="KIND", help="paper or nearest.")] = None,
     domain: Annotated[
-        str | None, typer.Option(help="all or sided: which activations the percentile is taken over.")
+        str | None,
+        typer.Option(metavar="KIND", help="all or sided: which activations the percentile is taken over."),
     ] = None,
-    softmax: Annotated[str | None, typer.Option(help="site, model, head, or the threshold itself.")] = None,
-    granularity: Annotated[str | None, typer.Option(help="site or channel.")] = None,
+    softmax: Annotated[
+        str | None, typer.Option(metavar="KIND", help="site, model, head, or the threshold itself.")
+    ] = None,
+    granularity: Annotated[str | None, typer.Option(metavar="KIND", help="site or channel.")] = None,
     io: Annotated[
-        str | None, typer.Option(help="analog or spiking: the network's input and its output layer's input.")
+        str | None,
+        typer.Option(
+            metavar="KIND", help="analog or spiking: the network's input and its output layer's input."
+        ),
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option(help="Only sites that match this glob spike; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only sites that match this glob spike; may be repeated."),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Sites that match this glob stay analog; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Sites that match this glob stay analog; may be repeated."),
     ] = None,
-    attention: Annotated[str | None, typer.Option(help="sdpa or eager.")] = None,
+    attention: Annotated[str | None, typer.Option(metavar="KIND", help="sdpa or eager.")] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
 ) -> None:
-    """Calibrate a network on unlabelled images and write a run directory.
+    """Convert a network and write a run directory.
 
-    Examples:
-
-      onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --out run
-
-      onespike convert timm:vit_base_patch16_224 --pretrained --calibrate imagenet/train --limit 64 --out run
+    Thresholds are calibrated on unlabelled images. The weights come from --weights or --pretrained; bundled
+    networks have theirs.
     """
     given = {
         "neuron": neuron, "scale": scale, "percentile": percentile, "levels": levels, "rounding": rounding,
@@ -153,7 +165,7 @@ def _softmax(value: str | None) -> str | float | None:
         return value
 
 
-@app.command()
+@command("onespike evaluate run --data imagenet/val --limit 1000 --json result.json")
 def evaluate(
     run: RunFolder,
     data: Data,
@@ -162,9 +174,10 @@ def evaluate(
     device: Device = "cpu",
     json_file: Json = None,
 ) -> None:
-    """Measure the original and the spiking network side by side, with the energy ledger.
+    """Measure a run on labelled images.
 
-    Example: onespike evaluate run --data imagenet/val --limit 1000 --json result.json
+    The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
+    the energy ledger. Without labels (no sub-folders) there is no accuracy.
     """
     pair = pipeline.load_run(run, device=device)
     items = pipeline.choose(data, limit)
@@ -172,19 +185,19 @@ def evaluate(
     if seen:
         show.line(f"note: {len(seen)} of these images were used for calibration, first {seen[0]}")
     result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
     show.network(pair)
     show.sites(pair.snn, brief=True)
     show.line()
     show.evaluation(result, pair.loaded.published_top1)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
 
 
-@app.command()
+@command("onespike inspect run")
 def inspect(run: RunFolder) -> None:
-    """Show a run: its recipe, where its thresholds come from, and the table of sites.
+    """Show a run and the table of its sites.
 
-    Example: onespike inspect run
+    That is its recipe, where its thresholds come from, what spikes, and what stays analog and why.
     """
     pair = pipeline.load_run(run)
     show.network(pair)
@@ -195,64 +208,64 @@ def inspect(run: RunFolder) -> None:
     show.sites(pair.snn)
 
 
-@app.command()
+@command("onespike verify --trials 1000", "onespike verify run --data imagenet/val")
 def verify(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="Also check that every neuron of this run takes part."),
+        typer.Argument(metavar="RUN", help="Also check that every neuron of this run takes part."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Images for that check.")] = None,
-    trials: Annotated[int, typer.Option(help="Random cases for each claim.")] = 200,
-    seed: Annotated[int, typer.Option(help="Where the random cases start.")] = 0,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Images for that check.")] = None,
+    trials: Annotated[int, typer.Option(metavar="N", help="Random cases for each claim.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Where the random cases start.")] = 0,
 ) -> None:
-    """Check eq. 5, Theorems 1 to 3 and the fire function in exact arithmetic; fail if one does not hold.
+    """Check the theorems, and the neurons of a run.
 
-    Examples:
-
-      onespike verify --trials 1000
-
-      onespike verify run --data imagenet/val
+    Equation 5, Theorems 1 to 3 and the fire function are tried on random cases in exact arithmetic; the exit code
+    is 1 if one does not hold.
     """
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. Try 200.")
+    if (run is None) != (data is None):
+        raise UsageError("a run is checked with images. Give both: onespike verify RUN --data DIR.")
+    found = pipeline.verify_run(run, data) if run and data else None
     rows = check_all(trials, seed)
     show.theorems(rows)
-    failed = not all(row.holds for row in rows)
-    if run is not None:
-        if data is None:
-            raise UsageError("verify: a run is checked with images. Give a folder with --data DIR.")
-        pair = pipeline.load_run(run)
-        items = pipeline.choose(data, 8)
-        inputs, _ = next(iter(batches(items, pair.loaded.transform, 8)))
-        found = verify_network(pair.snn, inputs)
+    if found:
+        show.line()
         show.line(str(found))
-        failed |= not found.ok
-    if failed:
+    if not all(row.holds for row in rows) or (found and not found.ok):
         raise typer.Exit(1)
 
 
-@app.command("list")
+@command("onespike list models vit_tiny", name="list")
 def list_names(
     what: Annotated[str, typer.Argument(metavar="models|neurons|presets")],
-    contains: Annotated[str, typer.Argument(help="Show only names that contain this.")] = "",
+    contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> None:
-    """List what there is: models, neurons or presets.
+    """List models, neurons or presets."""
+    if what not in LISTS:
+        raise unknown("list", what, LISTS)
+    for name, about in LISTS[what]():
+        if contains in name:
+            show.line(f"{name:<10} {about}".rstrip())
 
-    Example: onespike list models vit_tiny
-    """
-    if what == "models":
-        for kind, adapter in ADAPTERS.items():
-            names = [f"{kind}:{name}" for name in adapter.names()] or [f"{kind}:ID-OR-DIR"]
-            for name in names:
-                if contains in name:
-                    show.line(name)
-    elif what == "neurons":
-        for name, neuron in NEURONS.items():
-            if contains in name:
-                show.line(f"{name:<10} {(neuron.__doc__ or '').strip().splitlines()[0]}")
-    elif what == "presets":
-        for name in PRESETS:
-            if contains in name:
-                show.line(f"{name:<10} {preset(name)}")
-    else:
-        raise unknown("list", what, ("models", "neurons", "presets"))
+
+def _models() -> Iterator[tuple[str, str]]:
+    for kind, adapter in ADAPTERS.items():
+        try:
+            names = adapter.names() or ("ID-OR-DIR",)
+        except LoadError as error:  # a library that is not installed
+            typer.echo(f"note: {error}", err=True)
+            continue
+        yield from ((f"{kind}:{name}", "") for name in names)
+
+
+def _neurons() -> Iterator[tuple[str, str]]:
+    return ((name, (neuron.__doc__ or "").strip().splitlines()[0]) for name, neuron in NEURONS.items())
+
+
+def _presets() -> Iterator[tuple[str, str]]:
+    return ((name, str(preset(name))) for name in PRESETS)
+
+
+LISTS = {"models": _models, "neurons": _neurons, "presets": _presets}

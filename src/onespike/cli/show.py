@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,8 @@ from onespike.evaluate import Evaluation
 from onespike.pipeline import Pair
 from onespike.theory import Row
 
-console = Console(soft_wrap=True, highlight=False)
+WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
+console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def line(text: str = "") -> None:

@@ -31,6 +31,12 @@ class Classification:
         """Take in logits of shape (images, classes) and the labels; without labels there is no accuracy."""
         count, classes = ann.shape
         ann, snn = ann.detach().double(), snn.detach().double()
+        for network, logits in (("original", ann), ("spiking", snn)):
+            if bool(logits.isnan().any()):  # −∞ is how a class is masked out
+                raise DataError(
+                    f"the output of the {network} network is NaN. "
+                    "Check its weights, and the images of this batch."
+                )
         if labels is None:
             self.labelled = False
         else:

@@ -1,0 +1,40 @@
+"""What the tests of the command line share: its result, and images of noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+VIT = "bundled:cifar10-vit"
+CALIBRATION = "bundled:cifar10-calibration"
+TEST = "bundled:cifar10-test"
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def message(self) -> str:
+        """The one message of a command that was refused: exit code 2, and no traceback."""
+        assert self.code == 2, self
+        assert "Traceback" not in self.out + self.err
+        lines = [line for line in self.err.splitlines() if not line.endswith(" s left")]
+        assert len(lines) == 1, self.err
+        start, _, message = lines[0].partition(": ")
+        assert start == "onespike"
+        return message
+
+
+Command = Callable[..., Result]
+
+
+def noise(path: Path, seed: int, side: int = 32) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.frombytes("RGB", (side, side), random.Random(seed).randbytes(side * side * 3)).save(path)
+    return path

@@ -1,0 +1,31 @@
+"""`onespike demo`, with few images and without the trained weights: what it prints and what it writes."""
+
+from __future__ import annotations
+
+import json
+
+from command_line import VIT
+
+from onespike import demo, pipeline
+from onespike.adapters import load_model
+
+
+def test_demo(cli, monkeypatch, tmp_path, vit_weights):
+    choose, out = pipeline.choose, tmp_path / "new" / "demo"
+    monkeypatch.setattr(demo, "load_model", lambda name: load_model(name, weights=vit_weights))
+    monkeypatch.setattr(demo, "SCALES", (1.0, 0.25))
+    monkeypatch.setattr(pipeline, "choose", lambda data, count: choose(data, 6))
+    done = cli("demo", "--out", out)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"
+    assert done.out.splitlines()[-1] == f"written to {out}: demo.json, overview.png, sites.png"
+    titles = [line.partition(":")[0] for line in done.err.splitlines()]
+    assert titles == ["calibrating", "evaluating", "λ = 1", "λ = 0.25"]
+    assert sorted(p.name for p in out.iterdir()) == ["demo.json", "overview.png", "sites.png"]
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("overview.png", "sites.png"))
+    record = json.loads((out / "demo.json").read_text())
+    assert (record["images"], record["scale"]) == (6, 0.25)
+    rows = {row["scale"]: row for row in record["sweep"]}
+    assert list(rows) == [1.0, 0.25]
+    assert rows[0.25]["counts"] == record["energy"]["counts"]
+    assert rows[0.25]["top1"] == record["snn"]["top1"]

@@ -1,0 +1,137 @@
+"""What only a real process shows: Ctrl-C, a full disk, and libraries that are not installed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import CALIBRATION, TEST, VIT, Result
+
+ONESPIKE = [sys.executable, "-m", "onespike"]
+
+
+def run(*words: object, **options: object) -> Result:
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, **options)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+SLOW = """
+import time
+from onespike.cli import main
+from onespike.tasks import images
+
+read = images.read_image
+def slowly(item):
+    print("reading", flush=True)
+    time.sleep(0.2)
+    return read(item)
+images.read_image = slowly
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
+def test_ctrl_c_while_calibrating(tmp_path):
+    words = (
+        "convert",
+        VIT,
+        "--random-weights",
+        "--calibrate",
+        CALIBRATION,
+        "--out",
+        tmp_path / "new" / "run",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "reading\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    message = Result(process.returncode, "", err).message()
+    assert message == "interrupted, nothing was written. Run the same command again."
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+import resource, sys
+from onespike.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+del sys.argv[1]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited there")
+def test_a_full_disk(tmp_path, vit_run):
+    out, file = tmp_path / "new" / "run", tmp_path / "new" / "result.json"
+    words = ("convert", VIT, "--random-weights", "--calibrate", CALIBRATION, "--limit", 2, "--out", out)
+    full = "the disk is full. Free some space or choose another place."
+    assert run(sys.executable, "-c", FULL, 100_000, *words).message() == f"{out}: {full}"
+    words = ("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", file)
+    result = run(sys.executable, "-c", FULL, 100, *words)
+    assert result.message() == f"{file}: {full}"
+    assert "agreement" in result.out  # what was measured is not lost
+    assert list(tmp_path.iterdir()) == []
+
+
+BARE = """
+import contextlib, io, sys
+
+ABSENT = ("timm", "torchvision", "transformers", "safetensors", "PIL", "matplotlib", "rich", "typer")
+for package in ABSENT:
+    sys.modules[package] = None  # an import of it raises ImportError
+
+import onespike
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3), torch.nn.ReLU(),
+                            torch.nn.Linear(3, 1))
+x = torch.randn(64, 2)
+print(onespike.convert(model, onespike.calibrate(model, [x]))(x).shape)
+
+def command(*words):
+    error = io.StringIO()
+    sys.argv = ["onespike", *words]
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            onespike.cli.main()
+        except SystemExit as exit_:
+            return exit_.code, error.getvalue()
+
+import onespike.cli
+print(command("--help"))
+del sys.modules["typer"], sys.modules["rich"]
+print(command("--help"), command("verify", "--trials", "1"), command("list", "neurons"))
+print(command("convert", "timm:resnet18", "--random-weights", "--calibrate", "bundled:cifar10-test", "--out", "x"))
+"""
+
+
+def test_with_torch_alone(tmp_path):
+    result = run(sys.executable, "-c", BARE, cwd=tmp_path)
+    assert result.err == ""
+    missing = "onespike: this needs typer. Install it with: pip install 'onespike[all]'\n"
+    refused = "onespike: timm:resnet18: it needs timm. Install it with: pip install 'onespike[timm]'\n"
+    assert result.out.splitlines() == [
+        "torch.Size([64, 1])",
+        str((2, missing)),
+        "(0, '') (0, '') (0, '')",
+        str((2, refused)),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_dash_m_and_a_reader_that_goes_away():
+    process = subprocess.Popen(
+        [*ONESPIKE, "list", "models", "timm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().startswith("timm:")
+    process.stdout.close()  # as `head -1` does
+    assert process.stderr.read() == ""
+    assert process.wait() in (0, 1)
+    process.stderr.close()

@@ -1,0 +1,321 @@
+"""convert → evaluate → inspect → verify → list, on every kind of network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import CALIBRATION, TEST, VIT, noise
+from safetensors.torch import load_file, save_file
+
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.files import sha256
+from onespike.recipe import Recipe
+from onespike.tasks import batches, list_images
+
+ACCURACY = {"top1": float, "top5": float}
+SCHEMA = {
+    "ann": ACCURACY,
+    "snn": ACCURACY,
+    "agreement": float,
+    "kl": float,
+    "energy": dict.fromkeys(("counts", "nonzero", "binary", "strict", "w8a8", "w4a4"), float),
+    "images": int,
+    "scale": float,
+    "seconds": {"ann": float, "snn": float},
+}
+
+
+def types(record):
+    return {k: types(v) if isinstance(v, dict) else type(v) for k, v in record.items()}
+
+
+def record(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+def digest(pair: pipeline.Pair, images: Path) -> str:
+    """The SHA-256 of both networks' logits."""
+    inputs, _ = next(iter(batches(list_images(images), pair.loaded.transform, 4)))
+    sha = hashlib.sha256()
+    with torch.inference_mode():
+        for network in (pair.ann, pair.snn):
+            output = network(inputs)
+            sha.update(getattr(output, "logits", output).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def test_convert_then_evaluate(cli, tmp_path, vit_weights):
+    run, file = tmp_path / "runs" / "run", tmp_path / "result.json"
+    options = ("--scale", 0.3, "--levels", 4, "--percentile", 2, "--neuron", "sfn", "--rounding", "nearest")
+    converted = cli(
+        "convert",
+        VIT,
+        "--weights",
+        vit_weights,
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        4,
+        "--out",
+        run,
+        *options,
+    )
+    assert converted.code == 0
+    assert converted.out.splitlines() == [
+        "network        bundled:cifar10-vit (vit.pth weights)",
+        "preprocessing  resize 32×32 bilinear, mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616",
+        "attention      sdpa",
+        "sites          51 of 53 spike; analog: patch_embed.backbone.0:conv0_input (input of the network), "
+        "head:linear0_input (input of the output layer)",
+        "calibrated on  4 images of bundled:cifar10-calibration",
+        f"written to     {run}",
+    ]
+    assert sorted(p.name for p in run.iterdir()) == [
+        "run.json",
+        "thresholds.safetensors",
+        "weights.safetensors",
+    ]
+    assert len({p.stat().st_mode for p in run.iterdir()}) == 1
+    recipe = Recipe(scale=0.3, levels="4", percentile=2.0, rounding="nearest")
+    assert record(run)["recipe"] == json.loads(json.dumps(recipe.to_dict()))
+
+    evaluated = cli("evaluate", run, "--data", TEST, "--limit", 8, "--batch-size", 5, "--json", file)
+    assert evaluated.code == 0
+    assert evaluated.out.splitlines()[:4] == converted.out.splitlines()[:4]
+    figures = json.loads(file.read_text())
+    assert types(figures) == SCHEMA
+    assert (figures["images"], figures["scale"]) == (8, pytest.approx(0.3))
+    assert (
+        f"agreement {figures['agreement']:.2f} %, KL {figures['kl']:.4f} nats, 8 images, λ = 0.3"
+        in evaluated.out
+    )
+    rows = [line.split() for line in evaluated.out.splitlines() if line.startswith(("original", "spiking"))]
+    for row, network in zip(rows, ("ann", "snn"), strict=True):
+        assert row[-3:-1] == [f"{figures[network][name]:.2f}" for name in ("top1", "top5")]
+    for column, ratio in figures["energy"].items():
+        assert f"\n{column:<7}  {ratio:.3f}  " in evaluated.out
+    assert (
+        "ratio = energy of the column / (4.6 pJ × all synaptic MACs of the original network)" in evaluated.out
+    )
+
+
+def test_limit_is_evenly_spaced_and_recorded(cli, tmp_path, images):
+    run = tmp_path / "run"
+    done = cli("convert", VIT, "--random-weights", "--calibrate", images, "--limit", 4, "--out", run)
+    assert done.code == 0
+    assert record(run)["data"] == {
+        "source": str(images),
+        "names": ["0/0.png", "1/2.png", "2/5.png", "3/7.png"],
+        "sha256": [sha256(images / name) for name in ("0/0.png", "1/2.png", "2/5.png", "3/7.png")],
+    }
+    evaluated = cli("evaluate", run, "--data", images, "--limit", 5)
+    assert "note: 2 of these images were used for calibration, first 0/0.png" in evaluated.out
+    assert "5 images" in evaluated.out
+
+
+def test_without_labels_there_is_no_accuracy(cli, tmp_path, vit_run):
+    for index in range(3):
+        noise(tmp_path / "loose" / f"{index}.png", index)
+    file = tmp_path / "result.json"
+    done = cli("evaluate", vit_run, "--data", tmp_path / "loose", "--json", file)
+    assert done.code == 0
+    figures = json.loads(file.read_text())
+    none = {"top1": None, "top5": None}
+    assert (figures["ann"], figures["snn"]) == (none, none)
+    assert types(figures) == {**SCHEMA, "ann": types(none), "snn": types(none)}
+    rows = [line.split() for line in done.out.splitlines() if line.startswith(("original", "spiking"))]
+    assert [row[-3:-1] for row in rows] == [["–", "–"], ["–", "–"]]
+
+
+def test_inspect_shows_recipe_and_sites(cli, vit_run):
+    shown = cli("inspect", vit_run)
+    assert shown.code == 0
+    lines = shown.out.splitlines()
+    assert lines[0] == "network        bundled:cifar10-vit (vit.pth weights)"
+    assert lines[3].startswith(
+        "recipe         preset=sformer, neuron=sfn, levels=mixed:8, rounding=paper, scale=0.25"
+    )
+    assert lines[4] == "calibrated on  4 images of bundled:cifar10-calibration"
+    assert lines[5].startswith("thresholds     percentile 1 (all), error ≤ ")
+    sites = [line.split()[0] for line in lines[8:]]
+    assert sites == sorted(record(vit_run)["sites"], key=sites.index)
+    assert len(sites) == 53
+    assert lines[8].split(maxsplit=1)[1].strip() == "analog: input of the network"
+    assert any("sfn, θ+=" in line and "levels=1..8+8 tail up to 263" in line for line in lines)
+
+
+def test_verify_with_and_without_a_run(cli, vit_run):
+    alone = cli("verify", "--trials", 2)
+    assert alone.code == 0
+    names = [line.split("  ")[0] for line in alone.out.splitlines()]
+    assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
+    both = cli("verify", vit_run, "--data", TEST, "--trials", 2)
+    assert both.code == 0
+    assert both.out.startswith(alone.out)
+    assert "51 of 51 neurons reached\nsilent: none\n" in both.out
+
+
+def test_verify_fails_if_a_claim_does_not_hold(cli, monkeypatch):
+    from onespike.theory import Row
+
+    row = Row("theorem 9", "1 = 2", 3, 2, -1.0, "x = 0")
+    monkeypatch.setattr("onespike.cli.app.check_all", lambda trials, seed: [row])
+    failed = cli("verify")
+    assert failed.code == 1
+    assert "theorem 9 does not hold: x = 0" in failed.out
+
+
+def test_lists(cli):
+    networks = cli("list", "models", "cifar10")
+    assert networks.out.splitlines() == ["bundled:cifar10-resnet18", "bundled:cifar10-vit"]
+    every = cli("list", "models").out.splitlines()
+    assert {"timm:test_vit", "torchvision:resnet18", "transformers:ID-OR-DIR"} <= set(every)
+    assert [line.split()[0] for line in cli("list", "neurons", "dual").out.splitlines()] == [
+        "dual-if",
+        "dual-mtn",
+    ]
+    assert cli("list", "presets").out.startswith("sformer    Recipe(preset='sformer', neuron='sfn', ")
+
+
+def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    listed = cli("list", "models", "resnet18")
+    assert listed.code == 0
+    assert {"timm:resnet18", "bundled:cifar10-resnet18"} <= set(listed.out.splitlines())
+    assert listed.err == (
+        "note: the list of torchvision models: it needs torchvision. "
+        "Install it with: pip install 'onespike[torchvision]'\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
+def test_other_libraries(cli, tmp_path, images, name):
+    run, file = tmp_path / "run", tmp_path / "result.json"
+    done = cli("convert", name, "--random-weights", "--calibrate", images, "--limit", 2, "--out", run)
+    assert done.code == 0, done.err
+    assert f"network        {name} (random weights)\n" in done.out
+    assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
+    assert types(json.loads(file.read_text())) == SCHEMA
+
+
+def test_another_neuron(cli, tmp_path, images):
+    run, file = tmp_path / "run", tmp_path / "result.json"
+    options = ("--neuron", "mtn", "--calibrate", images, "--limit", 2, "--out", run)
+    assert cli("convert", VIT, "--random-weights", *options).code == 0
+    assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
+    assert json.loads(file.read_text()).keys() == SCHEMA.keys()
+    assert "dual-mtn, θ+=" in cli("inspect", run).out
+
+
+def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, transformers_folder):
+    source = tmp_path / "source"
+    shutil.copytree(transformers_folder, source)
+    run, file = tmp_path / "run", tmp_path / "result.json"
+    spec = f"transformers:{source}"
+    done = cli("convert", spec, "--pretrained", "--calibrate", images, "--out", run)
+    assert done.code == 0, done.err
+    pair = pipeline.convert_network(load_model(spec, pretrained=True), list_images(images), Recipe())
+    shutil.rmtree(source)  # the run stands on its own
+    assert {p.name for p in (run / "network").iterdir()} == {"config.json", "preprocessor_config.json"}
+    assert digest(pipeline.load_run(run), images) == digest(pair, images)
+    evaluated = cli("evaluate", run, "--data", images, "--json", file)
+    assert "note: 10 of these images were used for calibration, first 0/0.png\n" in evaluated.out
+    assert f"\nnetwork        {spec} (pretrained weights)\n" in evaluated.out
+    assert types(json.loads(file.read_text())) == SCHEMA
+    (run / "network" / "config.json").write_text("{}")
+    assert cli("inspect", run).message() == (
+        f"{run}: the run is damaged: network/config.json is not the file that was saved (its SHA-256 differs). "
+        "Convert the network again."
+    )
+
+
+@pytest.mark.parametrize("kind", ["bundled", "transformers"])
+def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_folder, kind):
+    place = tmp_path / "place"
+    weights = place / "checkpoints" / ("w.pth" if kind == "bundled" else "w.safetensors")
+    weights.parent.mkdir(parents=True)
+    shutil.copy(vit_weights if kind == "bundled" else transformers_folder / "model.safetensors", weights)
+    spec = VIT if kind == "bundled" else f"transformers:{transformers_folder}"
+    run = place / "runs" / "run"
+    done = cli(
+        "convert",
+        spec,
+        "--weights",
+        weights,
+        "--reference-weights",
+        "--calibrate",
+        images,
+        "--limit",
+        4,
+        "--out",
+        run,
+    )
+    assert done.code == 0, done.err
+    relative = f"../../checkpoints/{weights.name}"
+    assert record(run)["network"]["weights_file"] == relative
+    assert record(run)["files"][relative] == sha256(weights)
+    assert not (run / "weights.safetensors").exists()
+    loaded = load_model(spec, weights=weights)
+    items = pipeline.choose(str(images), 4)
+    expected = digest(pipeline.convert_network(loaded, items, Recipe()), images)
+    assert digest(pipeline.load_run(run), images) == expected
+
+    moved = tmp_path / "moved"
+    place.rename(moved)  # run and checkpoint together
+    run, weights = moved / "runs" / "run", moved / "checkpoints" / weights.name
+    assert digest(pipeline.load_run(run), images) == expected
+
+    start = f"{run}: the checkpoint {run / relative}, to which the run refers, "
+    end = ". Put it back, or convert the network again."
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert cli("evaluate", run, "--data", images).message() == (
+        f"{start}is not the file that was saved (its SHA-256 differs){end}"
+    )
+    weights.unlink()
+    assert cli("inspect", run).message() == f"{start}is missing{end}"
+
+
+LOGITS = """
+import hashlib, sys
+from pathlib import Path
+import torch
+from onespike import pipeline
+from onespike.tasks import batches, list_images
+
+torch.set_num_threads(1)
+pair = pipeline.load_run(Path(sys.argv[1]))
+inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.transform, 4)))
+with torch.inference_mode():
+    both = [network(inputs).numpy().tobytes() for network in (pair.ann, pair.snn)]
+print(hashlib.sha256(b"".join(both)).hexdigest())
+"""
+
+
+def test_a_new_process_computes_the_same_bits(images, vit_run):
+    command = [sys.executable, "-c", LOGITS, str(vit_run), str(images)]
+    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert there == digest(pipeline.load_run(vit_run), images)
+
+
+def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weights):
+    state = torch.load(vit_weights, weights_only=True)
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "w.pt")
+    found = []
+    for name in ("w.safetensors", "w.pt"):
+        run = tmp_path / f"run-{name}"
+        done = cli(
+            "convert", VIT, "--weights", tmp_path / name, "--calibrate", images, "--limit", 2, "--out", run
+        )
+        assert done.code == 0, done.err
+        found.append(load_file(run / "weights.safetensors"))
+    assert all(torch.equal(tensor, state[name]) for tensors in found for name, tensor in tensors.items())

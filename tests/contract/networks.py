@@ -1,0 +1,49 @@
+"""Small networks that tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Transformer(nn.Module):
+    """A stem, one attention and one MLP with their norms, and a head; the attention's products are written out."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.stem = nn.Linear(6, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.act = nn.GELU()
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1), -1)
+        x = x + self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
+        x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
+        return self.head(x.mean(1))
+
+
+def transformer(seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer().eval()
+
+
+def sequences(count: int = 12, seed: int = 1) -> Tensor:
+    return torch.randn(count, 7, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp(*between: nn.Module) -> nn.Sequential:
+    """4 → 8 → 8 → 3 with ReLU; extra modules come before the head."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), *between, nn.Linear(8, 3))
+    return nn.Sequential(*layers).eval()
+
+
+def rows(count: int = 64, seed: int = 1) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))

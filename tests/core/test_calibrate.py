@@ -1,0 +1,373 @@
+"""Thresholds against numpy on captured activations, whatever the split; and every refusal word by word."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Recipe, calibrate, preset
+from onespike.errors import CalibrationError
+
+RESOLUTION = 2.0**-10
+"""The stated error of the observer."""
+
+
+def captured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
+    """The inputs of all linear maps, and the attention's operands computed apart from the library."""
+    seen: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(
+            lambda m, args, name=name: seen.update({f"{name}:linear0_input": args[0]})
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    with torch.no_grad():
+        model(x)
+        h = model.stem(x)
+        q, k, v = (
+            model.qkv(model.norm1(h)).view(len(x), x.shape[1], 3, model.heads, -1).permute(2, 0, 3, 1, 4)
+        )
+        seen[":matmul0_lhs"] = q * q.shape[-1] ** -0.5
+        seen[":matmul0_rhs"], seen[":matmul1_rhs"] = k, v
+        seen[":matmul1_lhs"] = (seen[":matmul0_lhs"] @ k.mT).softmax(-1)
+    for handle in handles:
+        handle.remove()
+    return {site: value.numpy() for site, value in seen.items()}
+
+
+def top(x: np.ndarray, percentile: float) -> float:
+    return max(0.0, float(np.quantile(x, 1 - percentile / 100, method="inverted_cdf")))
+
+
+@pytest.mark.parametrize("percentile", [1.0, 2.5, 0.0])
+def test_thresholds_of_the_preset_against_numpy(percentile):
+    model, x = transformer(), sequences(40)
+    found = calibrate(model, x.split(16), preset("sformer", percentile=percentile))
+    expected = captured(model, x)
+    assert set(found) == set(expected)
+    for site, threshold in found.items():
+        assert threshold.largest == pytest.approx(np.abs(expected[site]).max(), rel=1e-5)
+        if threshold.role == "softmax":
+            assert float(threshold.positive) == pytest.approx(expected[site].max() / 263, rel=1e-5)
+            assert float(threshold.negative) == 0
+            continue
+        assert float(threshold.positive) == pytest.approx(
+            top(expected[site], percentile), rel=RESOLUTION + 1e-5
+        )
+        assert float(threshold.negative) == pytest.approx(
+            top(-expected[site], percentile), rel=RESOLUTION + 1e-5
+        )
+    assert [t.site for t in found.values() if t.role == "softmax"] == [":matmul1_lhs"]
+
+
+def test_rectified_activations_have_one_side():
+    thresholds = calibrate(mlp(), [rows()])
+    assert float(thresholds["2:linear0_input"].positive) > 0
+    assert float(thresholds["2:linear0_input"].negative) == 0
+    assert float(thresholds["0:linear0_input"].negative) > 0
+
+
+@pytest.mark.parametrize(
+    "recipe", [Recipe(), Recipe(domain="sided"), Recipe(granularity="channel"), Recipe(softmax="head")]
+)
+def test_any_order_and_split_gives_the_same_thresholds(recipe):
+    # In float64 a batch's size cannot move a rounding across a bin of the float32 histogram.
+    model, x = transformer().double(), sequences(12).double()
+    whole = calibrate(model, [x], recipe)
+    for batches in (x.split(5), x.split(1), x.flip(0).split(7)):
+        split = calibrate(model, batches, recipe)
+        assert list(split) == list(whole)
+        for site, threshold in split.items():
+            same = whole[site]
+            assert torch.equal(threshold.positive, same.positive), site
+            assert torch.equal(threshold.negative, same.negative), site
+            assert (threshold.role, threshold.levels, threshold.macs, threshold.calls) == (
+                same.role, same.levels, same.macs, same.calls
+            )  # fmt: skip
+        assert split.provenance["samples"] == 12
+
+
+def test_the_sided_domain_is_a_quantile_of_one_sign():
+    model, x = transformer(), sequences(40)
+    found = calibrate(model, [x], Recipe(domain="sided"))
+    for site, values in captured(model, x).items():
+        if found[site].role == "softmax":
+            continue
+        for side, threshold in ((1, found[site].positive), (-1, found[site].negative)):
+            one = side * values[side * values > 0]
+            assert float(threshold) == pytest.approx(top(one, 1.0), rel=RESOLUTION + 1e-5)
+
+
+def test_channels_have_thresholds_of_their_own():
+    model, x = transformer(), sequences(40)
+    found = calibrate(model, [x], Recipe(granularity="channel"))
+    values = captured(model, x)["fc2:linear0_input"]
+    threshold = found["fc2:linear0_input"].positive
+    assert threshold.shape == (32,)
+    for channel, value in enumerate(threshold):
+        assert float(value) == pytest.approx(top(values[..., channel], 1.0), rel=2.0**-5 + 1e-5)
+    assert found[":matmul0_lhs"].positive.dim() == 0  # the operands of a product have no channel
+
+
+def test_channels_of_a_convolution_broadcast_over_its_images():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 2))
+    found = calibrate(model, [torch.randn(4, 1, 8, 8)], Recipe(granularity="channel"))
+    assert found["2:conv0_input"].positive.shape == (3, 1, 1)
+    assert found["4:linear0_input"].positive.shape == (32,)
+
+
+class Two(nn.Module):
+    """Two attentions in a row, so that one value for the model differs from one for each site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = transformer(0), transformer(1)
+        self.widen = nn.Linear(5, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(3 * self.widen(self.a(x))[:, None] * x)
+
+
+def softmax_thresholds(recipe: Recipe) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = Two().eval()
+    return {s: t.positive for s, t in calibrate(model, [sequences()], recipe).items() if t.role == "softmax"}
+
+
+def test_softmax_options():
+    site = softmax_thresholds(Recipe())
+    a, b = site["a:matmul1_lhs"], site["b:matmul1_lhs"]
+    assert a != b
+    model = softmax_thresholds(Recipe(softmax="model"))
+    assert model["a:matmul1_lhs"] == model["b:matmul1_lhs"] == max(a, b)
+    head = softmax_thresholds(Recipe(softmax="head"))["a:matmul1_lhs"]
+    assert head.shape == (2, 1, 1)
+    assert head.max() == a and head.min() < a
+    assert all(float(t) == pytest.approx(0.0035) for t in softmax_thresholds(Recipe(softmax=0.0035)).values())
+
+
+@pytest.mark.parametrize(("levels", "largest"), [("linear:8", 16), ("exponential:4", 128), ("1,2,9", 9)])
+def test_the_softmax_step_follows_the_largest_level_in_use(levels, largest):
+    found = calibrate(transformer(), [sequences()], Recipe(levels=levels))[":matmul1_lhs"]
+    assert found.levels[-1] == largest
+    assert float(found.positive) == pytest.approx(found.largest / largest)
+
+
+def test_density_levels_are_chosen_for_each_site():
+    found = calibrate(transformer(), [sequences(40)], Recipe(levels="density:4"))
+    levels = {site: t.levels for site, t in found.items() if t.role in ("activation", "softmax")}
+    assert len(set(levels.values())) > 1
+    for site, chosen in levels.items():
+        assert chosen[0] == 1 and len(chosen) <= 8 and sorted(set(chosen)) == list(chosen)
+        if found[site].role == "activation":
+            step = 0.25 * max(float(found[site].positive), float(found[site].negative))
+            assert chosen[-1] == pytest.approx(found[site].largest / step, abs=1)
+        else:
+            assert float(found[site].positive) == pytest.approx(found[site].largest / chosen[-1])
+
+
+class Recorder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((torch.is_inference_mode_enabled(), self.training))
+        return x
+
+
+def test_the_network_runs_in_inference_mode_and_gets_its_flags_back():
+    recorder = Recorder()
+    model = mlp(nn.Dropout(0.5), recorder)
+    model.train()
+    model[0].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    first = calibrate(model, [rows()])
+    assert recorder.seen == [(True, False)]
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert all("forward" not in m.__dict__ for m in model.modules())
+    again = calibrate(model, [rows()])  # dropout was off
+    assert all(torch.equal(t.positive, again[s].positive) for s, t in first.items())
+
+
+def test_flags_come_back_after_a_failure_too():
+    model = mlp().train()
+    with pytest.raises(RuntimeError):
+        calibrate(model, [torch.zeros(2, 5)])
+    assert all(m.training for m in model.modules())
+    assert len(calibrate(model, [rows()])) == 3  # and no hook stayed behind
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
+        return self.inner(x if gain is None else x * gain)
+
+
+def test_batches_are_tensors_tuples_or_mappings():
+    model, x = Named(), rows()
+    gain = torch.full((64, 1), 2.0)
+    direct = calibrate(model, [2 * x])
+    for batch in ((x, gain), [x, gain], {"x": x, "gain": gain}):
+        found = calibrate(model, [batch])
+        assert found.provenance["samples"] == 64
+        for site, threshold in found.items():
+            assert torch.equal(threshold.positive, direct[site].positive)
+
+
+def test_progress_wraps_the_batches_and_provenance_is_kept():
+    seen = []
+
+    def progress(batches):
+        for batch in batches:
+            seen.append(len(batch))
+            yield batch
+
+    found = calibrate(mlp(), rows().split(24), progress=progress, provenance={"data": "noise"})
+    assert seen == [24, 24, 16]
+    assert (found.provenance["data"], found.provenance["model"]) == ("noise", "Sequential")
+    assert found.provenance["observer"] == "percentile 1 (all), error ≤ 0.00098"
+
+
+def test_a_module_that_runs_twice_shares_its_site():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.shared, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.shared(self.shared(self.stem(x))))
+
+    found = calibrate(Twice(), [rows()])
+    assert (found["shared:linear0_input"].calls, found["shared:linear0_input"].macs) == (2, 128)
+    assert found["stem:linear0_input"].calls == 1
+    assert found.macs == 32 + 128 + 16
+
+
+def test_operands_that_never_change_are_weights_or_constants():
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+            self.weight = nn.Parameter(torch.randn(8, 8))
+            self.register_buffer("table", torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = self.table @ self.table.T
+            return self.head(self.stem(x) @ self.weight + mixed[0])
+
+    roles = {site: t.role for site, t in calibrate(Products(), rows().split(32)).items()}
+    assert roles == {
+        "stem:linear0_input": "input",
+        ":matmul0_lhs": "constant",
+        ":matmul0_rhs": "constant",
+        ":matmul1_lhs": "activation",
+        ":matmul1_rhs": "weight",
+        "head:linear0_input": "head",
+    }
+
+
+def test_a_site_needs_two_different_inputs_to_be_constant():
+    """One visit, or the same batch twice, is no evidence."""
+    same = calibrate(mlp(), [rows(), rows()])
+    assert [t.role for t in same.values()] == ["input", "activation", "head"]
+
+    class Seldom(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.rare, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(self.rare(x) if len(x) > 8 else x)
+
+    found = calibrate(Seldom(), rows(24).split(16))
+    assert (found["rare:linear0_input"].role, found["rare:linear0_input"].calls) == ("activation", 0.5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_refused_where_they_appear(bad):
+    message = (
+        "calibrate: {} receives NaN or infinite values. "
+        "Check the weights and the preprocessing, or calibrate in float32."
+    )
+    x = rows()
+    x[3, 1] = bad
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message.format('0:linear0_input'))}$"):
+        calibrate(mlp(), [rows(), x])
+    model = mlp()
+    with torch.no_grad():
+        model[0].bias[2] = abs(bad)
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message.format('2:linear0_input'))}$"):
+        calibrate(model, [rows()])
+
+
+@pytest.mark.parametrize("batches", [[], [torch.zeros(0, 4)]])
+def test_nothing_to_calibrate_with(batches):
+    message = "calibrate: there are no calibration inputs. Give at least one batch."
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message)}$"):
+        calibrate(mlp(), batches)
+
+
+def test_an_empty_batch_among_others_changes_nothing():
+    found, expected = calibrate(mlp(), [torch.zeros(0, 4), rows()]), calibrate(mlp(), [rows()])
+    assert all(torch.equal(t.positive, expected[s].positive) for s, t in found.items())
+    assert found.provenance == expected.provenance
+
+
+def test_a_network_without_products():
+    message = (
+        "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
+        "Check that the right network was loaded."
+    )
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message)}$"):
+        calibrate(nn.ReLU(), [rows()])
+
+
+class Deaf(nn.Module):
+    """Computes, and then answers with a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.answer = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear(x)
+        return self.answer.expand(len(x), -1)
+
+
+def dead_head() -> nn.Sequential:
+    model = mlp()
+    with torch.no_grad():
+        model[-1].weight.zero_()
+    return model
+
+
+IGNORED = (
+    "calibrate: the network's output is the same for all {} inputs. "
+    "Check its weights, and that the calibration inputs differ."
+)
+
+
+@pytest.mark.parametrize("model", [Deaf(), dead_head()], ids=["constant", "zero head"])
+def test_a_network_that_ignores_its_input(model):
+    with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(64))}$"):
+        calibrate(model, rows().split(16))
+
+
+def test_inputs_that_are_all_the_same():
+    with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(6))}$"):
+        calibrate(mlp(), [torch.ones(3, 4), torch.ones(3, 4)])
+    assert len(calibrate(mlp(), [torch.ones(1, 4)])) == 3  # one input has nothing to differ from

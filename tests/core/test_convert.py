@@ -1,0 +1,403 @@
+"""What a conversion places where, and every refusal word by word."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from contract.conversion_contract import own_forwards, run, same_state, snapshot
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Recipe, calibrate, convert, convert_, revert_, set_scale_, table
+from onespike.attach import Analog
+from onespike.errors import ConversionError, UsageError
+from onespike.neurons import Neuron
+
+
+@torch.library.custom_op("onespike_test::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Bilinear(8, 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x[:, None])[0][:, 0]
+
+
+class Inner(nn.Module):
+    """torch.inner has no rule; its size is known, since it ends in a matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.inner(x, self.weight)
+
+
+def refusal(model: nn.Module) -> str:
+    with pytest.raises(ConversionError) as caught:
+        convert(model, calibrate(model, [rows()]))
+    return str(caught.value)
+
+
+def test_a_custom_operation_is_refused_by_its_name():
+    assert refusal(mlp(Custom())) == (
+        "convert: 1 products are not covered: onespike_test.product in 4 (an unknown share of MACs). Add a rule "
+        "with @onespike.synaptic, or leave them analog with exclude=['4:onespike_test.product']."
+    )
+
+
+def test_the_share_of_a_known_product_is_stated():
+    text = refusal(mlp(Inner()))
+    share = 100 * 64 / (32 + 64 + 64 + 24)
+    assert re.fullmatch(
+        rf"convert: 1 products are not covered: (\w+) in 4 \({share:.1f} % of MACs\)\. Add a rule with "
+        r"@onespike\.synaptic, or leave them analog with exclude=\['4:\1'\]\.",
+        text,
+    ), text
+
+
+@pytest.mark.parametrize(("layer", "macs"), [(Inner, 64), (Bilinear, 512), (Recurrent, 4 * 8 * 16)])
+def test_the_size_of_an_uncovered_product(layer, macs):
+    thresholds = calibrate(mlp(layer()), rows().split(16))
+    assert list(thresholds.uncovered.values()) == [macs]
+    assert thresholds.macs == 32 + 64 + 24 + macs
+
+
+@pytest.mark.parametrize(
+    ("layer", "owner"), [(Bilinear, "4.inner"), (Recurrent, "4.lstm"), (Inner, "4"), (Custom, "4")]
+)
+def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
+    torch.manual_seed(0)
+    model = mlp(layer())
+    before = snapshot(model)
+    thresholds = calibrate(model, [rows()])
+    assert {name for name, _ in thresholds.uncovered} == {owner}
+    with pytest.raises(ConversionError, match=rf" in {re.escape(owner)} \(.* of MACs\)") as caught:
+        convert_(model, thresholds)
+    assert own_forwards(model) == set() and same_state(model, before)
+    remedy = re.search(r"exclude=\['(.*)'\]", str(caught.value)).group(1)
+    assert remedy in {f"{o}:{operation}" for o, operation in thresholds.uncovered}
+    excluded = tuple(f"{o}:{operation}" for o, operation in thresholds.uncovered)
+    snn = convert(model, thresholds, Recipe(exclude=excluded))
+    assert not torch.equal(run(snn, rows()), run(model, rows()))
+    assert len(calibrate(model, [rows()])) == 3
+
+
+def test_a_rule_makes_it_pass():
+    @onespike.synaptic(torch.inner)
+    def rule(visit, input, other):
+        from onespike import sites
+
+        return sites._matmul(visit, input, other.T)
+
+    try:
+        model = mlp(Inner())
+        thresholds = calibrate(model, rows().split(32))
+        assert thresholds.uncovered == {}
+        assert thresholds["4:matmul0_rhs"].role == "weight"
+        assert onespike.verify(convert(model, thresholds), rows()).ok
+    finally:
+        del onespike.sites.RULES[torch.inner]
+
+
+def spiking(model: nn.Module) -> set[str]:
+    return {row["site"] for row in table(model) if row["spikes"]}
+
+
+def reasons(model: nn.Module) -> dict[str, str]:
+    return {str(s): n.reason for s, n in onespike.neurons(model) if isinstance(n, Analog)}
+
+
+INNER = {
+    "qkv:linear0_input", ":matmul0_lhs", ":matmul0_rhs", ":matmul1_lhs", ":matmul1_rhs", "proj:linear0_input",
+    "fc1:linear0_input", "fc2:linear0_input",
+}  # fmt: skip
+
+
+def test_the_paper_leaves_input_and_head_analog():
+    model = transformer()
+    thresholds = calibrate(model, [sequences()])
+    snn = convert(model, thresholds)
+    assert spiking(snn) == INNER
+    assert reasons(snn) == {
+        "stem:linear0_input": "input of the network",
+        "head:linear0_input": "input of the output layer",
+    }
+    every = convert(model, thresholds, Recipe(io="spiking"))
+    assert spiking(every) == INNER | {"stem:linear0_input", "head:linear0_input"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"include": ("fc*",)}, {"fc1:linear0_input", "fc2:linear0_input"}),
+        ({"include": ("*:matmul?_lhs",)}, {":matmul0_lhs", ":matmul1_lhs"}),
+        ({"exclude": ("*:matmul*",)}, {s for s in INNER if "matmul" not in s}),
+        ({"include": ("fc*", "qkv:*"), "exclude": ("fc1:*",)}, {"fc2:linear0_input", "qkv:linear0_input"}),
+    ],
+)
+def test_include_and_exclude(changes, expected):
+    model = transformer()
+    snn = convert(model, calibrate(model, [sequences()]), Recipe(**changes))
+    assert spiking(snn) == expected
+    for site in INNER - expected:
+        excluded = Recipe(**changes).excludes(site)
+        assert reasons(snn)[site] == ("excluded" if excluded else "not included")
+
+
+def test_a_conversion_of_nothing_is_refused():
+    model = transformer()
+    message = "convert: no site would spike. Widen include, or narrow exclude."
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        convert(model, calibrate(model, [sequences()]), Recipe(exclude=("*",)))
+
+
+def test_constant_weight_and_zero_sites_stay_analog_with_their_reason():
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.rare, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x) @ self.weight + (self.weight @ self.weight)[0]
+            seldom = torch.zeros_like(x)
+            seldom[0, 0] = x[0, 0]
+            return self.head(x + self.rare(seldom))
+
+    torch.manual_seed(0)
+    model = Products()
+    snn = convert(model, calibrate(model, rows().split(32)))
+    assert spiking(snn) == {":matmul0_lhs"}
+    assert reasons(snn) == {
+        ":matmul0_rhs": "plays a weight: the same for every input",
+        ":matmul1_lhs": "constant over calibration",
+        ":matmul1_rhs": "constant over calibration",
+        "stem:linear0_input": "input of the network",
+        "rare:linear0_input": "no threshold: over 99 % of its values are zero",
+        "head:linear0_input": "input of the output layer",
+    }
+
+
+def test_already_converted():
+    model = mlp()
+    thresholds = calibrate(model, [rows()])
+    convert_(model, thresholds)
+    message = "convert: this network is converted already. Call revert_ on it first."
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        convert_(model, thresholds)
+    convert_(revert_(model), thresholds)
+
+
+class Choice(nn.Module):
+    """Its own product runs once, or twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor, again: bool = False) -> Tensor:
+        x = self.stem(x) @ self.weight
+        return self.head(x @ self.weight if again else x)
+
+
+def test_a_product_that_calibration_never_reached():
+    model = Choice()
+    snn = convert(model, calibrate(model, rows().split(32)))
+    run(snn, rows())
+    message = (
+        "the product matmul1 ran in the network, and no calibration input had reached it. "
+        "Calibrate with inputs that take the same path."
+    )
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        run(snn, (rows(), True))
+
+
+class Detour(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right, self.head = (
+            nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, right: bool = False) -> Tensor:
+        h = self.stem(x)
+        return self.head(self.right(h) if right else self.left(h))
+
+
+def test_a_module_that_calibration_never_ran():
+    model = Detour()
+    snn = convert(model, calibrate(model, [rows()]))
+    run(snn, rows())
+    message = (
+        "the product linear0 ran in right, and no calibration input had reached it. "
+        "Calibrate with inputs that take the same path."
+    )
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        run(snn, (rows(), True))
+    assert own_forwards(revert_(snn)) == set()
+    both = convert(model, calibrate(model, [rows(), (rows(), True)]))
+    assert onespike.verify(both, (rows(), True)).silent == ("left:linear0_input",)
+
+
+@pytest.mark.parametrize("owner", ["", "2"])
+def test_an_attribute_named_neurons_is_not_overwritten(owner):
+    model = Choice() if owner == "" else mlp()
+    model.get_submodule(owner).neurons = 7
+    thresholds = calibrate(model, [rows()])
+    where = owner or "the network itself"
+    with pytest.raises(
+        ConversionError, match=rf"^convert: {where} has an attribute 'neurons' of its own\. Rename it\.$"
+    ):
+        convert_(model, thresholds)
+    assert model.get_submodule(owner).neurons == 7 and own_forwards(model) == set()
+
+
+def test_thresholds_of_another_network():
+    message = (
+        "convert: the thresholds name qkv:linear0_input, and the network has no module 'qkv'. "
+        "Calibrate this very network."
+    )
+    thresholds = calibrate(transformer(), [sequences()])
+    thresholds.entries.pop("stem:linear0_input")
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        convert(mlp(), thresholds)
+
+
+def test_one_scale_for_all_neurons_but_softmax():
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]), Recipe(scale=0.25))
+    scales = {str(s): n.scale for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    assert scales.pop(":matmul1_lhs") is None
+    assert len({id(s) for s in scales.values()}) == 1
+    before = run(snn, x)
+    set_scale_(snn, 0.5)
+    assert not torch.equal(run(snn, x), before)
+    twin = copy.deepcopy(snn).double()  # a shared tensor would have been split here
+    set_scale_(twin, 0.25)
+    assert {float(n.scale.value) for _, n in onespike.neurons(twin) if getattr(n, "scale", None)} == {0.25}
+    assert torch.allclose(run(twin, x.double()).float(), before, rtol=1e-2, atol=1e-2)
+    with pytest.raises(
+        UsageError, match=r"^scale must be in \(0, 1\], not 2\. The paper uses 0\.25 to 0\.36\.$"
+    ):
+        set_scale_(snn, 2)
+    with pytest.raises(UsageError, match=r"^this network has no neuron with a scale\. Convert it first, "):
+        set_scale_(mlp(), 0.5)
+
+
+@pytest.mark.parametrize("neuron", ["sfn", "if", "mtn"])
+def test_every_neuron_converts_signed_and_rectified_sites(neuron):
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]), Recipe(neuron=neuron))
+    assert run(snn, x).isfinite().all()
+    names = {str(s): n.name for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    dual = neuron if neuron == "sfn" else f"dual-{neuron}"
+    assert names["fc1:linear0_input"] == dual
+    assert names[":matmul1_lhs"] == neuron
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(granularity="channel"),
+        Recipe(softmax="head"),
+        Recipe(levels="density:4"),
+        Recipe(rounding="nearest"),
+        Recipe(domain="sided"),
+    ],
+)
+def test_options_reach_the_neurons(recipe):
+    model, x = transformer(), sequences()
+    thresholds = calibrate(model, [x], recipe)
+    snn = convert(model, thresholds, recipe)
+    assert not torch.equal(run(snn, x), run(convert(model, calibrate(model, [x])), x))
+    for site, neuron in onespike.neurons(snn):
+        if isinstance(neuron, Neuron):
+            assert torch.equal(neuron.positive, thresholds[str(site)].positive)
+            assert neuron.levels == thresholds[str(site)].levels
+            assert neuron.rounding == recipe.rounding
+    assert onespike.verify(snn, x).ok
+
+
+def test_finer_levels_come_closer_to_the_original():
+    model, x = transformer(), sequences(40)
+    error = []
+    for levels, scale in (("linear:2", 1.0), ("linear:16", 0.125), ("linear:256", 0.01)):
+        recipe = Recipe(levels=levels, scale=scale, percentile=0)
+        error.append(
+            float((run(convert(model, calibrate(model, [x], recipe), recipe), x) - run(model, x)).norm())
+        )
+    assert error[0] > error[1] > 5 * error[2]
+
+
+def test_printing_shows_what_spikes_and_why_not():
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]))
+    text = repr(snn)
+    assert "2 of 3 sites spike" not in text
+    assert "1 of 3 sites spike" in text
+    assert re.search(r"2:linear0_input +sfn, θ\+=", text)
+    assert re.search(r"0:linear0_input +analog: input of the network", text)
+    assert "linear0_input): ScaleFire(" in text.replace("(linear0_input", "linear0_input")
+    revert_(snn)
+    assert "spike" not in repr(snn)
+
+
+def test_hooks_and_training_flags_survive():
+    model, seen = transformer(), []
+    model.fc1.register_forward_hook(lambda m, args, out: seen.append(out.shape))
+    snn = convert(model, calibrate(model, [sequences()]))
+    seen.clear()
+    run(snn, sequences())
+    assert seen == [(12, 7, 32)]
+    assert not snn.training and not any(m.training for m in snn.modules())
+
+
+def test_a_forward_of_ones_own_comes_back():
+    model = mlp()
+    own = model[2].forward
+    model[2].forward = lambda x: own(x) + 1
+    mine = model[2].forward
+    expected = run(model, rows())
+    convert_(model, calibrate(model, [rows()]))
+    assert model[2].forward is not mine
+    revert_(model)
+    assert model[2].forward is mine
+    assert torch.equal(run(model, rows()), expected)
+
+
+def test_gradients_reach_the_weights_through_a_converted_network():
+    """Neurons pass no gradient to their input (rounding has none), but the layer they drive still learns."""
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]))
+    snn(rows()).sum().backward()
+    assert snn[2].weight.grad is not None and snn[4].weight.grad.any()

@@ -1,0 +1,291 @@
+"""Every column of the ledger against the unit-weight reference: the same operation on the spikes, all weights 1."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onespike
+from contract.conversion_contract import randomise_, run
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Ledger, Recipe, calibrate, convert, metered
+from onespike.energy import AC_PJ, COLUMNS, MAC_PJ, naf_weight
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+
+
+def non_adjacent_form(n: int) -> list[int]:
+    """Digits −1, 0, 1, the lowest first, by the textbook."""
+    digits = []
+    while n:
+        digit = 2 - n % 4 if n % 2 else 0
+        digits.append(digit)
+        n = (n - digit) // 2
+    return digits
+
+
+def test_naf_weight_against_its_definition():
+    weights = naf_weight(torch.arange(5001)).tolist()
+    for n, weight in enumerate(weights):
+        digits = non_adjacent_form(n)
+        assert sum(d * 2**i for i, d in enumerate(digits)) == n
+        assert weight == sum(d != 0 for d in digits)
+
+
+def naf(y: Tensor) -> Tensor:
+    return (
+        torch.tensor([sum(d != 0 for d in non_adjacent_form(int(n))) for n in y.flatten()])
+        .view(y.shape)
+        .double()
+    )
+
+
+MEASURES = {
+    "counts": lambda y: y.double(),
+    "nonzero": lambda y: (y != 0).double(),
+    "binary": naf,
+}
+
+
+def spikes(snn: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """|y| of every neuron in an unmetered forward."""
+    seen: dict[str, Tensor] = {}
+    handles = [
+        neuron.register_forward_pre_hook(
+            lambda cell, args, site=str(site): seen.update({site: cell.spikes(args[0]).abs()})
+        )
+        for site, neuron in onespike.neurons(snn)
+        if isinstance(neuron, Neuron)
+    ]
+    run(snn, x)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def counted(snn: nn.Module, *batches: Tensor) -> Ledger:
+    with metered(snn) as ledger:
+        for x in batches:
+            run(snn, x)
+    return ledger
+
+
+def by_site(ledger: Ledger) -> dict[str, onespike.energy.SiteCount]:
+    return {str(site): row for site, row in ledger.sites.items()}
+
+
+CONVOLUTIONS = {
+    "border": dict(kernel_size=3, padding=1),
+    "no padding": dict(kernel_size=3),
+    "stride": dict(kernel_size=3, padding=1, stride=2),
+    "stride over the border": dict(kernel_size=2, stride=3),
+    "groups": dict(kernel_size=3, padding=1, groups=2),
+    "depthwise": dict(kernel_size=5, padding=2, groups=4),
+    "dilated": dict(kernel_size=3, padding=(2, 1), stride=(1, 2), dilation=(2, 1)),
+    "same": dict(kernel_size=4, padding="same"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name):
+    settings = CONVOLUTIONS[name]
+    middle = nn.Conv2d(4, 8, **settings)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        middle,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    randomise_(model)
+    x = torch.randn(3, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    snn = convert(model, calibrate(model, [x]))
+    y = spikes(snn, x)["2:conv0_input"]
+    row = by_site(counted(snn, x))["2:conv0_input"]
+    ones = nn.Conv2d(4, 8, **settings, bias=False).double()
+    nn.init.ones_(ones.weight)
+    assert y.any()
+    for column, measure in MEASURES.items():
+        with torch.no_grad():
+            assert getattr(row, column) == float(ones(measure(y)).sum()), column
+    assert row.spikes == float(y.sum())
+    assert (row.active, row.elements) == (int((y != 0).sum()), y.numel())
+    with torch.no_grad():
+        positions = middle(torch.zeros(3, 4, 7, 6)).numel()
+    assert row.macs == positions * middle.weight[0].numel()
+
+
+@pytest.fixture(scope="module")
+def attention() -> tuple[nn.Module, Tensor, dict[str, Tensor], Ledger]:
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]))
+    return snn, x, spikes(snn, x), counted(snn, x)
+
+
+@pytest.mark.parametrize("layer", ["qkv", "proj", "fc1", "fc2"])
+@pytest.mark.parametrize("column", MEASURES)
+def test_linear(attention, layer, column):
+    snn, _, y, ledger = attention
+    weight = torch.ones_like(snn.get_submodule(layer).weight).double()
+    site = f"{layer}:linear0_input"
+    assert getattr(by_site(ledger)[site], column) == float(F.linear(MEASURES[column](y[site]), weight).sum())
+
+
+@pytest.mark.parametrize("product", [":matmul0", ":matmul1"])
+@pytest.mark.parametrize("column", MEASURES)
+def test_attention_products(attention, product, column):
+    _, _, y, ledger = attention
+    left, right = y[f"{product}_lhs"], y[f"{product}_rhs"]
+    rows_ = by_site(ledger)
+    measured = MEASURES[column](left)
+    assert getattr(rows_[f"{product}_lhs"], column) == float(
+        (measured @ torch.ones_like(right).double()).sum()
+    )
+    measured = MEASURES[column](right)
+    assert getattr(rows_[f"{product}_rhs"], column) == float(
+        (torch.ones_like(left).double() @ measured).sum()
+    )
+
+
+def test_the_first_spiking_operand_drives_a_product(attention):
+    _, _, y, ledger = attention
+    rows_ = by_site(ledger)
+    for column in MEASURES:
+        driving = [s for s in y if not s.endswith("_rhs")]
+        assert ledger.accumulates(column) == sum(getattr(rows_[s], column) for s in driving)
+    drivers = dict(ledger.products())
+    assert str(drivers[":matmul0"].site) == ":matmul0_lhs"
+
+
+def test_the_second_operand_drives_where_the_first_is_analog():
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]), Recipe(exclude=(":matmul0_lhs",)))
+    ledger = counted(snn, x)
+    assert str(dict(ledger.products())[":matmul0"].site) == ":matmul0_rhs"
+    assert ledger.macs == counted(convert(model, calibrate(model, [x])), x).macs
+
+
+def test_the_double_count_is_all_pairs(attention):
+    _, _, y, ledger = attention
+    expected = sum(row.counts for s, row in by_site(ledger).items() if s in y and "matmul" not in s)
+    for product in (":matmul0", ":matmul1"):
+        expected += float((y[f"{product}_lhs"].double() @ y[f"{product}_rhs"].double()).sum())
+    assert ledger.accumulates("counts", double=True) == expected
+    assert ledger.ratio("counts", double=True) == pytest.approx(expected * AC_PJ / (ledger.macs * MAC_PJ))
+    assert ledger.accumulates("counts") != expected
+
+
+def test_the_double_count_adds_up_over_batches(attention):
+    snn, x, _, whole = attention
+    split = counted(snn, x[:5], x[5:])
+    assert split.accumulates("counts", double=True) == pytest.approx(
+        whole.accumulates("counts", double=True), rel=1e-3
+    )
+
+
+def test_ratios_follow_from_the_counts(attention):
+    _, x, _, ledger = attention
+    b, n, c, h = len(x), x.shape[1], 16, 32
+    stem, head = b * n * 6 * c, b * c * 5
+    attended = 2 * b * n * n * c
+    assert ledger.macs == stem + head + attended + b * n * (3 * c * c + c * c + 2 * c * h)
+    assert ledger.functions == {
+        "norm": 2 * 2 * b * n * c,
+        "activation": b * n * h,
+        "softmax": 2 * b * 2 * n * n,
+    }
+    assert ledger.analog_macs == stem + head + sum(ledger.functions.values())
+    ratios = ledger.ratios()
+    assert list(ratios) == list(COLUMNS)
+    for column in MEASURES:
+        assert ratios[column] == pytest.approx(ledger.accumulates(column) * 0.9 / (ledger.macs * 4.6))
+    assert ratios["strict"] == pytest.approx(ratios["counts"] + ledger.analog_macs / ledger.macs)
+    assert ratios["w8a8"] == pytest.approx(0.3 / 4.6)
+    assert ratios["w4a4"] == pytest.approx(0.15 / 4.6)
+    assert ratios["nonzero"] < ratios["binary"] < ratios["counts"] < ratios["strict"]
+
+
+def test_strict_charges_products_that_were_excluded():
+    model, x = transformer(), sequences()
+    thresholds = calibrate(model, [x])
+    ledger = counted(convert(model, thresholds, Recipe(exclude=("fc1:*", ":matmul0*"))), x)
+    whole = counted(convert(model, thresholds), x)
+    b, n, c, h = len(x), x.shape[1], 16, 32
+    assert ledger.macs == whole.macs
+    assert ledger.analog_macs - whole.analog_macs == b * n * c * h + b * n * n * c
+
+
+FUNCTIONS = {
+    "layer_norm": (nn.LayerNorm(8), "norm", 2),
+    "rms_norm": (nn.RMSNorm(8), "norm", 2),
+    "batch_norm": (nn.BatchNorm1d(8), "norm", 1),
+    "gelu": (nn.GELU(), "activation", 1),
+    "gelu, tanh": (nn.GELU("tanh"), "activation", 1),
+    "silu": (nn.SiLU(), "activation", 1),
+    "sigmoid": (nn.Sigmoid(), "activation", 1),
+    "tanh": (nn.Tanh(), "activation", 1),
+    "hardswish": (nn.Hardswish(), "activation", 1),
+    "relu": (nn.ReLU(), None, 0),
+    "dropout": (nn.Dropout(), None, 0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_strict_charges_analog_functions_once(name):
+    layer, kind, macs = FUNCTIONS[name]
+    model = mlp(layer.eval())
+    ledger = counted(convert(model, calibrate(model, [rows()])), rows())
+    assert ledger.functions == ({kind: macs * 64 * 8} if kind else {})
+
+
+def test_the_meter_changes_no_output_and_leaves():
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]))
+    expected = run(snn, x)
+    with metered(snn) as ledger:
+        assert torch.equal(run(snn, x), expected)
+    macs = ledger.macs
+    assert torch.equal(run(snn, x), expected)
+    assert ledger.macs == macs > 0
+    with pytest.raises(RuntimeError), metered(snn, ledger):
+        snn(torch.zeros(1, 2))
+    assert torch.equal(run(snn, x), expected)
+    assert all(owner.meter is None for owner in snn.modules() if hasattr(owner, "meter"))
+
+
+def test_batches_add_up():
+    model, x = transformer().double(), sequences().double()
+    snn = convert(model, calibrate(model, [x]))
+    whole, split = counted(snn, x), counted(snn, x[:5], x[5:])
+    for column in MEASURES:
+        assert split.accumulates(column) == whole.accumulates(column)
+    assert (split.macs, split.functions) == (whole.macs, whole.functions)
+
+
+def test_saturation_and_activity_are_counted():
+    model, x = mlp(), rows()
+    snn = convert(model, calibrate(model, [x], Recipe(levels="linear:1", scale=0.1)), Recipe(scale=0.1))
+    y = spikes(snn, x)["2:linear0_input"]
+    row = by_site(counted(snn, x))["2:linear0_input"]
+    assert row.saturated == int((y == 2).sum()) > 0
+    assert row.active == int((y > 0).sum()) < row.elements
+
+
+def test_unknown_columns_and_empty_ledgers():
+    with pytest.raises(
+        UsageError, match=re.escape(f"unknown energy column 'joule'. Known: {', '.join(COLUMNS)}.")
+    ):
+        Ledger().ratio("joule")
+    with pytest.raises(
+        UsageError, match=r"^this ledger has counted nothing\. Run the network within metered\(model\)"
+    ):
+        Ledger().ratio("counts")
+    assert math.isclose(Ledger().ratio("w8a8"), 0.3 / 4.6)

@@ -1,0 +1,130 @@
+"""A folded convolution computes what convolution and BatchNorm computed, and comes back to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from contract.conversion_contract import distance, randomise_, run, same_state, snapshot
+from onespike.fold import fold_, unfold_
+
+
+class Network(nn.Module):
+    """A convolution with a foldable norm, one whose result is also used elsewhere, and one that is followed by ReLU."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 4, 3, padding=1, bias=bias), nn.BatchNorm2d(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=bias), nn.BatchNorm2d(4)
+        self.conv3, self.norm3 = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.conv1(x)).relu()
+        y = self.conv2(x)
+        x = self.norm2(y) + y
+        return self.head(self.norm3(self.conv3(x).relu()).mean((-1, -2)))
+
+
+def batches() -> list[Tensor]:
+    return list(torch.randn(5, 3, 6, 6, generator=torch.Generator().manual_seed(1)).split(3))
+
+
+def test_only_norms_that_alone_read_a_convolution_are_folded():
+    model = randomise_(Network())
+    assert onespike.calibrate(model, batches()).folds == {"conv1": "norm1"}
+    assert onespike.discover(model, batches()[0]).folds == {"conv1": "norm1"}
+
+
+def test_a_convolution_that_runs_twice_with_two_norms_is_not_folded():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.a, self.b = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.conv(self.a(self.conv(x)))).mean((-1, -2))
+
+    assert onespike.calibrate(randomise_(Shared()), batches()).folds == {}
+
+
+def test_a_norm_behind_two_convolutions_is_not_folded():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.norm(self.a(x)) + self.norm(self.b(x)).relu()).mean((-1, -2))
+
+    model = randomise_(Shared())
+    expected, before = run(model, batches()[0]), snapshot(model)
+    fold_(model, onespike.calibrate(model, batches()).folds)
+    assert distance(run(model, batches()[0]), expected) < 1e-5
+    unfold_(model)
+    assert same_state(model, before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_folding_changes_nothing_and_is_undone_to_the_bit(bias):
+    model = randomise_(Network(bias))
+    original, before, expected = copy.deepcopy(model), snapshot(model), run(model, batches()[0])
+    fold_(model, {"conv1": "norm1"})
+    assert distance(run(model, batches()[0]), expected) < 1e-5
+    assert not torch.equal(model.conv1.weight, original.conv1.weight)
+    with torch.no_grad():
+        inner = model.conv1(batches()[0])
+        assert torch.equal(model.norm1(inner), inner)
+        assert distance(inner, original.norm1(original.conv1(batches()[0]))) < 1e-5
+    unfold_(model)
+    assert torch.equal(run(model, batches()[0]), expected)
+    assert same_state(model, before)
+    assert (model.conv1.bias is None) == (not bias)
+    assert "forward" not in model.norm1.__dict__
+
+
+def test_frozen_weights_stay_frozen():
+    model = randomise_(Network())
+    model.requires_grad_(False)
+    fold_(model, {"conv1": "norm1"})
+    unfold_(model)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_a_norm_without_running_statistics_stays():
+    model = randomise_(Network())
+    model.norm1 = nn.BatchNorm2d(4, track_running_stats=False).eval()
+    before, expected = snapshot(model), run(model, batches()[0])
+    fold_(model, {"conv1": "norm1"})
+    assert same_state(model, before)
+    assert torch.equal(run(model, batches()[0]), expected)
+
+
+def test_the_recipe_decides():
+    model = randomise_(Network())
+    thresholds = onespike.calibrate(model, batches())
+    kept = onespike.convert(model, thresholds, onespike.Recipe(fold_batchnorm=False))
+    folded = onespike.convert(model, thresholds)
+    assert torch.equal(kept.conv1.weight, model.conv1.weight)
+    assert not torch.equal(folded.conv1.weight, model.conv1.weight)
+    assert distance(run(kept, batches()[0]), run(folded, batches()[0])) < 0.2
+    ledgers = []
+    for snn in (kept, folded):
+        with onespike.metered(snn) as ledger:
+            run(snn, batches()[0])
+        ledgers.append(ledger)
+    assert ledgers[0].functions == {"norm": 3 * 3 * 4 * 36}
+    assert ledgers[1].functions == {"norm": 2 * 3 * 4 * 36}
+
+
+def test_folded_networks_can_be_reloaded_and_reverted_after_a_copy():
+    model = randomise_(Network())
+    expected = run(model, batches()[0])
+    snn = copy.deepcopy(onespike.convert(model, onespike.calibrate(model, batches())))
+    onespike.revert_(snn)
+    assert same_state(snn, snapshot(model))
+    assert torch.equal(run(snn, batches()[0]), expected)

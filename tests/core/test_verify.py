@@ -1,0 +1,154 @@
+"""Silent, dead and saturated neurons, and products outside every rule, are found and named."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contract.conversion_contract import run
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Recipe, calibrate, convert, verify
+from onespike.errors import ConversionError
+
+
+def test_a_sound_network():
+    model, x = transformer(), sequences()
+    snn = convert(model, calibrate(model, [x]))
+    before = run(snn, x)
+    found = verify(snn, x)
+    assert found.ok
+    assert len(found.reached) == 8
+    assert (found.silent, found.dead, found.uncovered) == ((), (), ())
+    assert str(found).splitlines()[:3] == ["8 of 8 neurons reached", "silent: none", "dead: none"]
+    assert torch.equal(run(snn, x), before)
+    assert not any("meter" in m.__dict__ and m.meter is not None for m in snn.modules())
+
+
+def test_a_network_without_neurons():
+    message = "verify: this network has no neurons. Convert it first."
+    with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
+        verify(mlp(), rows())
+
+
+class Skips(nn.Module):
+    """Leaves a layer out where the batch is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.rare, self.often, self.head = (
+            nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).relu()
+        h = self.rare(h).relu() if len(x) > 8 else h
+        return self.head(self.often(h))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_silent_neurons_are_named(compiled):
+    torch.manual_seed(0)
+    model = Skips()
+    snn = convert(model, calibrate(model, [rows(16), rows(32, 2)]))
+    settings = dict(compiled=compiled, backend="eager")
+    torch._dynamo.reset()
+    assert verify(snn, rows(16), **settings).ok
+    found = verify(snn, rows(4), **settings)
+    assert not found.ok
+    assert found.silent == ("rare:linear0_input",)
+    assert found.reached == ("often:linear0_input",)
+    assert "silent: rare:linear0_input" in str(found)
+    assert "1 of 2 neurons reached" in str(found)
+
+
+class OnlyCompiled(nn.Module):
+    """Takes another path under the compiler, as fused kernels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.head(h if torch.compiler.is_compiling() else self.middle(h))
+
+
+def test_a_neuron_that_only_the_compiled_network_skips():
+    model = OnlyCompiled()
+    snn = convert(model, calibrate(model, rows().split(32)))
+    torch._dynamo.reset()
+    assert verify(snn, rows()).ok
+    found = verify(snn, rows(), compiled=True, backend="eager")
+    assert found.silent == ("middle:linear0_input",)
+    assert not any("ticks" in name for name, _ in snn.named_buffers())
+
+
+def test_dead_neurons():
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]))
+    found = verify(snn, 1e-6 * rows())
+    assert found.dead == ()  # the bias alone makes it fire
+    with torch.no_grad():
+        snn[0].bias.fill_(-100.0)
+    found = verify(snn, rows())
+    assert found.dead == ("2:linear0_input",)
+    assert found.ok  # it was reached: a fact worth knowing, not a failure
+
+
+def test_saturated_neurons_and_their_share():
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]), Recipe(levels="mixed:2", scale=1.0))
+    assert verify(snn, rows()).saturated == {}
+    with torch.no_grad():
+        snn[0].bias.fill_(1e6)
+    found = verify(snn, rows())
+    assert found.saturated == {"2:linear0_input": 1.0}
+    assert "saturated: 2:linear0_input (100.0 %)" in str(found)
+
+
+class Late(nn.Module):
+    """Has a product without a rule behind a switch, as a custom kernel would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.kernel = "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.stem(x))
+        if self.kernel == "inner":
+            x = torch.inner(x, self.middle.weight)
+        if self.kernel == "linear":
+            with torch._C.DisableTorchFunction():  # what an opaque extension does
+                x = F.linear(x, self.middle.weight)
+        if self.kernel == "attention":
+            with torch._C.DisableTorchFunction():
+                x = F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"), [("inner", "mm"), ("linear", "mm"), ("attention", "flash|bmm|mm")]
+)
+def test_products_outside_every_rule(kernel, name):
+    model = Late()
+    snn = convert(model, calibrate(model, rows().split(32)))
+    assert verify(snn, rows()).ok
+    snn.kernel = kernel
+    found = verify(snn, rows())
+    assert not found.ok
+    assert len(found.uncovered) >= 1
+    for text in found.uncovered:
+        assert re.match(rf":.*({name})", text), text
+    assert found.silent == ()
+
+
+def test_mappings_and_tuples():
+    model = transformer()
+    snn = convert(model, calibrate(model, [sequences()]))
+    assert verify(snn, {"x": sequences()}).ok
+    assert verify(snn, (sequences(),)).ok

@@ -1,0 +1,257 @@
+"""torch's own transformer modules keep the contract, and their plain definitions are torch's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from contract.conversion_contract import Case, ConversionContract, randomise_
+from onespike.errors import ConversionError
+from onespike.plain import encoder_layer, multi_head_attention, plain
+from onespike.sites import Sites
+
+
+def sequences(padded: bool = True) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    padding = torch.zeros(5, 6, dtype=torch.bool)
+    padding[0, 4:] = padding[3, 5:] = True
+    x = torch.randn(5, 6, 8, generator=generator)
+    return [(x[:2], padding[:2] if padded else None), (x[2:], padding[2:] if padded else None)]
+
+
+class Encoder(nn.Module):
+    def __init__(self, depth: int, norm_first: bool, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            16, 2, 32, 0.0, norm_first=norm_first, batch_first=batch_first, activation="gelu"
+        )
+        self.stem, self.head = nn.Linear(8, 16), nn.Linear(16, 7)
+        self.encoder = nn.TransformerEncoder(
+            layer, depth, enable_nested_tensor=not norm_first and batch_first
+        )
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.stem(x)
+        x = x if self.batch_first else x.transpose(0, 1)
+        x = self.encoder(x, src_key_padding_mask=padding)
+        return self.head(x[:, 0] if self.batch_first else x[0])
+
+
+class EncoderContract(ConversionContract):
+    inputs, heads = ("stem:linear0_input",), ("head:linear0_input",)
+    spiking, softmax = 8, 1
+    norm_first, batch_first, padded = False, True, True
+
+    @classmethod
+    def build(cls):
+        torch.manual_seed(0)
+        return randomise_(Encoder(cls.softmax, cls.norm_first, cls.batch_first)), sequences(cls.padded)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # the original's own
+class TestEncoder(EncoderContract):
+    spiking, softmax = 16, 2
+
+
+class TestEncoderUnpadded(EncoderContract):
+    padded = False
+
+
+class TestEncoderNormFirstBatchSecond(EncoderContract):
+    norm_first, batch_first = True, False
+
+
+class Attention(nn.Module):
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 16), nn.Linear(16, 7)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.need_weights = need_weights
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.stem(x)
+        x, _ = self.attention(x, x, x, key_padding_mask=padding, need_weights=self.need_weights)
+        return self.head(x[:, 0])
+
+
+class TestAttention(ConversionContract):
+    inputs, heads = ("stem:linear0_input",), ("head:linear0_input",)
+    spiking, softmax = 6, 1
+    need_weights = False
+
+    @classmethod
+    def build(cls):
+        torch.manual_seed(0)
+        return randomise_(Attention(cls.need_weights)), sequences()
+
+
+class TestAttentionWithWeights(TestAttention):
+    need_weights = True
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+SETTINGS = {
+    "as it comes": dict(),
+    "no bias": dict(bias=False),
+    "bias_k": dict(add_bias_kv=True),
+    "zero attention": dict(add_zero_attn=True),
+    "both": dict(add_bias_kv=True, add_zero_attn=True),
+    "other widths": dict(kdim=6, vdim=10),
+    "other widths and bias_k": dict(kdim=6, vdim=10, add_bias_kv=True),
+}
+
+
+def attention_inputs(module: nn.MultiheadAttention, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch 3, five queries; as self-attention, as cross attention with seven keys, or with keys apart from values."""
+    query = rand(3, 5, 8)
+    if kind == "self":
+        return query, query, query
+    key = rand(3, 7, module.kdim)
+    return query, key, key if kind == "cross" else rand(3, 7, module.vdim)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    # keys and values of other widths cannot be the query
+    [(s, k) for s in SETTINGS for k in ("self", "cross", "apart") if k == "apart" or "widths" not in s],
+)
+@pytest.mark.parametrize("mask", ["none", "padding", "float padding", "bool mask", "mask per head", "both"])
+def test_plain_attention_is_torchs_own(settings, kind, mask):
+    module = randomise_(nn.MultiheadAttention(8, 2, batch_first=True, **SETTINGS[settings]))
+    query, key, value = attention_inputs(module, kind)
+    keys = key.shape[1]
+    padding = torch.zeros(3, keys, dtype=torch.bool)
+    padding[0, 3:] = True
+    square = torch.rand(5, keys, generator=torch.Generator().manual_seed(0)) < 0.3
+    square[:, 0] = False
+    masks = {
+        "none": {},
+        "padding": dict(key_padding_mask=padding),
+        "float padding": dict(key_padding_mask=torch.zeros(3, keys).masked_fill(padding, -1.5)),
+        "bool mask": dict(attn_mask=square),
+        "mask per head": dict(attn_mask=rand(6, 5, keys)),
+        "both": dict(key_padding_mask=padding, attn_mask=square),
+    }[mask]
+    for need_weights, average in ((True, True), (True, False), (False, True)):
+        kwargs = dict(masks, need_weights=need_weights, average_attn_weights=average)
+        with torch.no_grad():
+            expected, expected_weights = module(query, key, value, **kwargs)
+            found, weights = multi_head_attention(module, query, key, value, **kwargs)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert (weights is None) == (not need_weights)
+        if need_weights:
+            torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_plain_attention_with_every_layout(batch_first, batched, need_weights):
+    module = randomise_(nn.MultiheadAttention(8, 2, batch_first=batch_first))
+    x = rand(3, 5, 8) if batched else rand(5, 8)
+    with torch.no_grad():
+        expected, expected_weights = module(x, x, x, need_weights=need_weights)
+        found, weights = multi_head_attention(module, x, x, x, need_weights=need_weights)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    if need_weights:
+        torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
+    causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1 if batched and batch_first else 0])
+    with torch.no_grad():
+        expected, _ = module(x, x, x, attn_mask=causal, is_causal=True, need_weights=False)
+        found, _ = multi_head_attention(module, x, x, x, attn_mask=causal, is_causal=True, need_weights=False)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("norm_first", "batch_first", "padded"), list(itertools.product((False, True), repeat=3))
+)
+def test_plain_encoder_is_torchs_own(norm_first, batch_first, padded):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=norm_first, batch_first=batch_first)
+    nested = not norm_first and batch_first
+    model = randomise_(nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=nested))
+    x = rand(3, 5, 8) if batch_first else rand(5, 3, 8)
+    padding = None
+    if padded:
+        padding = torch.zeros(3, 5, dtype=torch.bool)
+        padding[0, 3:] = True
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=padding)
+        one = model.layers[0](x, src_key_padding_mask=padding)
+        with plain(model):
+            found = model(x, src_key_padding_mask=padding)
+        assert "forward" not in model.__dict__
+        torch.testing.assert_close(
+            encoder_layer(model.layers[0], x, src_key_padding_mask=padding)[_kept(padding, batch_first)],
+            one[_kept(padding, batch_first)], rtol=1e-5, atol=1e-6,
+        )  # fmt: skip
+    kept = _kept(padding, batch_first)  # what stands at padded places is nobody's business
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-5, atol=1e-6)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad():
+        expected = model(x, mask=mask, is_causal=True)
+        with plain(model):
+            torch.testing.assert_close(model(x, mask=mask, is_causal=True), expected, rtol=1e-5, atol=1e-6)
+
+
+def _kept(padding: Tensor | None, batch_first: bool) -> Any:
+    if padding is None:
+        return ...
+    return ~padding if batch_first else ~padding.T
+
+
+def test_fused_modules_hide_their_products_and_plain_ones_do_not():
+    """Why the plain definitions exist: this fails on the day torch's own modules can be visited."""
+    model = randomise_(
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1, enable_nested_tensor=False
+        )
+    )
+    keys: list[str] = []
+
+    def visit(key: str, x: Tensor, synapses: Any) -> Tensor:
+        keys.append(key)
+        return x
+
+    with torch.no_grad(), Sites(visit):
+        model(rand(3, 5, 8))
+    assert not any("matmul" in key for key in keys)
+    keys.clear()
+    with torch.no_grad(), plain(model), Sites(visit):
+        model(rand(3, 5, 8))
+    assert len(keys) == 8
+
+
+class Opaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.inner(self.head(self.middle(self.stem(x).relu())), self.stem.weight)
+
+
+def test_the_contract_can_fail():
+    """A network with a product that no rule reaches breaks the promise of coverage, and cannot be converted."""
+
+    class Broken(ConversionContract):
+        spiking, softmax = 1, 0
+
+    model, batches = randomise_(Opaque()), [rand(3, 8), rand(5, 8)]
+    case = Case(model, batches, onespike.calibrate(model, batches), Broken.recipe, rand(1))
+    with pytest.raises(AssertionError):
+        Broken().test_every_product_is_at_a_site(case)
+    with pytest.raises(ConversionError, match="not covered"):
+        case.convert()
+    snn = case.convert(exclude=("*:mm",))
+    with pytest.raises(AssertionError, match="uncovered: :mm"):
+        Broken().test_every_neuron_takes_part(case, snn)

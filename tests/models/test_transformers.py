@@ -1,0 +1,201 @@
+"""transformers networks keep the contract, with fused and with eager attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    Dinov2Config,
+    GPT2Config,
+    LlamaConfig,
+    ViTConfig,
+)
+
+import onespike
+from contract.conversion_contract import ConversionContract, distance, images, randomise_, run
+from onespike.neurons import Neuron
+
+VISION = dict(
+    hidden_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=48,
+    image_size=32,
+    patch_size=8,
+)
+LABELS = {str(i): str(i) for i in range(7)}
+
+
+def tokens(counts: tuple[int, ...] = (2, 3), length: int = 8, padded: bool = False) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for n in counts:
+        mask = torch.ones(n, length, dtype=torch.long)
+        if padded:
+            mask[0, :3] = 0
+        ids = torch.randint(1, 50, (n, length), generator=generator)
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches
+
+
+class Sdpa(ConversionContract):
+    attention = "sdpa"
+
+    @classmethod
+    def create(cls, auto: Any, config: Any) -> Any:
+        torch.manual_seed(0)
+        return randomise_(auto.from_config(config, attn_implementation=cls.attention))
+
+
+class TestViT(Sdpa):
+    inputs = ("vit.embeddings.patch_embeddings.projection:conv0_input",)
+    heads = ("classifier:linear0_input",)
+    spiking, softmax = 10, 1  # query, key and value have a product each
+
+    @classmethod
+    def build(cls):
+        config = ViTConfig(**VISION, id2label=LABELS)
+        return cls.create(AutoModelForImageClassification, config), images(32)
+
+
+class TestViTEager(TestViT):
+    attention = "eager"
+
+
+class TestDinov2(Sdpa):
+    inputs = ("dinov2.embeddings.patch_embeddings.projection:conv0_input",)
+    heads = ("classifier:linear0_input",)
+    spiking, softmax = 10, 1
+
+    @classmethod
+    def build(cls):
+        settings = {k: v for k, v in VISION.items() if k != "intermediate_size"}
+        config = Dinov2Config(**settings, mlp_ratio=2, id2label=LABELS)
+        return cls.create(AutoModelForImageClassification, config), images(32)
+
+
+class TestDinov2Eager(TestDinov2):
+    attention = "eager"
+
+
+class TestBert(Sdpa):
+    heads = ("classifier:linear0_input",)
+    spiking, softmax = 11, 1  # and the pooler
+
+    @classmethod
+    def build(cls):
+        config = BertConfig(
+            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
+            max_position_embeddings=16, id2label=LABELS,
+        )  # fmt: skip
+        return cls.create(AutoModelForSequenceClassification, config), tokens(padded=True)
+
+
+class TestBertEager(TestBert):
+    attention = "eager"
+
+
+class TestGPT2(Sdpa):
+    heads = ("lm_head:linear0_input",)
+    spiking, softmax, weights = 8, 1, 4  # each Conv1D multiplies by a weight in product form
+
+    @classmethod
+    def build(cls):
+        config = GPT2Config(
+            vocab_size=50, n_embd=24, n_layer=1, n_head=2, n_positions=32, use_cache=False, bos_token_id=1,
+            eos_token_id=0, pad_token_id=0,
+        )  # fmt: skip
+        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
+
+
+class TestGPT2Eager(TestGPT2):
+    attention = "eager"
+
+
+class TestLlama(Sdpa):
+    heads = ("lm_head:linear0_input",)
+    spiking, softmax = 11, 1
+
+    @classmethod
+    def build(cls):
+        config = LlamaConfig(
+            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=48, max_position_embeddings=32, use_cache=False, bos_token_id=1, eos_token_id=0,
+            pad_token_id=0,
+        )  # fmt: skip
+        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
+
+
+class TestLlamaEager(TestLlama):
+    attention = "eager"
+
+
+LANGUAGE = [TestGPT2, TestGPT2Eager, TestLlama, TestLlamaEager]
+
+
+def converted(contract: type[Sdpa]) -> tuple[Any, list[dict[str, Any]], Any]:
+    model, batches = contract.build()
+    return model, batches, onespike.convert(model, onespike.calibrate(model, batches))
+
+
+def test_weights_in_product_form_are_weights():
+    model, batches, snn = converted(TestGPT2)
+    thresholds = onespike.calibrate(model, batches)
+    for module in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        owner = f"transformer.h.0.{module}"
+        assert thresholds[f"{owner}:matmul0_lhs"].role == "activation"
+        assert thresholds[f"{owner}:matmul0_rhs"].role == "weight"
+        assert isinstance(snn.get_submodule(owner).neurons["matmul0_lhs"], Neuron)
+        assert not isinstance(snn.get_submodule(owner).neurons["matmul0_rhs"], Neuron)
+
+
+@pytest.mark.parametrize("contract", [TestViT, TestDinov2, TestBert, TestGPT2, TestLlama])
+def test_both_attentions_have_the_same_sites(contract):
+    eager = type("Eager", (contract,), {"attention": "eager"})
+    batches = None
+    if contract in LANGUAGE:  # a row that is masked altogether gives zeros in one and a mean in the other
+        batches = tokens()
+    fused, unfused = (
+        onespike.calibrate(model, batches or own) for model, own in (c.build() for c in (contract, eager))
+    )
+    assert {s: t.role for s, t in fused.items()} == {s: t.role for s, t in unfused.items()}
+    assert fused.macs == unfused.macs
+    for site, threshold in fused.items():
+        # eager attention scales after the product of query and key, fused attention before it
+        if not site.endswith(":matmul0_lhs") or "attn.c_" in site or "mlp.c_" in site:
+            torch.testing.assert_close(
+                threshold.positive, unfused[site].positive, rtol=2e-3, atol=0, msg=site
+            )
+
+
+@pytest.mark.parametrize("contract", LANGUAGE)
+def test_left_padding_gives_no_nan_and_changes_nothing_else(contract):
+    _, batches, snn = converted(contract)
+    batch = batches[0]
+    assert not batch["attention_mask"].all()
+    output = run(snn, batch)
+    assert output.isfinite().all()
+    alone = {k: v[1:] for k, v in batch.items()}  # a row without padding does not see its neighbour's
+    assert distance(run(snn, alone), output[1:]) < 0.02
+
+
+@pytest.mark.parametrize("contract", LANGUAGE)
+def test_generation(contract):
+    _, batches, snn = converted(contract)
+    batch = batches[0]
+    settings = dict(max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    with onespike.metered(snn) as ledger:
+        cached = snn.generate(**batch, **settings, use_cache=True)
+    assert cached.shape == (2, 13)
+    reached = {str(site) for site, row in ledger.sites.items() if row.active}
+    assert reached == {str(s) for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    visits = {str(site): row.visits for site, row in ledger.sites.items()}
+    assert visits["lm_head:linear0_input"] == 5
+    assert torch.equal(cached, snn.generate(**batch, **settings, use_cache=False))
+    assert torch.equal(cached[:, :8], batch["input_ids"])

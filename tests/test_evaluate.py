@@ -1,0 +1,143 @@
+"""evaluate(): both networks in one pass, with nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from onespike import Recipe, calibrate, convert, evaluate, metered, neurons
+from onespike.energy import Ledger
+from onespike.errors import DataError
+from onespike.tasks import Classification
+
+
+@pytest.fixture
+def networks():
+    torch.manual_seed(0)
+    ann = nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 6)
+    )
+    return ann, convert(ann, calibrate(ann, [torch.randn(64, 4)]))
+
+
+def data(count: int = 3, labels: bool = True):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        yield torch.randn(5, 4, generator=generator), torch.arange(5) if labels else None
+
+
+def test_figures_are_those_of_each_network_alone(networks):
+    ann, snn = networks
+    result = evaluate(ann, snn, data(), Classification())
+    ann.eval()
+    snn.eval()
+    inputs = torch.cat([x for x, _ in data()])
+    labels = torch.arange(5).repeat(3)
+    with torch.inference_mode(), metered(snn) as ledger:
+        outputs = {"ann": ann(inputs), "snn": snn(inputs)}
+    for name, output in outputs.items():
+        top1 = 100 * float((output.argmax(1) == labels).double().mean())
+        assert result.metrics[name]["top1"] == pytest.approx(top1)
+    log_p, log_q = (o.double().log_softmax(1) for o in outputs.values())
+    assert result.metrics["kl"] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(1).mean()))
+    assert result.ledger.ratios() == pytest.approx(ledger.ratios())
+    assert (result.images, result.scale) == (15, 0.25)
+    assert set(result.to_dict()) == {"ann", "snn", "agreement", "kl", "energy", "images", "scale", "seconds"}
+
+
+def test_the_networks_are_left_as_they_were(networks):
+    ann, snn = networks
+    ann.train()
+    ann[4].eval()
+    before = copy.deepcopy(ann.state_dict())
+    flags = [m.training for m in (*ann.modules(), *snn.modules())]
+    evaluate(ann, snn, data(), Classification())
+    assert [m.training for m in (*ann.modules(), *snn.modules())] == flags
+    assert all(torch.equal(before[k], v) for k, v in ann.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in ann.parameters())
+    assert all(getattr(m, "meter", None) is None for m in snn.modules())
+
+
+def test_both_are_evaluated_without_dropout(networks):
+    ann, snn = networks
+    ann.train()
+    snn.train()
+    first, second = (evaluate(ann, snn, data(), Classification()).metrics for _ in range(2))
+    assert first == second
+
+
+def test_time_is_positive_and_counting_is_left_out(networks, monkeypatch):
+    ann, recipe = networks[0], Recipe(io="spiking")
+    snn = convert(ann, calibrate(ann, [torch.randn(64, 4)], recipe), recipe)
+    visit = Ledger.visit
+
+    def slowly(self, owner, key, x, count):
+        def slow_count():
+            time.sleep(0.05)
+            return count()
+
+        return visit(self, owner, key, x, slow_count)
+
+    monkeypatch.setattr(Ledger, "visit", slowly)
+    seconds = evaluate(ann, snn, data(), Classification()).seconds
+    assert seconds.keys() == {"ann", "snn"}
+    assert all(s > 0 for s in seconds.values())
+    assert seconds["snn"] < 0.2  # beside 3 × 3 × 0.05 s of counting
+
+
+def test_without_labels(networks):
+    figures = evaluate(*networks, data(labels=False), Classification()).to_dict()
+    assert figures["ann"] == figures["snn"] == {"top1": None, "top5": None}
+    assert 0 <= figures["agreement"] <= 100
+
+
+def test_networks_that_return_an_object_with_logits(networks):
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.inner(x))
+
+    plain = evaluate(*networks, data(), Classification())
+    assert evaluate(*map(Wrapped, networks), data(), Classification()).metrics == plain.metrics
+
+
+def test_inputs_go_to_the_network_and_labels_anywhere(networks):
+    ann, snn = (n.double() for n in networks)
+    seen = []
+    ann.register_forward_pre_hook(lambda _, args: seen.append(args[0].device))
+    batches = ((x.double(), labels) for x, labels in data())
+    evaluate(ann, snn, batches, Classification())
+    assert set(seen) == {next(ann.parameters()).device}
+
+
+def test_a_network_without_a_scale(networks):
+    ann, _ = networks
+    snn = convert(ann, calibrate(ann, [torch.randn(64, 4)]))
+    for _, neuron in neurons(snn):
+        neuron.scale = None
+    assert evaluate(ann, snn, data(), Classification()).scale is None
+
+
+def test_progress_wraps_the_batches(networks):
+    counted = []
+    evaluate(*networks, data(), Classification(), progress=lambda b: (counted.append(1) or x for x in b))
+    assert len(counted) == 3
+
+
+def test_refusals(networks):
+    with pytest.raises(DataError, match=r"evaluate: there are no inputs. Give at least one batch."):
+        evaluate(*networks, [], Classification())
+    networks[0][5].bias.data[0] = float("nan")
+    with pytest.raises(DataError) as error:
+        evaluate(*networks, data(), Classification())
+    assert str(error.value) == (
+        "the output of the original network is NaN. Check its weights, and the images of this batch."
+    )

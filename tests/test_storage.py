@@ -1,0 +1,131 @@
+"""The format of a run: what is written, that old runs stay readable, and that damage is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from onespike import storage
+from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.recipe import Recipe
+
+GOLDEN = Path(__file__).parent / "golden" / "run"
+"""Written by `ONESPIKE_GOLDEN=write pytest tests/test_storage.py`, which a change of the version number calls for."""
+
+
+def model() -> nn.Module:
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    for parameter in network.parameters():
+        parameter.data = torch.arange(parameter.numel()).float().view_as(parameter) / 4
+    network[2].tied = network[0].weight  # stored under both names
+    return network
+
+
+def thresholds() -> Thresholds:
+    entries = {
+        "0:linear0_input": SiteThreshold(
+            "0:linear0_input", "input", torch.tensor(1.5), torch.tensor(0.5), (1, 2, 4), 2.0, (8, 2), 1.0, 4.0
+        ),
+        "2:linear0_input": SiteThreshold(
+            "2:linear0_input", "activation", torch.tensor([0.25, 0.75]), torch.tensor([0.0, 0.0]),
+            (1, 2, 4), 1.0, (8, 2), 1.0, 2.0,
+        ),
+    }  # fmt: skip
+    return Thresholds(
+        entries, {("1", "einsum"): 3.0}, {"conv": "norm"}, {"model": "Sequential", "samples": 8}
+    )
+
+
+def save(folder: Path) -> None:
+    def configuration(place: Path) -> None:
+        place.mkdir()
+        (place / "config.json").write_text("{}\n")
+
+    storage.save(
+        folder,
+        model=model(),
+        network={"spec": "test:λ", "weights": "random", "attention": None},
+        recipe=Recipe(levels="1,2,4", exclude=("1:einsum*",)),
+        thresholds=thresholds(),
+        data={"source": "images", "names": ["a.png"], "sha256": ["0" * 64]},
+        configuration=configuration,
+    )
+
+
+def same(a: Thresholds, b: Thresholds) -> None:
+    assert (list(a), a.uncovered, a.folds, a.provenance) == (list(b), b.uncovered, b.folds, b.provenance)
+    for site in a:
+        for field in fields(SiteThreshold):
+            ours, theirs = getattr(a[site], field.name), getattr(b[site], field.name)
+            assert type(ours) is type(theirs)
+            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+@pytest.mark.skipif(os.environ.get("ONESPIKE_GOLDEN") != "write", reason="only to write the golden run anew")
+def test_write_the_golden_run():
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    save(GOLDEN)
+
+
+def test_the_record_is_the_golden_one(tmp_path):
+    save(tmp_path / "run")
+    hashes = re.compile(r'"[0-9a-f]{64}"')  # of files whose bytes are safetensors' business
+    ours, golden = ((f / "run.json").read_text(encoding="utf-8") for f in (tmp_path / "run", GOLDEN))
+    assert hashes.sub('"…"', ours) == hashes.sub('"…"', golden)
+    names = [sorted(p.relative_to(f).as_posix() for p in f.rglob("*")) for f in (tmp_path / "run", GOLDEN)]
+    assert names[0] == names[1]
+
+
+def test_the_golden_run_is_read():
+    run = storage.load(GOLDEN)
+    same(run.thresholds, thresholds())
+    assert run.recipe == Recipe(levels="1,2,4", exclude=("1:einsum*",))
+    assert run.network == {
+        "spec": "test:λ", "weights": "random", "attention": None, "weights_file": "weights.safetensors",
+    }  # fmt: skip
+    assert run.data == {"source": "images", "names": ["a.png"], "sha256": ["0" * 64]}
+    assert run.holds_weights
+    from safetensors.torch import load_file
+
+    weights = load_file(run.weights_file)
+    assert {k: v.tolist() for k, v in weights.items()} == {
+        k: v.tolist() for k, v in model().state_dict().items()
+    }
+    assert "2.tied" in weights
+
+
+def test_a_record_may_be_laid_out_anew(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
+    same(storage.load(tmp_path / "run").thresholds, thresholds())
+
+
+@pytest.mark.parametrize(
+    "name", ["thresholds.safetensors", "weights.safetensors", "network/config.json", "run.json"]
+)
+def test_no_change_of_a_byte_goes_unseen(tmp_path, name):
+    """Every byte of every file, run.json's layout apart."""
+    shutil.copytree(GOLDEN, tmp_path / "run")
+    file = tmp_path / "run" / name
+    whole = file.read_bytes()
+    for index in range(0, len(whole), 1 if len(whole) < 500 else 7):
+        if whole[index : index + 1].isspace():
+            continue
+        file.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+        with pytest.raises(storage.LoadError, match="Convert the network again"):
+            storage.load(tmp_path / "run")
+
+
+def test_files_beside_the_run_are_not_its_business(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    storage.load(tmp_path / "run")
