@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from onespike import Recipe, calibrate, convert, evaluate, metered, neurons
+from onespike import Recipe, calibrate, convert, evaluate, metered, neurons, preset
 from onespike.energy import Ledger
 from onespike.errors import DataError
 from onespike.tasks import Classification
@@ -141,3 +141,23 @@ def test_refusals(networks):
     assert str(error.value) == (
         "the output of the original network is NaN. Check its weights, and the images of this batch."
     )
+
+
+def test_class_folders_that_are_not_the_networks_classes(tmp_path):
+    from PIL import Image
+
+    from onespike import pipeline
+    from onespike.adapters import load_model
+
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "a.png")
+    loaded = load_model("bundled:cifar10-vit", random_weights=True)
+    items = pipeline.choose("bundled:cifar10-calibration", 4)
+    pair = pipeline.convert_network(loaded, items, preset("sformer"))
+    message = (
+        r": it has 2 class folders, and the network knows 10 classes\. "
+        r"Name the folders by the classes' numbers, or give a folder for every class\.$"
+    )
+    with pytest.raises(DataError, match=message):
+        pipeline.evaluate_pair(pair, pipeline.choose(str(tmp_path), None))

@@ -203,6 +203,10 @@ class _Variation:
 
     def update(self, output: Any, size: int) -> None:
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+        if any(bool(x.isnan().any()) for x in leaves):
+            raise CalibrationError(
+                "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
+            )
         rows = [x for x in leaves if x.dim() and len(x) == size]
         if not rows or len(rows) < len(leaves):  # not one row for each input: nothing to compare
             self.varies = True

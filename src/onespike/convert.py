@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -45,13 +46,26 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     name = recipe.neuron
     if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
         name = f"dual-{name}"
-    return NEURONS[name](
+    kind = NEURONS[name]
+    return kind(
         threshold.positive,
         threshold.negative,
         levels=threshold.levels,
         rounding=recipe.rounding,
-        scale=None if threshold.role == "softmax" else scale,
+        scale=scale if kind.scaled and threshold.role != "softmax" else None,
     )
+
+
+def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
+    """A glob that matches nothing is a mistake, not a wish."""
+    known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    for option in ("include", "exclude"):
+        for glob in getattr(recipe, option):
+            if not any(fnmatchcase(name, glob) for name in known):
+                raise UsageError(
+                    f"convert: {option} {glob!r} matches no site; the first is {known[0]}. "
+                    "`onespike inspect RUN` lists all of them."
+                )
 
 
 def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
@@ -94,6 +108,7 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     _check_coverage(thresholds, recipe)
+    _check_globs(thresholds, recipe)
     scale, plan = Scale(recipe.scale), dict[str, Neurons]()
     modules = dict(model.named_modules())
     for text, threshold in thresholds.items():

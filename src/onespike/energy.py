@@ -104,9 +104,9 @@ class Ledger:
         row.visits += 1
         if row.role == "softmax":
             self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
+        self.seconds += time.perf_counter() - started
         if not isinstance(neuron, Neuron):
             return x
-        self.seconds += time.perf_counter() - started
         fired = neuron.counts(x)
         output = neuron.decode(fired, x.dtype)
         started, fired = time.perf_counter(), fired.detach()

@@ -15,7 +15,7 @@ from onespike import storage
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model
 from onespike.calibrate import Thresholds, calibrate
 from onespike.convert import convert
-from onespike.errors import UsageError
+from onespike.errors import DataError, UsageError
 from onespike.evaluate import Evaluation, evaluate
 from onespike.files import sha256
 from onespike.recipe import Recipe
@@ -161,6 +161,7 @@ def evaluate_pair(
     title: str = "evaluating",
 ) -> Evaluation:
     """Both networks over the images, in one pass."""
+    _check_classes(pair, items)
     return evaluate(
         pair.ann,
         pair.snn,
@@ -168,6 +169,16 @@ def evaluate_pair(
         Classification(),
         progress=progress(title, _steps(items, batch_size)),
     )
+
+
+def _check_classes(pair: Pair, items: Items) -> None:
+    """Named class folders are numbered by their place, which is right only if all classes are there."""
+    known, found = pair.loaded.class_names, items.class_names
+    if known is not None and found is not None and len(known) != len(found):
+        raise DataError(
+            f"{items.source}: it has {len(found)} class folders, and the network knows {len(known)} classes. "
+            "Name the folders by the classes' numbers, or give a folder for every class."
+        )
 
 
 def overlap(pair: Pair, items: Items) -> list[str]:

@@ -371,3 +371,11 @@ def test_inputs_that_are_all_the_same():
     with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(6))}$"):
         calibrate(mlp(), [torch.ones(3, 4), torch.ones(3, 4)])
     assert len(calibrate(mlp(), [torch.ones(1, 4)])) == 3  # one input has nothing to differ from
+
+
+def test_an_output_that_is_nan():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[2].weight, float("nan"))
+    message = r"^calibrate: the network's output holds NaN\. Check the weights, or calibrate in float32\.$"
+    with pytest.raises(CalibrationError, match=message):
+        calibrate(model, [torch.randn(8, 4)])

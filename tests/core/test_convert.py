@@ -401,3 +401,27 @@ def test_gradients_reach_the_weights_through_a_converted_network():
     snn = convert(model, calibrate(model, [rows()]))
     snn(rows()).sum().backward()
     assert snn[2].weight.grad is not None and snn[4].weight.grad.any()
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_glob_that_matches_nothing(option):
+    model = mlp()
+    thresholds = calibrate(model, [rows()])
+    first = next(iter(thresholds))
+    message = (
+        f"convert: {option} 'blocks.*' matches no site; the first is {first}. "
+        "`onespike inspect RUN` lists all of them."
+    )
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        convert(model, thresholds, Recipe(**{option: ("blocks.*",)}))
+
+
+@pytest.mark.parametrize(("neuron", "scaled"), [("sfn", True), ("mtn", False)])
+def test_only_neurons_that_use_a_scale_hold_one(neuron, scaled):
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]), Recipe(neuron=neuron))
+    if scaled:
+        set_scale_(snn, 0.5)
+    else:
+        with pytest.raises(UsageError, match="has no neuron with a scale"):
+            set_scale_(snn, 0.5)

@@ -78,6 +78,7 @@ class Neuron(Float32):
 
     name: ClassVar[str] = "neuron"
     two_sided: ClassVar[bool] = True
+    scaled: ClassVar[bool] = False
     positive: Tensor
     negative: Tensor
 

@@ -52,6 +52,8 @@ class ScaleFire(Neuron):
     ([-3, 0, 2, 5], [-0.75, 0.0, 1.0, 2.5])
     """
 
+    scaled = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fire = fire_function(self.levels, self.rounding)

@@ -1,0 +1,119 @@
+"""Accuracy with trained weights: what conversion keeps, on the bundled networks and on foreign ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import onespike
+from onespike import pipeline
+from onespike.adapters import load_model, read_checkpoint
+from onespike.neurons import Neuron
+from onespike.tasks import Classification, batches, limit, list_images
+
+
+def measure(spec: str, images: int, **changes):
+    pair = pipeline.convert_network(
+        load_model(spec),
+        list_images("bundled:cifar10-calibration"),
+        onespike.preset("sformer", **changes),
+        batch_size=64,
+    )
+    return pipeline.evaluate_pair(
+        pair, limit(list_images("bundled:cifar10-test"), images), batch_size=50
+    ).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("spec", "images"), [("bundled:cifar10-vit", 500), ("bundled:cifar10-resnet18", 200)]
+)
+def test_bundled_networks_keep_their_accuracy_in_one_step(spec, images):
+    found = measure(spec, images)
+    chance = 10.0
+    assert found["ann"]["top1"] > 75
+    assert found["snn"]["top1"] > found["ann"]["top1"] - 10 > 3 * chance
+    assert 0 < found["energy"]["nonzero"] <= found["energy"]["binary"] <= found["energy"]["counts"] < 1
+
+
+def test_without_scaling_a_transformer_collapses():
+    """The paper's ablation: λ = 1 leaves most neurons silent."""
+    scaled, unscaled = (measure("bundled:cifar10-vit", 200, scale=scale) for scale in (0.25, 1.0))
+    assert unscaled["snn"]["top1"] < scaled["snn"]["top1"] - 10
+    assert unscaled["energy"]["counts"] < scaled["energy"]["counts"]
+
+
+class Block(nn.Module):
+    """He et al.'s CIFAR block with the parameter-free shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.extra = stride, (outputs - inputs) // 2
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra, self.extra))
+        return F.relu(y + shortcut)
+
+
+class ResNet20(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+        widths = ((16, 16), (16, 32), (32, 64))
+        stages = [nn.Sequential(Block(i, o, o // i), Block(o, o, 1), Block(o, o, 1)) for i, o in widths]
+        self.layer1, self.layer2, self.layer3 = stages
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(x.mean((2, 3)))
+
+
+def test_a_foreign_resnet_converts_with_folded_norms(assets):
+    """An independent check of the CNN path: functional ReLUs, published weights, 91.78 % on the whole test set."""
+    model = ResNet20().eval()
+    state = read_checkpoint(assets / "cifar10_resnet20.safetensors")
+    model.load_state_dict(state, strict=False)
+    mean, std = (
+        torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1),
+        torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1),
+    )
+
+    def transform(image):
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(32, 32, 3)
+        return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
+
+    calibration = [x for x, _ in batches(list_images("bundled:cifar10-calibration"), transform, 64)]
+    thresholds = onespike.calibrate(model, calibration)
+    assert len(thresholds.folds) == 19
+    snn = onespike.convert(model, thresholds, onespike.preset("sformer", scale=0.15))
+    spiking = [neuron for _, neuron in onespike.neurons(snn) if isinstance(neuron, Neuron)]
+    assert all(float(neuron.negative) == 0 for neuron in spiking)
+    data = batches(list_images("bundled:cifar10-test"), transform, 100)
+    found = onespike.evaluate(model, snn, data, Classification()).to_dict()
+    assert abs(found["ann"]["top1"] - 91.78) < 2.5
+    assert found["snn"]["top1"] > found["ann"]["top1"] - 10
+
+
+def test_vit_tiny_on_real_images(assets):
+    """The paper's recipe at λ = 0.25 on ImageNet: far above chance, at less than a third of the energy."""
+    loaded = load_model("timm:vit_tiny_patch16_224", weights=assets / "vit_tiny_patch16_224.safetensors")
+    calibration = limit(list_images(assets / "imagenet" / "calibration"), 32)
+    pair = pipeline.convert_network(loaded, calibration, onespike.preset("sformer", scale=0.25))
+    found = pipeline.evaluate_pair(pair, limit(list_images(assets / "imagenet" / "val"), 60)).to_dict()
+    assert found["ann"]["top1"] > 60
+    assert found["snn"]["top1"] > 35
+    assert found["kl"] < 2
+    assert 0.2 < found["energy"]["counts"] < 0.35
+    assert (
+        found["energy"]["nonzero"]
+        < found["energy"]["binary"]
+        < found["energy"]["counts"]
+        < found["energy"]["strict"]
+    )
