@@ -20,6 +20,10 @@ from onespike.synapses import Synapses
 Meter = Callable[["Neurons", str, Tensor, Callable[[], Synapses]], Tensor]
 
 
+UNRULED = "excluded, no rule reaches it"
+"""The reason of a product that is listed by its operation, since none of its operands can be visited."""
+
+
 class Analog(nn.Module):
     """A site that does not spike, and the reason."""
 

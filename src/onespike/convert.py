@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from onespike.attach import Analog, Neurons, attach_, detach_, neurons
+from onespike.attach import UNRULED, Analog, Neurons, attach_, detach_, neurons
 from onespike.calibrate import SiteThreshold, Thresholds
 from onespike.errors import ConversionError, UsageError
 from onespike.fold import fold_, unfold_
@@ -46,10 +46,10 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     name = recipe.neuron
     if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
         name = f"dual-{name}"
-    kind = NEURONS[name]
+    kind, factor = NEURONS[name], recipe.factor(threshold.site)
     return kind(
-        threshold.positive,
-        threshold.negative,
+        threshold.positive * factor,
+        threshold.negative * factor,
         levels=threshold.levels,
         rounding=recipe.rounding,
         scale=scale if kind.scaled and threshold.role != "softmax" else None,
@@ -59,8 +59,9 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
 def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
     """A glob that matches nothing is a mistake, not a wish."""
     known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
-    for option in ("include", "exclude"):
-        for glob in getattr(recipe, option):
+    factors = tuple(glob for glob, _ in recipe.factors)
+    for option, globs in (("include", recipe.include), ("exclude", recipe.exclude), ("factor", factors)):
+        for glob in globs:
             if not any(fnmatchcase(name, glob) for name in known):
                 raise UsageError(
                     f"convert: {option} {glob!r} matches no site; the first is {known[0]}. "
@@ -126,6 +127,12 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
         of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
         of_owner.roles[site.key] = threshold.role
+    for (
+        owner,
+        operation,
+    ) in thresholds.uncovered:  # all excluded by name, or _check_coverage would have refused
+        of_owner = plan.setdefault(owner, Neurons(owner))
+        of_owner[operation.replace(".", "::")] = Analog(UNRULED)  # ModuleDict keys have no dots
     for name, module in modules.items():
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
             plan[name] = Neurons(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onespike.attach import Neurons
+from onespike.attach import UNRULED, Analog, Neurons
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.sites import Site
 from onespike.synapses import Synapses
+from onespike.trace import Operations, Owners
 
 AC_PJ, MAC_PJ = 0.9, 4.6
 """One 32-bit accumulate and one 32-bit multiply-accumulate in 45 nm (Horowitz 2014), as the paper takes them."""
@@ -89,11 +90,15 @@ class Ledger:
 
     sites: dict[Site, SiteCount] = field(default_factory=dict)
     functions: dict[str, int] = field(default_factory=dict)
+    unruled: dict[tuple[str, str], int] = field(default_factory=dict)
+    """MACs of products that ran outside every rule, by module and operation."""
+    announced: int = 0
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
 
     def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
         started = time.perf_counter()
+        self.announced += 1
         neuron, site = owner[key], Site(owner.owner, key)
         row = self.sites.get(site)
         if row is None:
@@ -137,6 +142,11 @@ class Ledger:
                 _, left, first = self._left
                 first.pairs = (first.pairs or 0.0) + float((left * fired.abs().double().sum(-1)).sum())
 
+    def covered(self) -> bool:
+        """Whether a product that runs now was announced: n visited operands announce n−1 products, one announces one."""
+        announced, self.announced = self.announced, self.announced - 1 if self.announced > 2 else 0
+        return announced > 0
+
     def products(self) -> Iterator[tuple[str, SiteCount]]:
         """Each product with the site that drives it: its first spiking operand, or its first operand."""
         drivers: dict[str, SiteCount] = {}
@@ -149,12 +159,13 @@ class Ledger:
     @property
     def macs(self) -> int:
         """All synaptic multiply-accumulates of the original network."""
-        return sum(row.macs for _, row in self.products())
+        return sum(row.macs for _, row in self.products()) + sum(self.unruled.values())
 
     @property
     def analog_macs(self) -> int:
         """Multiply-accumulates that remain: products without a spiking operand, norms, activation functions."""
-        return sum(r.macs for _, r in self.products() if not r.spiking) + sum(self.functions.values())
+        products = sum(row.macs for _, row in self.products() if not row.spiking)
+        return products + sum(self.unruled.values()) + sum(self.functions.values())
 
     def accumulates(self, column: str, double: bool = False) -> float:
         """Spike-driven additions of all products in one of the columns `counts`, `nonzero`, `binary`."""
@@ -212,9 +223,19 @@ class _Functions(TorchFunctionMode):
         return result
 
 
+def _has_unruled(owner: Neurons) -> bool:
+    return any(isinstance(site, Analog) and site.reason == UNRULED for site in owner.values())
+
+
 @contextmanager
-def metered(model: nn.Module, ledger: Ledger | None = None) -> Iterator[Ledger]:
+def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
     """Within this context every forward of a converted network is counted; the outputs do not change.
+
+    Args:
+        model: a converted network.
+        ledger: to go on counting in; a new one by default.
+        watch: also look for products outside every rule, which costs time; by default only where the recipe
+            excluded some.
 
     >>> from onespike import calibrate, convert
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -230,7 +251,12 @@ def metered(model: nn.Module, ledger: Ledger | None = None) -> Iterator[Ledger]:
     for owner in owners:
         owner.meter = ledger.visit
     try:
-        with _Functions(ledger):
+        with ExitStack() as stack:
+            stack.enter_context(_Functions(ledger))
+            if watch or (watch is None and any(_has_unruled(owner) for owner in owners)):
+                names = Owners(model)
+                stack.enter_context(names.following())
+                stack.enter_context(Operations(names, ledger.covered, ledger.unruled))
             yield ledger
     finally:
         for owner in owners:

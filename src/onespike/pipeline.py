@@ -87,14 +87,26 @@ def convert_network(
     data = {
         "source": items.source,
         "names": list(items.names),
-        "sha256": [_digest(item) for item in items],
+        "sha256": [digest(item) for item in items],
     }
     return Pair(loaded, ann, convert(ann, thresholds, recipe, share_weights=True), recipe, thresholds, data)
 
 
-def _digest(item: Any) -> str:
+def digest(item: Any) -> str:
     """What tells whether two images are the same: the file's hash, or the name within a bundled strip."""
     return item.name if item.row is not None else sha256(item.path)
+
+
+def with_recipe(pair: Pair, recipe: Recipe) -> Pair:
+    """The same network and thresholds, converted by another recipe."""
+    snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)
+    return dataclasses.replace(pair, snn=snn, recipe=recipe)
+
+
+def without(items: Items, names: Iterable[str]) -> Items:
+    """The images whose names are not among these."""
+    dropped = set(names)
+    return dataclasses.replace(items, items=tuple(item for item in items if item.name not in dropped))
 
 
 def save_run(folder: Path, pair: Pair, *, reference_weights: Path | None = None) -> None:
@@ -184,4 +196,4 @@ def _check_classes(pair: Pair, items: Items) -> None:
 def overlap(pair: Pair, items: Items) -> list[str]:
     """Images that calibration has seen already: what is measured on them is not a held-out figure."""
     seen = set(pair.data.get("sha256", ()))
-    return [item.name for item in items if _digest(item) in seen] if seen else []
+    return [item.name for item in items if digest(item) in seen] if seen else []

@@ -32,6 +32,7 @@ class Recipe:
         include: only sites that match one of these globs spike.
         exclude: sites (or products without a rule) that match one of these globs stay analog.
         fold_batchnorm: merge BatchNorm into the convolution before it.
+        factors: (glob, factor) pairs; the scale of a site is λ times the factor of the first glob that matches it.
 
     >>> Recipe(scale=0.25).levels
     'mixed:8'
@@ -50,6 +51,7 @@ class Recipe:
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
     fold_batchnorm: bool = True
+    factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -74,6 +76,11 @@ class Recipe:
                 f"a fixed softmax threshold must be positive and finite, not {self.softmax:g}. The paper uses 0.0035."
             )
         parse_levels(self.levels)
+        for glob, factor in self.factors:
+            if not 0 < factor < float("inf"):
+                raise UsageError(
+                    f"the factor of {glob!r} must be positive, not {factor:g}. Leave it out for 1."
+                )
 
     def chooses(self, site: str) -> bool:
         """Whether the include globs name this site and no exclude glob does."""
@@ -81,6 +88,10 @@ class Recipe:
 
     def excludes(self, site: str) -> bool:
         return any(fnmatchcase(site, glob) for glob in self.exclude)
+
+    def factor(self, site: str) -> float:
+        """How much larger than λθ this site's step is."""
+        return next((factor for glob, factor in self.factors if fnmatchcase(site, glob)), 1.0)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
@@ -102,6 +113,7 @@ class Recipe:
                 raise unknown("recipe field", name, known)
         for name in ("include", "exclude"):
             fields[name] = tuple(fields.get(name, getattr(cls, name)))
+        fields["factors"] = tuple((glob, factor) for glob, factor in fields.get("factors", ()))
         return cls(**fields)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onespike.calibrate import SiteThreshold, Thresholds
 from onespike.errors import LoadError
-from onespike.files import atomic_directory, sha256
+from onespike.files import atomic_directory, sha256, write_atomically
 from onespike.recipe import Recipe
 
 VERSION = 1
@@ -94,10 +94,15 @@ def save(
             "data": data,
             "files": files,
         }
-        text = json.dumps({**record, "sha256": _checksum(record)}, indent=1, ensure_ascii=False)
-        (partial / RECORD).write_text(text + "\n", encoding="utf-8")
+        (partial / RECORD).write_text(_sealed(record), encoding="utf-8")
         for file in inside:  # safetensors makes its files unreadable for others
             shutil.copymode(partial / RECORD, file)
+
+
+def replace_recipe(folder: Path, recipe: Recipe) -> None:
+    """Put another recipe into a run, such as the λ that a search found; all else stays."""
+    record = _read_record(Path(folder))
+    write_atomically(Path(folder) / RECORD, _sealed({**record, "recipe": recipe.to_dict()}))
 
 
 def load(folder: Path) -> Run:
@@ -127,6 +132,10 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if record.pop("sha256", None) != _checksum(record):
         raise _damaged(folder, f"{RECORD} is not what was saved (its SHA-256 differs)")
     return record
+
+
+def _sealed(record: dict[str, Any]) -> str:
+    return json.dumps({**record, "sha256": _checksum(record)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _checksum(record: dict[str, Any]) -> str:

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_map_only
 from onespike.attach import Neurons, neurons
 from onespike.calibrate import device_of, evaluating
 from onespike.convert import is_converted
-from onespike.energy import Ledger, metered
+from onespike.energy import metered
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.synapses import Synapses
-from onespike.trace import Operations, Owners, call
+from onespike.trace import call
 
 SATURATED_SHARE = 0.01
 """A neuron counts as saturated if more than this share of its inputs fires the largest level."""
@@ -52,21 +52,6 @@ class Verification:
             shown = [f"{k} ({100 * v:.1f} %)" for k, v in found.items()] if name == "saturated" else found
             lines.append(f"{name}: {', '.join(shown) if shown else 'none'}")
         return "\n".join(lines)
-
-
-class _Coverage(Ledger):
-    """A ledger that also knows whether a product is one that a visit announced."""
-
-    announced = 0
-
-    def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
-        self.announced += 1
-        return super().visit(owner, key, x, count)
-
-    def covered(self) -> bool:
-        """n visited operands announce n−1 products (one, for a single operand)."""
-        announced, self.announced = self.announced, self.announced - 1 if self.announced > 2 else 0
-        return announced > 0
 
 
 def _tick(owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
@@ -107,11 +92,10 @@ def verify(
     if not is_converted(model):
         raise ConversionError("verify: this network has no neurons. Convert it first.")
     batch = tree_map_only(Tensor, lambda x: x.to(device_of(model)), batch)
-    owners, ledger = Owners(model), _Coverage()
-    operations = Operations(owners, ledger.covered, {})
     with evaluating(model):
-        with metered(model, ledger), owners.following(), operations:
+        with metered(model, watch=True) as ledger:
             call(model, batch)
+        listed = {str(site) for site, _ in neurons(model)}
         every = [str(site) for site, neuron in neurons(model) if isinstance(neuron, Neuron)]
         rows = {str(site): row for site, row in ledger.sites.items()}
         reached = set(rows)
@@ -127,5 +111,9 @@ def verify(
             for s in every
             if s in rows and rows[s].saturated > SATURATED_SHARE * rows[s].elements
         },
-        uncovered=tuple(f"{owner}:{operation}" for owner, operation in operations.uncovered),
+        uncovered=tuple(
+            f"{owner}:{operation}"
+            for owner, operation in ledger.unruled
+            if f"{owner}:{operation.replace('.', '::')}" not in listed
+        ),
     )

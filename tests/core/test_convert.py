@@ -109,6 +109,17 @@ def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
     snn = convert(model, thresholds, Recipe(exclude=excluded))
     assert not torch.equal(run(snn, rows()), run(model, rows()))
     assert len(calibrate(model, [rows()])) == 3
+    analog = {row["site"]: row["neuron"] for row in table(snn) if not row["spikes"]}
+    assert all(
+        analog[name] == "analog: excluded, no rule reaches it"
+        for name in analog
+        if name.startswith(f"{owner}:")
+    )
+    assert onespike.verify(snn, rows()).ok
+    with onespike.metered(snn) as ledger, torch.inference_mode():
+        snn(rows())
+    assert ledger.macs == thresholds.macs * len(rows())
+    assert ledger.analog_macs >= sum(thresholds.uncovered.values()) * len(rows())
 
 
 def test_a_rule_makes_it_pass():

@@ -31,6 +31,18 @@ def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:
     return result
 
 
+def note(text: str) -> None:
+    """Progress of long work, on standard error."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
+
+
+def rows(headers: tuple[str, ...], cells: list[tuple[str, ...]]) -> None:
+    shown = _table(*headers, right=tuple(range(len(headers))))
+    for row in cells:
+        shown.add_row(*map(escape, row))
+    console.print(shown)
+
+
 def network(pair: Pair) -> None:
     """One paragraph on what was loaded."""
     loaded = pair.loaded

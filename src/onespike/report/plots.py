@@ -93,3 +93,38 @@ def sites(ledger: Ledger) -> Figure:
         axes.tick_params(axis="y", labelsize=6)
         axes.margins(y=0.01)
     return made
+
+
+def scale_search(
+    trials: Sequence[Any], best: Any, metric: str, energy: str, front: Sequence[Any] = ()
+) -> Figure:
+    """The metric over λ and, where energy was measured, over energy; the chosen trial is ringed."""
+    measured = sorted((t for t in trials if t.value is not None), key=lambda t: t.scale)
+    known = [t for t in measured if t.energy is not None]
+    made, axes = figure(10.0 if known else 5.5, 4.0, columns=2 if known else 1)
+    left = axes[0] if known else axes
+    left.plot([t.scale for t in measured], [t.value for t in measured], "o-", color=BLUE, ms=4)
+    left.plot(
+        best.scale,
+        best.value,
+        "o",
+        ms=12,
+        mfc="none",
+        mec=ORANGE,
+        mew=2,
+        label=f"chosen: λ = {best.scale:.3g}",
+    )
+    left.set_xscale("log")
+    left.set_xlabel("λ")
+    left.set_ylabel(metric)
+    left.legend(frameon=False)
+    if known:
+        right = axes[1]
+        right.plot([t.energy for t in known], [t.value for t in known], "o", color=GREY, ms=4, label="trials")
+        right.plot([t.energy for t in front], [t.value for t in front], "o-", color=BLUE, ms=5, label="front")
+        if best.energy is not None:
+            right.plot(best.energy, best.value, "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="chosen")
+        right.set_xlabel(f"energy ratio ({energy})")
+        right.set_ylabel(metric)
+        right.legend(frameon=False)
+    return made

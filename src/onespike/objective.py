@@ -1,0 +1,91 @@
+"""A converted network as a function of λ: what a search measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.calibrate import device_of, evaluating
+from onespike.convert import set_scale_
+from onespike.energy import Ledger, metered
+from onespike.errors import DataError, unknown
+from onespike.search import Hopeless, Measurement
+
+OBJECTIVES = {"top1": True, "kl": False}
+"""Name → whether larger is better: top-1 accuracy (percent, the paper's), or KL to the original's outputs (nats)."""
+
+
+class ScaleObjective:
+    """Measures one λ on a fixed set of inputs, which stay in memory with the original network's outputs.
+
+    A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes are counted
+    on the first batch only, so that counting costs next to nothing.
+
+    Attributes:
+        images: number of inputs.
+        forwards: inputs that went through either network so far.
+    """
+
+    def __init__(
+        self,
+        ann: nn.Module,
+        snn: nn.Module,
+        batches: Iterable[tuple[Tensor, Tensor | None]],
+        kind: str = "kl",
+        energy: str | None = None,
+    ) -> None:
+        if kind not in OBJECTIVES:
+            raise unknown("objective", kind, OBJECTIVES)
+        self.snn, self.kind, self.energy = snn, kind, energy
+        self.parts: list[tuple[Tensor, Tensor]] = []
+        self.images = self.forwards = 0
+        device = device_of(ann)
+        with evaluating(ann):
+            for inputs, labels in batches:
+                inputs = inputs.to(device)
+                if kind == "top1" and labels is None:
+                    raise DataError(
+                        "search: the images have no labels. Use --objective kl, which needs none."
+                    )
+                expected = _logits(ann(inputs)).log_softmax(-1) if labels is None or kind == "kl" else labels
+                self.parts.append((inputs, expected.to(device)))
+                self.images += len(inputs)
+                self.forwards += len(inputs) if kind == "kl" else 0
+        if not self.images:
+            raise DataError(
+                "search: there are no images to search on. Give a folder with images of their own."
+            )
+
+    def __call__(self, scale: float, hopeless: Hopeless) -> Measurement | None:
+        set_scale_(self.snn, scale)
+        total, seen, ledger = 0.0, 0, Ledger()
+        quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
+        with evaluating(self.snn):
+            for step, (inputs, expected) in enumerate(self.parts, 1):
+                if step == 1 and self.energy is not None:
+                    with metered(self.snn, ledger):
+                        output = _logits(self.snn(inputs))
+                else:
+                    output = _logits(self.snn(inputs))
+                total += self._score(output, expected)
+                seen += len(inputs)
+                self.forwards += len(inputs)
+                if step in quarters and step < len(self.parts) and hopeless(step, total / seen):
+                    return None
+        return Measurement(total / seen, None if self.energy is None else ledger.ratio(self.energy))
+
+    def _score(self, output: Tensor, expected: Tensor) -> float:
+        if self.kind == "top1":
+            return 100.0 * float((output.argmax(-1) == expected).sum())
+        divergence = torch.nn.functional.kl_div(
+            output.double().log_softmax(-1), expected.double(), reduction="sum", log_target=True
+        )
+        return float(divergence)
+
+
+def _logits(output: Any) -> Tensor:
+    logits: Tensor = getattr(output, "logits", output)
+    return logits

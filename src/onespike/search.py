@@ -1,0 +1,293 @@
+"""λ by Bayesian optimisation: ask a sampler, measure, tell. It knows numbers and no networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onespike.errors import LoadError, UsageError, unknown
+
+SAMPLERS = ("gp", "tpe", "grid")
+LOWEST = 0.01
+"""The smallest λ that is tried: below it every neuron saturates."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one trial found: the metric, and the energy ratio where it was asked for."""
+
+    value: float
+    energy: float | None = None
+
+
+Hopeless = Callable[[int, float], bool]
+Objective = Callable[[float, Hopeless], Measurement | None]
+"""objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and return None to give up."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One λ that was tried; `value` is None where it was given up early."""
+
+    number: int
+    scale: float
+    value: float | None
+    energy: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """All finished trials in their order, and the best of them."""
+
+    trials: tuple[Trial, ...]
+    best: Trial
+    maximise: bool
+    budget: float | None = None
+
+    def front(self) -> tuple[Trial, ...]:
+        """The trials that no other one beats in both metric and energy, by rising energy.
+
+        >>> trials = [Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate([(1, 5, 0.1), (0.5, 4, 0.2), (0.2, 9, 0.3)])]
+        >>> [t.scale for t in Search(tuple(trials), trials[2], True).front()]
+        [1, 0.2]
+        """
+        sign = 1 if self.maximise else -1
+        known = [t for t in self.trials if t.value is not None and t.energy is not None]
+        kept: list[Trial] = []
+        for trial in sorted(known, key=lambda t: (t.energy, -sign * (t.value or 0.0))):
+            if not kept or sign * (trial.value or 0.0) > sign * (kept[-1].value or 0.0):
+                kept.append(trial)
+        return tuple(kept)
+
+
+def _storage(url: str | None) -> Any:
+    import optuna
+
+    if url is None:
+        return optuna.storages.InMemoryStorage()
+    scheme = url.partition(":")[0]
+    try:
+        options = {"connect_args": {"timeout": 60}} if scheme == "sqlite" else {"pool_pre_ping": True}
+        return optuna.storages.RDBStorage(url, engine_kwargs=options, heartbeat_interval=60)
+    except Exception as error:  # SQLAlchemy, its drivers and the operating system have families of their own
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"search: the storage {scheme}:… cannot be used ({reason}). "
+            "Give an optuna URL such as sqlite:///study.db or postgresql+psycopg://USER@HOST/DATABASE."
+        ) from error
+
+
+def _sampler(name: str, seed: int) -> Any:
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+
+    if name == "gp":
+        return GPSampler(seed=seed, n_startup_trials=6, deterministic_objective=True)
+    if name == "tpe":
+        return TPESampler(seed=seed, n_startup_trials=6)
+    return RandomSampler(seed=seed)
+
+
+def grid(count: int) -> list[float]:
+    """`count` values of λ from 1 down, each the same factor below the one before.
+
+    >>> grid(3)
+    [1.0, 0.1, 0.01]
+    """
+    return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
+
+
+def _open(
+    storage: str | None, name: str, identity: Mapping[str, Any], resume: bool, maximise: bool, sampler: Any
+) -> Any:
+    import optuna
+
+    backend = _storage(storage)
+    try:
+        study = optuna.create_study(
+            storage=backend,
+            study_name=name,
+            direction="maximize" if maximise else "minimize",
+            sampler=sampler,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+            load_if_exists=resume,
+        )
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise UsageError(
+            f"search: the study {name!r} has trials already. Continue it with --resume, or name another --storage."
+        ) from error
+    text = json.dumps(dict(identity), sort_keys=True)
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", text)
+    elif known != text:
+        differing = [k for k, v in json.loads(known).items() if identity.get(k) != v]
+        raise UsageError(
+            f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
+            "Give the same run and options again, or name another --storage."
+        )
+    return study
+
+
+def _abandon_dead(study: Any) -> None:
+    """A trial whose process was killed on this machine will never finish: it does not count."""
+    import optuna
+
+    optuna.storages.fail_stale_trials(study)
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        host, _, process = trial.user_attrs.get("process", "").partition(":")
+        if host == socket.gethostname() and not os.path.exists(f"/proc/{process}"):
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+
+
+def search(
+    objective: Objective,
+    *,
+    trials: int = 50,
+    maximise: bool = True,
+    fixed: Iterable[float] = (1.0,),
+    sampler: str = "gp",
+    budget: float | None = None,
+    storage: str | None = None,
+    name: str = "scale",
+    identity: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    report: Callable[[Trial, int], None] = lambda trial, total: None,
+) -> Search:
+    """Find the best λ in (0, 1].
+
+    Args:
+        objective: measures one λ.
+        trials: how many λ in all, the fixed ones and those of an interrupted search included.
+        maximise: whether larger values are better.
+        fixed: values that are always among the trials, first.
+        sampler: `gp`, `tpe` or `grid`.
+        budget: the best is chosen among trials whose energy is at most this.
+        storage: an optuna URL; several processes may share it. None keeps the trials in memory.
+        name: the study's name in that storage.
+        identity: what the search belongs to; a study with another identity is refused.
+        resume: continue a study that exists.
+        seed: of the sampler.
+        report: called after each trial, with the number of trials in all.
+
+    >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
+    >>> abs(found.best.scale - 0.3) < 0.05
+    True
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise LoadError("search: it needs optuna. Install it with: pip install 'onespike[search]'") from error
+    if trials < 1:
+        raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
+    if sampler not in SAMPLERS:
+        raise unknown("sampler", sampler, SAMPLERS)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = _open(storage, name, identity or {}, resume, maximise, _sampler(sampler, seed))
+        _abandon_dead(study)
+        wanted = list(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
+        for scale in wanted:
+            study.enqueue_trial({"scale": scale}, skip_if_exists=True)
+        _run(study, objective, trials, budget, report)
+    found = _finished(study)
+    measured = [t for t in found if t.value is not None and t.value == t.value]
+    if budget is not None:
+        measured = _within(measured, budget)
+    if not measured:
+        raise UsageError("search: no trial gave a number. Check the data, or widen the trials.")
+    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximise else -1), t.scale))
+    return Search(tuple(found), best, maximise, budget)
+
+
+def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:
+    inside = [t for t in measured if t.energy is not None and t.energy <= budget]
+    if not inside and measured:
+        least = min(measured, key=lambda t: t.energy if t.energy is not None else float("inf"))
+        raise UsageError(
+            f"search: no λ stays within the budget {budget:g}; the least is {least.energy:.3f} at λ = {least.scale:g}. "
+            "Allow more energy, or use fewer levels."
+        )
+    return inside
+
+
+def _run(
+    study: Any,
+    objective: Objective,
+    trials: int,
+    budget: float | None,
+    report: Callable[[Trial, int], None],
+) -> None:
+    from optuna.trial import TrialState
+
+    while True:
+        others = study.get_trials(
+            deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+        )
+        if len(others) >= trials:
+            return
+        trial = study.ask()
+        trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")
+        scale = trial.suggest_float("scale", LOWEST, 1.0, log=True)
+        alive = study.get_trials(
+            deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+        )
+        earlier = [t for t in alive if t.number < trial.number]
+        if len(earlier) >= trials or any(t.params.get("scale") == scale for t in earlier):
+            study.tell(trial, state=TrialState.FAIL)  # another process has this one
+            continue
+        started = time.perf_counter()
+
+        def hopeless(step: int, value: float, trial: Any = trial) -> bool:
+            trial.report(value, step)
+            return bool(trial.should_prune())
+
+        try:
+            measured = objective(scale, hopeless)
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        trial.set_user_attr("seconds", time.perf_counter() - started)
+        if measured is None:
+            frozen = study.tell(trial, state=TrialState.PRUNED)
+        else:
+            if measured.energy is not None:
+                trial.set_user_attr("energy", measured.energy)
+                if budget is not None:
+                    trial.set_constraint("budget", measured.energy - budget)
+            failed = measured.value != measured.value
+            frozen = study.tell(
+                trial, None if failed else measured.value, TrialState.FAIL if failed else None
+            )
+            if failed:
+                raise UsageError(
+                    f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
+                )
+        report(_trial(frozen), trials)
+
+
+def _trial(frozen: Any) -> Trial:
+    complete = frozen.state.name == "COMPLETE"
+    attributes = frozen.user_attrs
+    return Trial(
+        frozen.number,
+        frozen.params["scale"],
+        frozen.value if complete else None,
+        attributes.get("energy"),
+        attributes.get("seconds", 0.0),
+    )
+
+
+def _finished(study: Any) -> list[Trial]:
+    import optuna
+
+    states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    return [_trial(t) for t in study.get_trials(deepcopy=False, states=states)]

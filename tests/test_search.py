@@ -1,0 +1,198 @@
+"""The search on analytic objectives with a known optimum, and on real processes that are killed."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from onespike.errors import UsageError
+from onespike.search import LOWEST, Measurement, Search, Trial, grid, search
+
+
+def parabola(scale, hopeless=None):
+    """Best at λ = 0.3; energy falls as λ grows."""
+    return Measurement(-((math.log(scale) - math.log(0.3)) ** 2), 0.05 / scale)
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "grid"])
+def test_finds_a_known_optimum(sampler):
+    found = search(parabola, trials=20, sampler=sampler)
+    assert abs(math.log(found.best.scale / 0.3)) < 0.25
+    assert len(found.trials) == 20
+    assert all(LOWEST <= t.scale <= 1 for t in found.trials)
+
+
+def test_minimises_too():
+    found = search(lambda s, h: Measurement((s - 0.6) ** 2), trials=15, maximise=False)
+    assert abs(found.best.scale - 0.6) < 0.1
+
+
+def test_the_fixed_values_come_first_and_count():
+    found = search(parabola, trials=4, fixed=(1.0, 0.25))
+    assert [t.scale for t in found.trials[:2]] == [1.0, 0.25]
+    assert len(found.trials) == 4
+
+
+def test_the_budget_is_kept_and_the_best_within_it_is_found():
+    found = search(
+        parabola, trials=20, budget=0.1
+    )  # energy ≤ 0.1 means λ ≥ 0.5, and 0.5 is the best of those
+    assert found.best.energy <= 0.1
+    assert found.best.scale == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_budget_that_cannot_be_reached():
+    message = r"^search: no λ stays within the budget 0\.01; the least is 0\.050 at λ = 1\. Allow more energy, or use "
+    with pytest.raises(UsageError, match=message):
+        search(parabola, trials=5, budget=0.01)
+
+
+def test_front():
+    rows = [
+        (1.0, 1.0, 0.1),
+        (0.5, 3.0, 0.2),
+        (0.4, 2.0, 0.3),
+        (0.2, 4.0, 0.4),
+        (0.1, 3.5, 0.8),
+        (0.9, None, None),
+    ]
+    trials = tuple(Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate(rows))
+    assert [t.scale for t in Search(trials, trials[3], True).front()] == [1.0, 0.5, 0.2]
+    assert [t.scale for t in Search(trials, trials[0], False).front()] == [1.0]
+
+
+def test_hopeless_trials_are_given_up():
+    measured = []
+
+    def objective(scale, hopeless):
+        for step in (1, 2, 3, 4):
+            measured.append(scale)
+            if step < 4 and hopeless(step, parabola(scale).value):
+                return None
+        return parabola(scale)
+
+    found = search(objective, trials=25)
+    assert any(t.value is None for t in found.trials)
+    assert len(measured) < 4 * 25
+    assert found.best.value is not None
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (dict(trials=0), r"^trials must be at least 1, not 0\. The paper uses 50\.$"),
+    (dict(sampler="gb"), r"^unknown sampler 'gb'\. Did you mean 'gp'\? Known: gp, grid, tpe\.$"),
+    (dict(storage="nonsense://x"), r"^search: the storage nonsense:… cannot be used \(.*\)\. Give an optuna URL such as "),
+])  # fmt: skip
+def test_bad_input(given, message):
+    with pytest.raises(UsageError, match=message):
+        search(parabola, **given)
+
+
+def test_a_metric_that_is_not_a_number():
+    with pytest.raises(UsageError, match=r"^search: the metric is not a number at λ = 1\. Check the data"):
+        search(lambda s, h: Measurement(math.nan), trials=3)
+
+
+def test_grid():
+    assert grid(5)[0] == 1.0
+    assert grid(5)[-1] == LOWEST
+    assert grid(1) == [1.0]
+
+
+def test_resume_continues_and_repeats_nothing(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    measured = []
+
+    def objective(scale, hopeless):
+        measured.append(scale)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        return parabola(scale)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(objective, trials=8, fixed=(1.0, 0.25), storage=url)
+    finished = measured[:3]
+    with pytest.raises(
+        UsageError, match=r"has trials already\. Continue it with --resume, or name another --storage\.$"
+    ):
+        search(objective, trials=8, storage=url)
+    found = search(objective, trials=8, fixed=(1.0, 0.25), storage=url, resume=True)
+    assert len(found.trials) == 8
+    assert [t.scale for t in found.trials[:3]] == finished
+    assert len(set(measured[4:]) & set(finished)) == 0
+
+
+def test_a_study_of_another_run_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    search(parabola, trials=2, storage=url, identity={"run": "a", "objective": "kl"})
+    message = r"belongs to another search \(it differs in run\)\. Give the same run and options again, or name another"
+    with pytest.raises(UsageError, match=message):
+        search(parabola, trials=2, storage=url, identity={"run": "b", "objective": "kl"}, resume=True)
+
+
+WORKER = """
+import math, sys, time
+from onespike.search import Measurement, search
+
+def objective(scale, hopeless):
+    with open(sys.argv[2], "a") as log:
+        log.write(f"start {scale!r}\\n")
+    time.sleep(0.05)
+    with open(sys.argv[2], "a") as log:
+        log.write(f"end {scale!r}\\n")
+    return Measurement(-((math.log(scale) - math.log(0.3)) ** 2))
+
+search(objective, trials=int(sys.argv[3]), fixed=(1.0, 0.25), storage=sys.argv[1], resume=True, sampler="tpe")
+"""
+
+
+def worker(tmp_path, url, log, trials):
+    script = tmp_path / "worker.py"
+    script.write_text(textwrap.dedent(WORKER))
+    return subprocess.Popen([sys.executable, str(script), url, str(log), str(trials)])
+
+
+def finished(url):
+    import optuna
+
+    study = optuna.load_study(study_name="scale", storage=url)
+    states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    return [t.params["scale"] for t in study.get_trials(states=states)]
+
+
+def check_shared(url, processes, trials, log):
+    for process in processes:
+        assert process.wait(timeout=120) == 0
+    done = finished(url)
+    assert len(done) == trials
+    assert len(set(done)) == trials
+    started = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("start")]
+    assert len(started) == trials  # nothing was measured twice
+
+
+def test_a_real_kill_loses_no_finished_trial(tmp_path):
+    url, log = f"sqlite:///{tmp_path / 'study.db'}", tmp_path / "log"
+    process = worker(tmp_path, url, log, 12)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not log.exists() or log.read_text().count("end") < 4):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = finished(url)
+    assert len(before) >= 3
+    assert worker(tmp_path, url, log, 12).wait(timeout=120) == 0
+    after = finished(url)
+    assert after[: len(before)] == before
+    assert len(after) == 12
+    starts = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("start")]
+    assert all(starts.count(repr(scale)) == 1 for scale in before)
+
+
+def test_two_processes_share_one_study(tmp_path):
+    url, log = f"sqlite:///{tmp_path / 'study.db'}", tmp_path / "log"
+    check_shared(url, [worker(tmp_path, url, log, 14) for _ in range(2)], 14, log)
