@@ -8,7 +8,10 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from onespike.errors import LoadError, UsageError, unknown
@@ -75,13 +78,18 @@ def _storage(url: str | None) -> Any:
     scheme = url.partition(":")[0]
     try:
         options = {"connect_args": {"timeout": 60}} if scheme == "sqlite" else {"pool_pre_ping": True}
-        return optuna.storages.RDBStorage(url, engine_kwargs=options, heartbeat_interval=60)
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except Exception as error:  # SQLAlchemy, its drivers and the operating system have families of their own
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UsageError(
-            f"search: the storage {scheme}:… cannot be used ({reason}). "
-            "Give an optuna URL such as sqlite:///study.db or postgresql+psycopg://USER@HOST/DATABASE."
-        ) from error
+        raise _unusable(scheme, error) from error
+
+
+def _unusable(scheme: str, error: Exception) -> UsageError:
+    """Without the rest of the URL, which may hold a password."""
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return UsageError(
+        f"search: the storage {scheme}:… cannot be used ({reason}). "
+        "Give an optuna URL such as sqlite:///study.db or postgresql+psycopg://USER@HOST/DATABASE."
+    )
 
 
 def _sampler(name: str, seed: int) -> Any:
@@ -136,14 +144,53 @@ def _open(
 
 
 def _abandon_dead(study: Any) -> None:
-    """A trial whose process was killed on this machine will never finish: it does not count."""
-    import optuna
+    """A trial whose process was killed never finishes and does not count.
 
-    optuna.storages.fail_stale_trials(study)
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+    On this machine the process is looked for; on another one, a trial is given up that has run for twenty times as
+    long as the longest so far.
+    """
+    from optuna.trial import TrialState
+
+    longest = max((t.seconds for t in _finished(study)), default=0.0)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         host, _, process = trial.user_attrs.get("process", "").partition(":")
-        if host == socket.gethostname() and not os.path.exists(f"/proc/{process}"):
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        age = (datetime.now() - trial.datetime_start).total_seconds()
+        here = host == socket.gethostname()
+        if (here and not _alive(int(process))) or (not here and age > max(600.0, 20 * longest)):
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+class _Turn(AbstractContextManager[None]):
+    """One process at a time asks a study in SQLite, which locks no rows; the kernel frees it when a process dies."""
+
+    def __init__(self, url: str | None) -> None:
+        file = url is not None and url.startswith("sqlite:///")
+        self.path = f"{str(url).removeprefix('sqlite:///')}.lock" if file else None
+        self.file: Any = None
+
+    def __enter__(self) -> None:
+        if self.path is not None:
+            import fcntl
+
+            try:
+                self.file = Path(self.path).open("w")
+            except OSError as error:
+                raise _unusable("sqlite", error) from error
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *failure: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def search(
@@ -192,12 +239,14 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study = _open(storage, name, identity or {}, resume, maximise, _sampler(sampler, seed))
-        _abandon_dead(study)
-        wanted = list(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
-        for scale in wanted:
-            study.enqueue_trial({"scale": scale}, skip_if_exists=True)
-        _run(study, objective, trials, budget, report)
+        turn = _Turn(storage)
+        with turn:
+            study = _open(storage, name, identity or {}, resume, maximise, _sampler(sampler, seed))
+            _abandon_dead(study)
+            wanted = list(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
+            for scale in wanted:
+                study.enqueue_trial({"scale": scale}, skip_if_exists=True)
+        _run(study, objective, trials, budget, turn, report)
     found = _finished(study)
     measured = [t for t in found if t.value is not None and t.value == t.value]
     if budget is not None:
@@ -224,6 +273,7 @@ def _run(
     objective: Objective,
     trials: int,
     budget: float | None,
+    turn: AbstractContextManager[None],
     report: Callable[[Trial, int], None],
 ) -> None:
     from optuna.trial import TrialState
@@ -234,14 +284,12 @@ def _run(
         )
         if len(others) >= trials:
             return
-        trial = study.ask()
-        trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")
-        scale = trial.suggest_float("scale", LOWEST, 1.0, log=True)
-        alive = study.get_trials(
-            deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-        )
-        earlier = [t for t in alive if t.number < trial.number]
-        if len(earlier) >= trials or any(t.params.get("scale") == scale for t in earlier):
+        with turn:
+            trial = study.ask()
+            trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")
+            scale = trial.suggest_float("scale", LOWEST, 1.0, log=True)
+        earlier = _started_before(study, trial)
+        if len(earlier) >= trials or scale in map(_scale, earlier):
             study.tell(trial, state=TrialState.FAIL)  # another process has this one
             continue
         started = time.perf_counter()
@@ -272,6 +320,24 @@ def _run(
                     f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
                 )
         report(_trial(frozen), trials)
+
+
+def _started_before(study: Any, trial: Any) -> list[Any]:
+    """Trials that other processes began before this one and that are running or finished."""
+    from optuna.trial import TrialState
+
+    alive = study.get_trials(
+        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+    )
+    mine = (trial.datetime_start, trial.number)
+    return [t for t in alive if (t.datetime_start, t.number) < mine]
+
+
+def _scale(frozen: Any) -> float | None:
+    """λ of a trial, also of a planned one that has not read it yet."""
+    planned = frozen.system_attrs.get("fixed_params", {}).get("scale")
+    scale: float | None = frozen.params.get("scale", planned)
+    return scale
 
 
 def _trial(frozen: Any) -> Trial:

@@ -11,26 +11,17 @@ import typer
 
 from onespike import pipeline
 from onespike.adapters import ADAPTERS, load_model
+from onespike.cli import search as search  # registers its command
 from onespike.cli import show
 from onespike.cli.commands import app as app
 from onespike.cli.commands import command
+from onespike.cli.options import BatchSize, Data, Device, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
 from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS, preset
 from onespike.theory import check_all
-
-Data = Annotated[
-    str, typer.Option(metavar="DIR", help="Folder with one sub-folder a class, or bundled:cifar10-test.")
-]
-Limit = Annotated[
-    int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
-]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in one forward pass.")]
-Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]
 
 
 @command("onespike demo --out my-demo")

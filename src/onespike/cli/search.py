@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from onespike.cli import show
-from onespike.cli.app import BatchSize, Device, Json, Limit, RunFolder
 from onespike.cli.commands import command
+from onespike.cli.options import BatchSize, Device, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.files import write_atomically
 from onespike.report import plots
@@ -55,7 +55,7 @@ def search(
     device: Device = "cpu",
     json_file: Json = None,
 ) -> None:
-    """Find the best λ of a run by Bayesian optimisation and keep it there.
+    """Find the best λ of a run and keep it there.
 
     λ = 1 and the preset's value are always tried. Every finished trial is stored at once, so that a search can be
     interrupted, and shared between machines.
