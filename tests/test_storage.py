@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import fields
@@ -69,12 +68,6 @@ def same(a: Thresholds, b: Thresholds) -> None:
             assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
-@pytest.mark.skipif(os.environ.get("ONESPIKE_GOLDEN") != "write", reason="only to write the golden run anew")
-def test_write_the_golden_run():
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    save(GOLDEN)
-
-
 def test_the_record_is_the_golden_one(tmp_path):
     save(tmp_path / "run")
     hashes = re.compile(r'"[0-9a-f]{64}"')  # of files whose bytes are safetensors' business
@@ -129,3 +122,8 @@ def test_files_beside_the_run_are_not_its_business(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     storage.load(tmp_path / "run")
+
+
+if __name__ == "__main__":  # after a change of the format that is meant: python tests/test_storage.py
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    save(GOLDEN)

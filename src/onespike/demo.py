@@ -16,7 +16,7 @@ from onespike.report import plots
 
 NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration", "bundled:cifar10-test"
 SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
-SWEEP_IMAGES = 500
+SWEEP_IMAGES = 300
 
 
 def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:

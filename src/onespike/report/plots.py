@@ -53,12 +53,18 @@ def draw_scales(axes: Any, rows: Sequence[Mapping[str, float]], original: float,
     axes.plot(
         [r["counts"] for r in ordered], [r["top1"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
     )
-    for row in ordered:
-        axes.annotate(f"λ={row['scale']:g}", (row["counts"], row["top1"]), xytext=(5, -11),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
+    for place, row in enumerate(ordered):
+        offset = (
+            (6, -12) if place % 2 else (-8, 9)
+        )  # neighbours on different sides, so that they do not overlap
+        axes.annotate(
+            f"λ={row['scale']:g}", (row["counts"], row["top1"]), xytext=offset,
+            textcoords="offset points", fontsize=8,
+        )  # fmt: skip
         if row["scale"] == chosen:
             axes.plot(row["counts"], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
     axes.axhline(original, color=GREY, ls="--", label="original")
+    axes.margins(x=0.08, y=0.08)
     axes.set_xlabel("energy ratio (counts)")
     axes.set_ylabel("top-1 accuracy, %")
     axes.legend(frameon=False, loc="lower right")
@@ -115,6 +121,9 @@ def scale_search(
         label=f"chosen: λ = {best.scale:.3g}",
     )
     left.set_xscale("log")
+    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if t >= 0.9 * measured[0].scale]
+    left.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    left.set_xticks([], minor=True)
     left.set_xlabel("λ")
     left.set_ylabel(metric)
     left.legend(frameon=False)
