@@ -7,7 +7,7 @@
 Matrices are trained with Muon (orthogonalised momentum, Jordan et al. 2024), everything else with AdamW;
 the rate falls linearly to zero. The ResNet sees 24×24 images for the first part of the training. A run that
 is interrupted continues with the same command. `--minutes` bounds the wall time: the schedule then follows
-the clock wherever that is ahead of the epochs.
+the clock wherever that is ahead of the epochs. `--start FILE --rate 0.5` trains finished weights further.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from onespike.adapters import load_checkpoint_
 from onespike.adapters.networks import CIFAR10_MEAN, CIFAR10_STD, NETWORKS
 
 RECIPES = {
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--start", type=Path, help="go on from these weights, with full-size images")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -137,11 +140,14 @@ def main() -> None:
     recipe = RECIPES[options.network]
     images, labels, test_images, test_labels = load(options.data)
     network = NETWORKS[options.network]().to(memory_format=torch.channels_last)
+    if options.start:
+        load_checkpoint_(network, options.start)
+        recipe["small"] = 0.0
     averaged = torch.optim.swa_utils.AveragedModel(
         network, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99), use_buffers=True
     )
     movers = optimizers(network, recipe)
-    peaks = [[g["lr"] for g in m.param_groups] for m in movers]
+    peaks = [[options.rate * g["lr"] for g in m.param_groups] for m in movers]
     checkpoint, step, spent, batch = options.out.with_suffix(".ckpt"), 0, 0.0, recipe["batch"]
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)

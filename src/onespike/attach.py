@@ -47,6 +47,7 @@ class Neurons(nn.ModuleDict):
         super().__init__()
         self.owner = owner
         self.roles: dict[str, str] = {}
+        self.calls: dict[str, float] = {}
 
     def visit(self, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
         """Fire the neuron at `key`; a meter, while there is one, does it instead and keeps count."""

@@ -126,7 +126,7 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         reason = analog_reason(threshold, recipe)
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
         of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
-        of_owner.roles[site.key] = threshold.role
+        of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
     for (
         owner,
         operation,
@@ -200,14 +200,15 @@ def set_scale_(model: nn.Module, scale: float) -> None:
 
 def table(model: nn.Module) -> list[dict[str, Any]]:
     """One row for each site of a converted network: what spikes, with which thresholds, what stays analog and why."""
-    return [
-        {
-            "site": str(site),
-            "spikes": isinstance(neuron, Neuron),
-            "neuron": neuron.extra_repr() if isinstance(neuron, Neuron) else f"analog: {neuron.reason}",
-        }
-        for site, neuron in neurons(model)
-    ]
+    owners = {module.owner: module for module in model.modules() if isinstance(module, Neurons)}
+    rows = []
+    for site, neuron in neurons(model):
+        spikes, calls = isinstance(neuron, Neuron), owners[site.owner].calls.get(site.key, 1)
+        what = neuron.extra_repr() if spikes else f"analog: {neuron.extra_repr()}"
+        shared = f", shared by {calls:g} calls a forward" if calls > 1 else ""
+        role = owners[site.owner].roles.get(site.key, "")
+        rows.append({"site": str(site), "role": role, "spikes": spikes, "neuron": what + shared})
+    return rows
 
 
 def _table(model: nn.Module) -> str:

@@ -47,6 +47,7 @@ def test_ctrl_c_while_calibrating(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # shells ignore it in the background
     )  # fmt: skip
     assert process.stdout.readline() == "reading\n"
     time.sleep(0.5)

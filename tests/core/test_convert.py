@@ -436,3 +436,19 @@ def test_only_neurons_that_use_a_scale_hold_one(neuron, scaled):
     else:
         with pytest.raises(UsageError, match="has no neuron with a scale"):
             set_scale_(snn, 0.5)
+
+
+def test_a_module_that_runs_twice_shares_its_neurons_and_says_so():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.again, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.again(self.again(self.first(x)).relu()))
+
+    torch.manual_seed(0)
+    model = Twice()
+    text = {row["site"]: row["neuron"] for row in table(convert(model, calibrate(model, [rows()])))}
+    assert text["again:linear0_input"].endswith(", shared by 2 calls a forward")
+    assert "shared" not in text["first:linear0_input"]
