@@ -83,7 +83,6 @@ class SiteFacts:
 
     site: Site
     shape: tuple[int, ...]
-    dims: int
     calls: int = 0
     forwards: int = 0
     latest: int = -1
@@ -237,6 +236,7 @@ class Tracer:
         self.in_rule = False
         self.pending: list[tuple[Site, frozenset[str]]] = []
         self.used_by: dict[str, list[tuple[Any, str]]] = {}
+        self.norms: list[str] = []
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One forward; returns the network's output."""
@@ -268,7 +268,7 @@ class Tracer:
         site = Site(self.owners.current, f"{operation}{number}_{role}")
         facts = self.trace.sites.get(site)
         if facts is None:
-            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), x.dim())
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape))
         facts.calls += 1
         facts.forwards += facts.latest != self.trace.forwards
         facts.latest = self.trace.forwards
@@ -293,6 +293,8 @@ class Tracer:
 
     def follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
         sources = frozenset[str]().union(*map(_sources, operands)) if operands else frozenset[str]()
+        if function is F.batch_norm:
+            self.norms.append(self.owners.current)
         for x in operands:
             product = getattr(x, "_onespike_product", None)
             if product is not None:
@@ -315,7 +317,12 @@ class Tracer:
                 self.trace.folds[convolution] = batchnorm
             else:
                 self.trace.folds.pop(convolution, None)
+        paired = list(self.trace.folds.values())
+        for convolution, batchnorm in list(self.trace.folds.items()):
+            if self.norms.count(batchnorm) != paired.count(batchnorm):  # it also reads something else
+                del self.trace.folds[convolution]
         self.used_by.clear()
+        self.norms.clear()
 
 
 def _is_property(function: Any) -> bool:

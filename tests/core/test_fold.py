@@ -128,3 +128,18 @@ def test_folded_networks_can_be_reloaded_and_reverted_after_a_copy():
     onespike.revert_(snn)
     assert same_state(snn, snapshot(model))
     assert torch.equal(run(snn, batches()[0]), expected)
+
+
+def test_a_norm_that_also_reads_something_else_is_not_folded():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.norm(self.conv(x)) + self.norm(x)
+
+    trace = onespike.discover(Shared().eval(), torch.randn(2, 3, 4, 4))
+    assert trace.folds == {}
+    alone = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
+    assert onespike.discover(alone, torch.randn(2, 3, 4, 4)).folds == {"0": "1"}
