@@ -1,0 +1,136 @@
+"""Products that no rule reaches: refused by name and share, listed and charged once excluded."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from contract.conversion_contract import own_forwards, run, same_state, snapshot
+from contract.networks import mlp, rows
+from onespike import Recipe, calibrate, convert, convert_, table
+from onespike.errors import ConversionError
+
+
+@torch.library.custom_op("onespike_test::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Bilinear(8, 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x[:, None])[0][:, 0]
+
+
+class Inner(nn.Module):
+    """torch.inner has no rule; its size is known, since it ends in a matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.inner(x, self.weight)
+
+
+def refusal(model: nn.Module) -> str:
+    with pytest.raises(ConversionError) as caught:
+        convert(model, calibrate(model, [rows()]))
+    return str(caught.value)
+
+
+def test_a_custom_operation_is_refused_by_its_name():
+    assert refusal(mlp(Custom())) == (
+        "convert: 1 products are not covered: onespike_test.product in 4 (an unknown share of MACs). Add a rule "
+        "with @onespike.synaptic, or leave them analog with exclude=['4:onespike_test.product']."
+    )
+
+
+def test_the_share_of_a_known_product_is_stated():
+    text = refusal(mlp(Inner()))
+    share = 100 * 64 / (32 + 64 + 64 + 24)
+    assert re.fullmatch(
+        rf"convert: 1 products are not covered: (\w+) in 4 \({share:.1f} % of MACs\)\. Add a rule with "
+        r"@onespike\.synaptic, or leave them analog with exclude=\['4:\1'\]\.",
+        text,
+    ), text
+
+
+@pytest.mark.parametrize(("layer", "macs"), [(Inner, 64), (Bilinear, 512), (Recurrent, 4 * 8 * 16)])
+def test_the_size_of_an_uncovered_product(layer, macs):
+    thresholds = calibrate(mlp(layer()), rows().split(16))
+    assert list(thresholds.uncovered.values()) == [macs]
+    assert thresholds.macs == 32 + 64 + 24 + macs
+
+
+@pytest.mark.parametrize(
+    ("layer", "owner"), [(Bilinear, "4.inner"), (Recurrent, "4.lstm"), (Inner, "4"), (Custom, "4")]
+)
+def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
+    torch.manual_seed(0)
+    model = mlp(layer())
+    before = snapshot(model)
+    thresholds = calibrate(model, [rows()])
+    assert {name for name, _ in thresholds.uncovered} == {owner}
+    with pytest.raises(ConversionError, match=rf" in {re.escape(owner)} \(.* of MACs\)") as caught:
+        convert_(model, thresholds)
+    assert own_forwards(model) == set() and same_state(model, before)
+    remedy = re.search(r"exclude=\['(.*)'\]", str(caught.value)).group(1)
+    assert remedy in {f"{o}:{operation}" for o, operation in thresholds.uncovered}
+    excluded = tuple(f"{o}:{operation}" for o, operation in thresholds.uncovered)
+    snn = convert(model, thresholds, Recipe(exclude=excluded))
+    assert not torch.equal(run(snn, rows()), run(model, rows()))
+    assert len(calibrate(model, [rows()])) == 3
+    analog = {row["site"]: row["neuron"] for row in table(snn) if not row["spikes"]}
+    assert all(
+        analog[name] == "analog: excluded, no rule reaches it"
+        for name in analog
+        if name.startswith(f"{owner}:")
+    )
+    assert onespike.verify(snn, rows()).ok
+    with onespike.metered(snn) as ledger, torch.inference_mode():
+        snn(rows())
+    assert ledger.macs == thresholds.macs * len(rows())
+    assert ledger.analog_macs >= sum(thresholds.uncovered.values()) * len(rows())
+
+
+def test_a_rule_makes_it_pass():
+    @onespike.synaptic(torch.inner)
+    def rule(visit, input, other):
+        from onespike import sites
+
+        return sites._matmul(visit, input, other.T)
+
+    try:
+        model = mlp(Inner())
+        thresholds = calibrate(model, rows().split(32))
+        assert thresholds.uncovered == {}
+        assert thresholds["4:matmul0_rhs"].role == "weight"
+        assert onespike.verify(convert(model, thresholds), rows()).ok
+    finally:
+        del onespike.sites.RULES[torch.inner]
