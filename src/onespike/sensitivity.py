@@ -43,7 +43,9 @@ def sensitivities(
     model: nn.Module, thresholds: Thresholds, recipe: Recipe, batches: Iterable[Tensor], seed: int = 0
 ) -> dict[str, Sensitivity]:
     """One backward pass for each batch through the original network, no labels."""
-    probed = convert(model, thresholds, recipe, share_weights=True)
+    probed = convert(model, thresholds, recipe, share_weights=True).requires_grad_(
+        False
+    )  # its own parameters
     found: dict[str, Sensitivity] = {}
     generator = torch.Generator().manual_seed(seed)
 
@@ -56,7 +58,7 @@ def sensitivities(
         row.fan_out = float(fan.double().mean()) if isinstance(fan, Tensor) else float(fan)
         row.elements += x.numel()
         row.magnitude += float(x.detach().abs().sum(dtype=torch.float64))
-        # a multiplication by one: the hook needs a tensor of its own, also where operands are shared
+        # the hook needs a tensor of its own: one activation may enter several products
         x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
         def add(gradient: Tensor) -> None:
@@ -75,7 +77,6 @@ def sensitivities(
             output = getattr(output, "logits", output)
             drawn = torch.multinomial(output.detach().softmax(-1).cpu(), 1, generator=generator)
             output.log_softmax(-1).gather(-1, drawn.to(output.device)).sum().backward()
-        probed.zero_grad(set_to_none=True)
     return found
 
 

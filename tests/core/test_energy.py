@@ -289,3 +289,19 @@ def test_unknown_columns_and_empty_ledgers():
     ):
         Ledger().ratio("counts")
     assert math.isclose(Ledger().ratio("w8a8"), 0.3 / 4.6)
+
+
+def test_the_table_of_sites_adds_up_to_the_totals():
+    model = transformer()
+    snn = convert(model, calibrate(model, [sequences()]))
+    with metered(snn) as ledger, torch.inference_mode():
+        snn(sequences())
+    rows = ledger.table()
+    assert sum(row["ratio"] for row in rows) == pytest.approx(ledger.ratio("counts"))
+    for column in ("counts", "nonzero", "binary"):
+        driven = sum(row[column] for row in rows if row["drives"])
+        assert driven == ledger.accumulates(column) > 0
+    # of the two spiking operands of a product, one drives
+    products = [row for row in rows if "matmul0" in row["site"] and row["spiking"]]
+    assert [row["drives"] for row in products[:2]] == [True, False]
+    assert all(0 <= row["active share"] <= 1 for row in rows)

@@ -163,6 +163,7 @@ def evaluate(
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    sites: Annotated[bool, typer.Option("--sites", help="Also show the ledger of each site.")] = False,
     json_file: Json = None,
 ) -> None:
     """Measure a run on labelled images.
@@ -180,6 +181,9 @@ def evaluate(
     show.sites(pair.snn, brief=True)
     show.line()
     show.evaluation(result, pair.loaded.published_top1)
+    if sites:
+        show.line()
+        show.ledger(result)
     if json_file is not None:
         write_atomically(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
 

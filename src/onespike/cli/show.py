@@ -92,6 +92,21 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
     line(DEFINITION)
 
 
+def ledger(result: Evaluation) -> None:
+    """The ledger of each site: MACs, its share of the counts ratio, and how its neurons fire."""
+    rows(
+        ("site", "MACs an image", "counts ratio", "spikes/neuron", "active %", "saturated %"),
+        [
+            (
+                row["site"], f"{row['macs'] / result.images:.4g}", f"{row['ratio']:.4f}" if row["drives"] else "–",
+                f"{row['spikes per neuron']:.3f}" if row["spiking"] else "analog",
+                f"{100 * row['active share']:.1f}", f"{100 * row['saturated share']:.2f}",
+            )
+            for row in result.ledger.table()
+        ],
+    )  # fmt: skip
+
+
 def theorems(rows: list[Row]) -> None:
     shown = _table("claim", "held", "worst margin", "statement", right=(1, 2))
     for row in rows:
