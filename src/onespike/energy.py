@@ -77,6 +77,7 @@ class SiteCount:
     spikes: float = 0.0
     active: int = 0
     saturated: int = 0
+    visits: int = 0
 
 
 @dataclass
@@ -105,6 +106,7 @@ class Ledger:
         synapses = count()
         row.macs += synapses.macs
         row.elements += x.numel()
+        row.visits += 1
         if row.role == "softmax":
             self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
         self.seconds += time.perf_counter() - started
