@@ -91,6 +91,7 @@ for package in ABSENT:
 import onespike
 import torch
 
+torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3), torch.nn.ReLU(),
                             torch.nn.Linear(3, 1))
 x = torch.randn(64, 2)
