@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.plain import PLAIN
-from onespike.sites import Site, Sites
+from onespike.sites import Site, Sites, is_activation
 from onespike.synapses import Synapses
+from onespike.timesteps import Clock
 
 Meter = Callable[["Neurons", str, Tensor, Callable[[], Synapses]], Tensor]
 
@@ -42,6 +43,7 @@ class Neurons(nn.ModuleDict):
     """The neurons (and analog sites) of one owner, by key."""
 
     meter: Meter | None = None
+    clock: Clock | None = None
 
     def __init__(self, owner: str) -> None:
         super().__init__()
@@ -52,7 +54,8 @@ class Neurons(nn.ModuleDict):
     def visit(self, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
         """Fire the neuron at `key`; a meter, while there is one, does it instead and keeps count."""
         if key not in self:
-            if key.endswith("_weight"):  # a parameter that a transformation passes on as a plain tensor
+            # a parameter that a transformation passes on as a plain tensor; a ReLU that stays as it is
+            if key.endswith("_weight") or is_activation(key):
                 return x
             raise ConversionError(
                 f"the product {key.rpartition('_')[0]} ran in {self.owner or 'the network'}, and no calibration "
@@ -60,8 +63,23 @@ class Neurons(nn.ModuleDict):
             )
         if self.meter is not None:
             return self.meter(self, key, x, count)
-        fired: Tensor = self[key](x)
-        return fired
+        neuron = self[key]
+        if self.clock is not None and isinstance(neuron, Neuron):
+            return self.clock.fire(self.owner, key, neuron, x)[1]
+        value: Tensor = neuron(x)
+        return value
+
+    def fire(self, key: str, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The signed counts of one step, for those who count them, and the value passed on."""
+        if self.clock is not None:
+            return self.clock.fire(self.owner, key, neuron, x)
+        fired = neuron.counts(x)
+        return fired, neuron.decode(fired, x.dtype)
+
+    @property
+    def now(self) -> int:
+        """The timestep that is running, from 1."""
+        return 1 if self.clock is None else self.clock.now
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +93,17 @@ def _plain_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     return PLAIN[type(module).forward](module, *args, **kwargs)
 
 
-def attach_(model: nn.Module, plan: Mapping[str, Neurons]) -> None:
-    """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions."""
+def _stepped_forward(
+    module: Any, inner: Callable[..., Any] | None, clock: Clock, *args: Any, **kwargs: Any
+) -> Any:
+    return clock.run(inner or partial(type(module).forward, module), *args, **kwargs)
+
+
+def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> None:
+    """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions.
+
+    With more than one step the network's own forward runs that many passes.
+    """
     for name, module in model.named_modules():
         own = module.__dict__.get("forward")
         fused = own is None and type(module).forward in PLAIN
@@ -90,12 +117,23 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons]) -> None:
             continue
         # update_wrapper keeps the signature, by which transformers decides what it may pass
         module.forward = update_wrapper(forward, own or type(module).forward)
+    if steps > 1:
+        clock, own = Clock(steps), model.__dict__.get("forward")
+        for of_owner in plan.values():
+            of_owner.clock = clock
+        stepped: Any = partial(_stepped_forward, model, own, clock)
+        model.forward = update_wrapper(stepped, own or type(model).forward)
 
 
 def detach_(model: nn.Module) -> None:
     """Undo `attach_`: another wrapper that was there before comes back."""
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
+        if getattr(forward, "func", None) is _stepped_forward:
+            del module.forward
+            forward = forward.args[1]
+            if forward is not None:
+                module.forward = forward
         function = getattr(forward, "func", None)
         if function is _spiking_forward:
             inner = forward.args[1]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.errors import CalibrationError
-from onespike.neurons import parse_levels
+from onespike.neurons import NEURONS, parse_levels
 from onespike.observers import Histogram, Maximum
 from onespike.recipe import Recipe
-from onespike.sites import Site
+from onespike.sites import Site, is_activation
 from onespike.trace import Tracer, call
 
 
@@ -168,7 +168,8 @@ def calibrate(
             observer = observers[site] = _SiteObserver(site, x, recipe)
         observer.update(site, x)
 
-    tracer, device = Tracer(model, observe), device_of(model)
+    activations = recipe.placement == "activation"
+    tracer, device = Tracer(model, observe, activations), device_of(model)
     samples, outputs = 0, _Variation()
     with evaluating(model):
         for batch in progress(batches):
@@ -185,6 +186,11 @@ def calibrate(
         raise CalibrationError(
             "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
             "Check that the right network was loaded."
+        )
+    if activations and not any(is_activation(site.key) for site in tracer.trace.sites):
+        raise CalibrationError(
+            "calibrate: placement 'activation' puts neurons in place of ReLUs, and this network has none. "
+            "Use placement 'synapse'."
         )
     if not tracer.trace.output_depends or (samples > 1 and not outputs.varies):
         raise CalibrationError(
@@ -241,6 +247,8 @@ def _thresholds(
                 step = observer.largest / parse_levels(f"mixed:{spec.M}").levels()[-1]
             histogram = (values / step, counts) if step > 0 else None
         levels = spec.levels(histogram) if histogram or not spec.needs_histogram else (1,)
+        if is_activation(site.key):  # like the ReLU whose place it takes, it passes nothing below zero
+            negative = torch.zeros_like(negative)
         if role == "softmax":
             positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
         entries[str(site)] = SiteThreshold(
@@ -267,9 +275,13 @@ def _thresholds(
 
 
 def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
-    """Eq. 16: the largest softmax output over the largest level, or what the recipe fixes."""
+    """Eq. 16: the largest softmax output over the largest level, or what the recipe fixes.
+
+    A neuron whose threshold is the top of its range, and not one step, takes the largest output itself.
+    """
+    top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
     if not isinstance(recipe.softmax, str):
         return torch.tensor(float(recipe.softmax))
     if recipe.softmax == "head" and observer.heads is not None and observer.heads.value is not None:
-        return observer.heads.value.view(-1, 1, 1) / levels[-1]
-    return torch.tensor(observer.largest) / levels[-1]
+        return observer.heads.value.view(-1, 1, 1) / top
+    return torch.tensor(observer.largest) / top

@@ -17,7 +17,7 @@ from onespike.errors import ConversionError, UsageError
 from onespike.fold import fold_, unfold_
 from onespike.neurons import NEURONS, Neuron, Scale
 from onespike.recipe import Recipe
-from onespike.sites import Site
+from onespike.sites import Site, is_activation
 
 REASONS = {
     "input": "input of the network",
@@ -31,6 +31,8 @@ def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
     """Why this site stays analog under the recipe, or None if it spikes."""
     if threshold.role in ("weight", "constant"):
         return REASONS[threshold.role]
+    if recipe.placement == "activation" and not is_activation(Site.parse(threshold.site).key):
+        return REASONS.get(threshold.role, "fed by the neurons in place of ReLUs")
     if recipe.excludes(threshold.site):
         return "excluded"
     if not recipe.chooses(threshold.site):
@@ -47,9 +49,10 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
         name = f"dual-{name}"
     kind, factor = NEURONS[name], recipe.factor(threshold.site)
+    positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
     return kind(
-        threshold.positive * factor,
-        threshold.negative * factor,
+        positive * factor,
+        negative * factor,
         levels=threshold.levels,
         rounding=recipe.rounding,
         scale=scale if kind.scaled and threshold.role != "softmax" else None,
@@ -114,6 +117,8 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
     modules = dict(model.named_modules())
     for text, threshold in thresholds.items():
         site = Site.parse(text)
+        if is_activation(site.key) and recipe.placement == "synapse":
+            continue
         if site.owner not in modules:
             raise ConversionError(
                 f"convert: the thresholds name {text}, and the network has no module {site.owner!r}. "
@@ -143,7 +148,7 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
     device = next((t.device for t in model.parameters()), torch.device("cpu"))
     for of_owner in plan.values():
         of_owner.to(device).train(model.training)
-    attach_(model, plan)
+    attach_(model, plan, recipe.steps)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
     return model
 
@@ -191,6 +196,12 @@ def scale_of(model: nn.Module) -> Scale:
         if isinstance(module, Scale):
             return module
     raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
+
+
+def steps_of(model: nn.Module) -> int:
+    """T: how many passes one forward of a converted network makes."""
+    clocks = (module.clock for module in model.modules() if isinstance(module, Neurons))
+    return next((clock.steps for clock in clocks if clock is not None), 1)
 
 
 def set_scale_(model: nn.Module, scale: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from onespike.attach import UNRULED, Analog, Neurons
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.sites import Site
+from onespike.pairs import Pairs
+from onespike.sites import Site, is_activation
 from onespike.synapses import Synapses
 from onespike.trace import Operations, Owners
 
@@ -73,11 +75,13 @@ class SiteCount:
     counts: float = 0.0
     nonzero: float = 0.0
     binary: float = 0.0
-    pairs: float | None = None
+    pairs: dict[str, float] = field(default_factory=dict)
     spikes: float = 0.0
     active: int = 0
     saturated: int = 0
     visits: int = 0
+    later: dict[str, float] = field(default_factory=dict)
+    """The part of the three accumulate columns that came after the first timestep."""
 
 
 @dataclass
@@ -85,7 +89,8 @@ class Ledger:
     """Operation counts of all sites over a number of inputs.
 
     Two spiking operands of one product are counted once, at the one that drives (the first: q, and the attention
-    weights); `double=True` counts Σ|y_a||y_b| instead.
+    weights); `double=True` counts pairs instead, Σ|y_a||y_b| or those that are not zero (ECMT). From the second timestep on both drive, since the product of
+    two sums changes with either.
     """
 
     sites: dict[Site, SiteCount] = field(default_factory=dict)
@@ -95,6 +100,7 @@ class Ledger:
     announced: int = 0
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
+    pairs: Pairs = field(default_factory=Pairs, repr=False)
 
     def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
         started = time.perf_counter()
@@ -104,7 +110,8 @@ class Ledger:
         if row is None:
             row = self.sites[site] = SiteCount(site, owner.roles.get(key, ""), isinstance(neuron, Neuron))
         synapses = count()
-        row.macs += synapses.macs
+        if owner.now == 1:  # the original network, which the ratio compares with, runs once
+            row.macs += synapses.macs
         row.elements += x.numel()
         row.visits += 1
         if row.role == "softmax":
@@ -112,8 +119,7 @@ class Ledger:
         self.seconds += time.perf_counter() - started
         if not isinstance(neuron, Neuron):
             return x
-        fired = neuron.counts(x)
-        output = neuron.decode(fired, x.dtype)
+        fired, output = owner.fire(key, neuron, x)
         started, fired = time.perf_counter(), fired.detach()
         size = fired.abs().to(torch.int32).flatten()
         number = torch.bincount(size).double()
@@ -123,24 +129,32 @@ class Ledger:
             reached = torch.bincount(size, weights=fan)
         else:
             reached = number * synapses.fan_out
-        row.counts += float((reached * level).sum())
-        row.nonzero += float(reached[1:].sum())
-        row.binary += float((reached * naf_weight(level)).sum())
+        added = {
+            "counts": float((reached * level).sum()),
+            "nonzero": float(reached[1:].sum()),
+            "binary": float((reached * naf_weight(level)).sum()),
+        }
+        for column, accumulates in added.items():
+            setattr(row, column, getattr(row, column) + accumulates)
+            if owner.now > 1:
+                row.later[column] = row.later.get(column, 0.0) + accumulates
         row.spikes += float((number * level).sum())
         row.active += int(number[1:].sum())
         row.saturated += int(number[neuron.largest :].sum())
-        self._count_pairs(row, key, fired)
+        self._count_pairs(row, owner, key, fired, output)
         self.seconds += time.perf_counter() - started
         return output
 
-    def _count_pairs(self, row: SiteCount, key: str, fired: Tensor) -> None:
-        """Σ|y_a||y_b| of a matrix product, from the sums along each side of the contracted index."""
-        if key.startswith("matmul") and fired.dim() > 1:
-            if key.endswith("_lhs"):
-                self._left = (row.site.product, fired.abs().double().sum(-2), row)
-            elif getattr(self, "_left", ("",))[0] == row.site.product:
-                _, left, first = self._left
-                first.pairs = (first.pairs or 0.0) + float((left * fired.abs().double().sum(-1)).sum())
+    def _count_pairs(self, row: SiteCount, owner: Neurons, key: str, fired: Tensor, output: Tensor) -> None:
+        """Both operands of a product, once the second is there; the sum stands at the first."""
+        call = None if owner.clock is None else owner.clock.calls[owner.owner, key]
+        found = self.pairs.update(row.site, owner[key], fired, output, owner.now, call)  # type: ignore[arg-type]
+        if found is None:
+            return
+        first = self.sites[Site(owner.owner, key.replace("_rhs", "_lhs"))]
+        for column, pairs in found.items():
+            if owner.now == 1 or column == "nonzero":
+                first.pairs[column] = first.pairs.get(column, 0.0) + pairs
 
     def covered(self) -> bool:
         """Whether a product that runs now was announced: n visited operands announce n−1 products, one announces one."""
@@ -170,12 +184,21 @@ class Ledger:
     def accumulates(self, column: str, double: bool = False) -> float:
         """Spike-driven additions of all products in one of the columns `counts`, `nonzero`, `binary`."""
         rows = [row for _, row in self.products() if row.spiking]
-        if double and column == "counts":
-            return sum(row.counts if row.pairs is None else row.pairs for row in rows)
-        return float(sum(getattr(row, column) for row in rows))
+        if double and column in ("counts", "nonzero"):
+            if column == "counts" and any(row.later for row in rows):
+                raise UsageError(
+                    "Σ|y_a||y_b| is counted for one timestep. Take double with column 'nonzero'."
+                )
+            return sum(row.pairs.get(column, float(getattr(row, column))) for row in rows)
+        drivers = {id(row) for row in rows}
+        others = sum(row.later.get(column, 0.0) for row in self.sites.values() if id(row) not in drivers)
+        return float(sum(getattr(row, column) for row in rows)) + others
 
     def ratio(self, column: str, double: bool = False) -> float:
-        """Energy relative to the original network's MACs, in one of `COLUMNS`."""
+        """Energy relative to the original network's MACs, in one of `COLUMNS`.
+
+        NaN where neurons stand in place of ReLUs: what reaches a product is then no longer a count of spikes.
+        """
         if column not in COLUMNS:
             raise UsageError(f"unknown energy column {column!r}. Known: {', '.join(COLUMNS)}.")
         if column in ("w8a8", "w4a4"):
@@ -183,6 +206,8 @@ class Ledger:
         whole = self.macs * MAC_PJ
         if not whole:
             raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
+        if any(is_activation(site.key) for site in self.sites):
+            return math.nan
         additions = self.accumulates("counts" if column == "strict" else column, double) * AC_PJ
         return (additions + (self.analog_macs * MAC_PJ if column == "strict" else 0.0)) / whole
 

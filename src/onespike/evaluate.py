@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onespike.calibrate import device_of, evaluating
-from onespike.convert import scale_of
+from onespike.convert import scale_of, steps_of
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, UsageError
 
@@ -35,6 +36,7 @@ class Evaluation:
         images: number of inputs.
         scale: λ, or None for neurons without one.
         seconds: forward time of each network; the counting of spikes is left out.
+        steps: T, the timesteps of the converted network.
     """
 
     metrics: dict[str, Any]
@@ -42,11 +44,12 @@ class Evaluation:
     images: int
     scale: float | None
     seconds: dict[str, float]
+    steps: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.metrics,
-            "energy": self.ledger.ratios(),
+            "energy": {k: None if math.isnan(r) else r for k, r in self.ledger.ratios().items()},
             "images": self.images,
             "scale": self.scale,
             "seconds": self.seconds,
@@ -82,7 +85,7 @@ def evaluate(
         scale: float | None = float(scale_of(snn).value)
     except UsageError:
         scale = None
-    return Evaluation(metric.compute(), ledger, images, scale, seconds)
+    return Evaluation(metric.compute(), ledger, images, scale, seconds, steps_of(snn))
 
 
 def _timed(model: nn.Module, inputs: Tensor, before: float) -> tuple[Any, float]:

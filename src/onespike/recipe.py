@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+
 from onespike.errors import UsageError, unknown
 from onespike.neurons import NEURONS, ROUNDINGS, parse_levels
 
@@ -33,6 +36,9 @@ class Recipe:
         exclude: sites (or products without a rule) that match one of these globs stay analog.
         fold_batchnorm: merge BatchNorm into the convolution before it.
         factors: (glob, factor) pairs; the scale of a site is λ times the factor of the first glob that matches it.
+        steps: T; above 1 the network runs T passes on running means, and its neurons keep membranes.
+        placement: `synapse` puts neurons on the operands of products, `activation` in place of ReLUs.
+        fixed: (glob, θ+, θ−) triples; the first glob that matches a site replaces its calibrated thresholds.
 
     >>> Recipe(scale=0.25).levels
     'mixed:8'
@@ -52,6 +58,9 @@ class Recipe:
     exclude: tuple[str, ...] = ()
     fold_batchnorm: bool = True
     factors: tuple[tuple[str, float], ...] = ()
+    steps: int = 1
+    placement: str = "synapse"
+    fixed: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -65,6 +74,7 @@ class Recipe:
             ("domain", self.domain, ("all", "sided")),
             ("granularity", self.granularity, ("site", "channel")),
             ("io", self.io, ("analog", "spiking")),
+            ("placement", self.placement, ("synapse", "activation")),
         ):
             if name not in known:
                 raise unknown(kind, name, known)
@@ -75,7 +85,16 @@ class Recipe:
             raise UsageError(
                 f"a fixed softmax threshold must be positive and finite, not {self.softmax:g}. The paper uses 0.0035."
             )
-        parse_levels(self.levels)
+        spec = parse_levels(self.levels)
+        if self.steps < 1:
+            raise UsageError(f"steps must be at least 1, not {self.steps}. The paper uses 1 and 2.")
+        if self.steps > 1 and self.neuron.endswith("if") and spec.explicit != (1,):
+            raise UsageError(
+                f"neuron '{self.neuron}' fires one spike a step, and levels '{self.levels}' are steps of their own. "
+                "With steps above 1 give levels '1,'."
+            )
+        if self.steps > 1 and self.neuron == "uniform":
+            raise UsageError("neuron 'uniform' is plain quantisation and has one step. Use steps 1.")
         for glob, factor in self.factors:
             if not 0 < factor < float("inf"):
                 raise UsageError(
@@ -92,6 +111,13 @@ class Recipe:
     def factor(self, site: str) -> float:
         """How much larger than λθ this site's step is."""
         return next((factor for glob, factor in self.factors if fnmatchcase(site, glob)), 1.0)
+
+    def fixed_threshold(self, site: str) -> tuple[Tensor, Tensor] | None:
+        """θ+ and θ− of a site that are given and not calibrated."""
+        for glob, positive, negative in self.fixed:
+            if fnmatchcase(site, glob):
+                return torch.tensor(float(positive)), torch.tensor(float(negative))
+        return None
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
@@ -114,10 +140,25 @@ class Recipe:
         for name in ("include", "exclude"):
             fields[name] = tuple(fields.get(name, getattr(cls, name)))
         fields["factors"] = tuple((glob, factor) for glob, factor in fields.get("factors", ()))
+        fields["fixed"] = tuple((glob, up, down) for glob, up, down in fields.get("fixed", ()))
         return cls(**fields)
 
 
-PRESETS: dict[str, dict[str, Any]] = {"sformer": {}}
+PRESETS: dict[str, dict[str, Any]] = {
+    "sformer": {},
+    "paper-vit-base": {"scale": 0.252, "softmax": 0.0035},
+    "paper-vit-large": {"scale": 0.313, "softmax": 0.0036},
+    "paper-eva": {"scale": 0.360, "softmax": 0.0035},
+    # baselines: rate coding over T steps, its one-step equal, ECMT, and plain 8-bit quantisation
+    "if": {"neuron": "if", "levels": "1,", "steps": 32, "percentile": 0.0, "scale": 1.0},
+    "mtn": {"neuron": "mtn", "levels": "linear:16", "percentile": 0.0, "scale": 1.0},
+    "ecmt": {
+        "levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125,
+        "fixed": (("*.fc2:linear0_input", 0.25, 0.08),),
+    },
+    "uniform": {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
+}  # fmt: skip
+"""Named starting points: the paper's own settings and the baselines that it is compared with."""
 
 
 def preset(name: str, **changes: Any) -> Recipe:

@@ -178,6 +178,29 @@ def _attention(
     return _matmul(visit, F.dropout(weights, dropout_p), value)
 
 
+@synaptic(F.relu, torch.relu, Tensor.relu)
+def _relu(visit: Visit, input: Tensor, inplace: bool = False) -> Tensor:
+    """No product, but a neuron's place with `placement="activation"`; otherwise the visit returns its input."""
+    value = visit("relu.input", input, partial(Synapses, 0, 0))
+    if value is input:
+        return F.relu(input, inplace)
+    return input.copy_(F.relu(value)) if inplace else F.relu(value)
+
+
+@synaptic(torch.relu_, Tensor.relu_)
+def _relu_(visit: Visit, input: Tensor) -> Tensor:
+    return _relu(visit, input, inplace=True)
+
+
+def is_activation(key: str) -> bool:
+    """Whether a key names an activation function and not an operand of a product.
+
+    >>> is_activation("relu0_input"), is_activation("linear0_input")
+    (True, False)
+    """
+    return key.startswith("relu")
+
+
 class Sites(TorchFunctionMode):
     """Within this context the activation operands of every synaptic call pass through `visit(key, x, synapses)`.
 

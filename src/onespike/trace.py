@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from onespike.plain import plain
-from onespike.sites import LEAVES, RULES, Site
+from onespike.sites import LEAVES, RULES, Site, is_activation
 from onespike.synapses import Synapses
 
 IMAGE, TOKEN = "input", "token"
@@ -226,10 +226,13 @@ def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 class Tracer:
-    """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way."""
+    """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way.
 
-    def __init__(self, model: nn.Module, observe: Observe | None = None) -> None:
-        self.model, self.observe = model, observe
+    With `activations` the inputs of ReLUs are sites too.
+    """
+
+    def __init__(self, model: nn.Module, observe: Observe | None = None, activations: bool = False) -> None:
+        self.model, self.observe, self.activations = model, observe, activations
         self.owners = Owners(model)
         self.modules = dict(model.named_modules())
         self.trace = Trace()
@@ -261,6 +264,8 @@ class Tracer:
         return x
 
     def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+        if is_activation(slot) and not self.activations:
+            return x
         calls = self.owners.stack[-1][1]
         number = calls.get(slot, 0)
         calls[slot] = number + 1
@@ -277,7 +282,8 @@ class Tracer:
         fingerprint = (tuple(x.shape[-2:]), float(x.sum(dtype=torch.float64)))
         facts.varies |= facts.fingerprint not in (None, fingerprint)
         facts.fingerprint = fingerprint
-        self.pending.append((site, _sources(x)))
+        if not is_activation(slot):
+            self.pending.append((site, _sources(x)))
         if self.observe is not None:
             self.observe(site, x)
         return x

@@ -39,7 +39,7 @@ OPTION_VALUES = {
     ("--softmax", "row"): "unknown softmax threshold 'row'. Known: head, model, site.",
     ("--attention", "flash"): "unknown attention 'flash'. Known: eager, sdpa.",
     ("--levels", "mixd:8"): "unknown kind of levels 'mixd'. Did you mean 'mixed'? "
-    "Known: density, exponential, linear, mixed.",
+    "Known: bits, density, exponential, linear, mixed.",
     (
         "--levels",
         "mixed:x",

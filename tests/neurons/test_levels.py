@@ -68,7 +68,7 @@ def test_density_waits_for_its_histogram() -> None:
     ("text", "reason", "remedy"),
     [
         ("mixd:8", "unknown kind of levels 'mixd'", "Did you mean 'mixed'"),
-        ("paper", "unknown kind of levels 'paper'", "Known: density, exponential, linear, mixed"),
+        ("paper", "unknown kind of levels 'paper'", "Known: bits, density, exponential, linear, mixed"),
         ("mixed", "'' is not an integer", "mixed:8"),
         ("mixed:x", "'x' is not an integer", "mixed:8"),
         ("mixed:0", "M ≥ 1", "mixed:8"),

@@ -88,7 +88,7 @@ def convert(
     levels: Annotated[
         str | None,
         typer.Option(
-            metavar="M", help="M of eq. 12, or linear:8, exponential:8, density:8, mixed:64+8, 1,2,4."
+            metavar="M", help="M of eq. 12, or linear:8, exponential:8, density:8, bits:8, mixed:64+8, 1,2,4."
         ),
     ] = None,
     rounding: Annotated[str | None, typer.Option(metavar="KIND", help="paper or nearest.")] = None,
@@ -105,6 +105,13 @@ def convert(
         typer.Option(
             metavar="KIND", help="analog or spiking: the network's input and its output layer's input."
         ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="T", help="Timesteps; above 1 the neurons keep membranes.")
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="synapse, or activation: neurons in place of ReLUs."),
     ] = None,
     include: Annotated[
         list[str] | None,
@@ -127,6 +134,7 @@ def convert(
     given = {
         "neuron": neuron, "scale": scale, "percentile": percentile, "levels": levels, "rounding": rounding,
         "domain": domain, "softmax": _softmax(softmax), "granularity": granularity, "io": io,
+        "steps": steps, "placement": placement,
         "include": tuple(include) if include else None, "exclude": tuple(exclude) if exclude else None,
     }  # fmt: skip
     recipe = preset(preset_name, **{k: v for k, v in given.items() if v is not None})

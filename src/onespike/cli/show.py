@@ -73,7 +73,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
     """Accuracies, agreement and the energy ledger with the meaning of its columns."""
     record = result.to_dict()
     scores = _table("", "top-1 %", "top-5 %", "seconds", right=(1, 2, 3))
-    for key, name in (("ann", "original (ANN)"), ("snn", "spiking (SNN, T=1)")):
+    for key, name in (("ann", "original (ANN)"), ("snn", f"spiking (SNN, T={result.steps})")):
         figures = [record[key][k] for k in ("top1", "top5")]
         cells = ["–" if f is None else f"{f:.2f}" for f in figures]
         scores.add_row(name, *cells, f"{record['seconds'][key]:.1f}")
@@ -87,7 +87,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
     line()
     ledger = _table("energy", "ratio", "meaning", right=(1,))
     for column, ratio in record["energy"].items():
-        ledger.add_row(column, f"{ratio:.3f}", escape(COLUMNS[column]))
+        ledger.add_row(column, "–" if ratio is None else f"{ratio:.3f}", escape(COLUMNS[column]))
     console.print(ledger)
     line(DEFINITION)
 

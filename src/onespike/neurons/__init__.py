@@ -27,3 +27,4 @@ from onespike.neurons.multi_threshold import dual_multi_threshold as dual_multi_
 from onespike.neurons.multi_threshold import multi_threshold as multi_threshold
 from onespike.neurons.scale_fire import ScaleFire as ScaleFire
 from onespike.neurons.scale_fire import scale_fire as scale_fire
+from onespike.neurons.uniform import Uniform as Uniform

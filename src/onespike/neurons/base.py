@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar
@@ -163,6 +164,26 @@ class Neuron(Float32):
             return ((positive if self._on[0] else negative) * count).to(dtype)
         # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
         return (positive * count.clamp(min=0) - negative * (-count).clamp(min=0)).to(dtype)
+
+    def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
+
+        The half step of eq. 11 is in the decision and never in v.
+        """
+        latent = current if potential is None else potential + current
+        fired = self.counts(latent)
+        value = self.decode(fired)
+        return fired, value, latent - value
+
+    def mirrored(self) -> Neuron:
+        """The same neuron with both sides on, if it has two: one that was off takes the other's threshold."""
+        if all(self._on) or not self.two_sided:
+            return self
+        twin = copy.copy(self)
+        one = torch.where(self.positive > 0, self.positive, self.negative)
+        twin._buffers = {**self._buffers, "positive": one, "negative": one}
+        twin._settle_sides()
+        return twin
 
     def forward(self, x: Tensor) -> Tensor:
         """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""

@@ -102,3 +102,20 @@ class DualIntegrateFire(IntegrateFire):
     """
 
     two_sided = True
+
+    def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Each sign of the current drives a branch of its own, with a membrane of its own.
+
+        Where both fire in one step, the count is the number of spikes and not their difference.
+        """
+        parts = torch.stack([current.clamp(min=0), (-current).clamp(min=0)])
+        latent = parts if potential is None else potential + parts
+        fired = torch.stack(
+            [
+                self.fire(size, threshold) if on else torch.zeros_like(size)
+                for size, threshold, on in zip(latent, self.thresholds(), self._on, strict=True)
+            ]
+        )
+        value = torch.stack([step * spike for step, spike in zip(self.steps(), fired, strict=True)])
+        signed = torch.where(current < 0, 0 - fired.sum(0), fired.sum(0))
+        return signed, value[0] - value[1], latent - value

@@ -15,7 +15,7 @@ from onespike.errors import CalibrationError, UsageError, unknown
 LARGEST = 2**24
 """Every integer up to here is a float32 number; beyond, spike counts would be rounded."""
 
-KINDS = ("mixed", "linear", "exponential", "density")
+KINDS = ("mixed", "linear", "exponential", "density", "bits")
 
 # The dynamic programme of `density_levels` is quadratic in the candidates: 1024 take a tenth of a second.
 CANDIDATES = 1024
@@ -162,8 +162,8 @@ class LevelSpec:
     """A fire function by name: what `mixed:8`, `density:4` or `1,2,4` stands for.
 
     Attributes:
-        kind: `mixed`, `linear`, `exponential`, `density` or `explicit`.
-        M: half the number of levels a side; for `mixed`, the number of levels before the tail.
+        kind: `mixed`, `linear`, `exponential`, `density`, `bits` or `explicit`.
+        M: half the number of levels a side; for `mixed`, the number of levels before the tail; for `bits`, of bits.
         tail: for `mixed`, the number of levels in the tail.
         explicit: the integers themselves, for `explicit`.
     """
@@ -210,6 +210,8 @@ class LevelSpec:
         # A shift by an absurd M would itself exhaust memory; past 64 bits the answer is "too large" anyway.
         if self.kind == "mixed":
             return self.M - 1 + (1 << min(self.tail, 64))
+        if self.kind == "bits":
+            return (1 << min(self.M, 64)) - 1
         return 2 * self.M if self.kind == "linear" else 1 << min(2 * self.M - 1, 64)
 
     def levels(
@@ -222,6 +224,8 @@ class LevelSpec:
         """
         if self.kind == "explicit":
             return self.explicit
+        if self.kind == "bits":
+            return tuple(range(1, 2**self.M))
         if self.kind == "linear":
             return tuple(range(1, 2 * self.M + 1))
         if self.kind == "exponential":
@@ -237,7 +241,7 @@ class LevelSpec:
 
 
 def parse_levels(spec: str) -> LevelSpec:
-    """Reads `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `8` (mixed) or `1,2,4,9`.
+    """Reads `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
 
     >>> parse_levels("8") == parse_levels("mixed:8") == LevelSpec("mixed", 8, 8)
     True

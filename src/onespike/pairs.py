@@ -1,0 +1,49 @@
+"""Products of two spiking operands, counted pair by pair: what ECMT states, and the sceptic's double count."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onespike.neurons import Neuron
+from onespike.sites import Site
+
+NEGLIGIBLE = 1e-3
+"""Of one step: a sum of spikes that is smaller is zero but for rounding."""
+
+
+class Pairs:
+    """Pairs of matrix products: Σ|y_a||y_b| (`counts`) and pairs of spikes that are both not zero (`nonzero`).
+
+    After the first timestep an operand meets all that its partner has sent before, so the non-zero pairs of
+    A·B, A·ΣB and ΣA·B are counted. Only sums along each side of the contracted index are kept.
+    """
+
+    def __init__(self) -> None:
+        self.left: tuple[str, Tensor, Tensor, Tensor | None] | None = None
+        self.before: dict[tuple[Site, int], Tensor] = {}
+
+    def update(
+        self, site: Site, neuron: Neuron, fired: Tensor, output: Tensor, now: int, call: int | None
+    ) -> dict[str, float] | None:
+        """Take in one operand; the second operand of a product gives the pairs of both."""
+        left = site.key.endswith("_lhs")
+        if not site.key.startswith("matmul") or fired.dim() < 2:
+            return None
+        along = -2 if left else -1
+        size, active = fired.abs().double().sum(along), (fired != 0).double().sum(along)
+        earlier = None
+        if call is not None:  # there are further timesteps
+            earlier = self.before.pop((site, call), None) if now > 1 else None
+            smallest = min(float(s[s > 0].min()) for s in neuron.steps() if bool((s > 0).any()))
+            self.before[site, call] = (output.abs() * now > NEGLIGIBLE * smallest).double().sum(along)
+        if left:
+            self.left = (site.product, size, active, earlier)
+            return None
+        if self.left is None or self.left[0] != site.product:
+            return None
+        _, left_size, left_active, left_earlier = self.left
+        met = active if earlier is None else active + earlier
+        pairs = float((left_active * met).sum())
+        if left_earlier is not None:
+            pairs += float((left_earlier * active).sum())
+        return {"counts": float((left_size * size).sum()), "nonzero": pairs}
