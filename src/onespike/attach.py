@@ -63,6 +63,10 @@ class Neurons(nn.ModuleDict):
             )
         if self.meter is not None:
             return self.meter(self, key, x, count)
+        return self.value(key, x)
+
+    def value(self, key: str, x: Tensor) -> Tensor:
+        """What the site passes on for this input."""
         neuron = self[key]
         if self.clock is not None and isinstance(neuron, Neuron):
             return self.clock.fire(self.owner, key, neuron, x)[1]

@@ -282,6 +282,9 @@ def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[in
     top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
     if not isinstance(recipe.softmax, str):
         return torch.tensor(float(recipe.softmax))
+    if recipe.softmax_percentile is not None:
+        top_values = observer.histogram.quantile(recipe.softmax_percentile, +1)
+        return top_values.max() / top
     if recipe.softmax == "head" and observer.heads is not None and observer.heads.value is not None:
         return observer.heads.value.view(-1, 1, 1) / top
     return torch.tensor(observer.largest) / top

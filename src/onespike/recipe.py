@@ -29,7 +29,8 @@ class Recipe:
         scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
         percentile: p; thresholds stand at the top p % of each site's activations.
         domain: `all` takes the quantile over all elements, `sided` over those of one sign.
-        softmax: `site` (eq. 16), `model`, `head`, or a number that is the threshold itself.
+        softmax: `site` (eq. 16), `model`, `head`, `percentile:P` (the top P % instead of the largest), or a number
+            that is the threshold itself.
         granularity: one threshold a `site`, or one a `channel`.
         io: `analog` leaves the network's input and its classifier head's input analog; `spiking` does not.
         include: only sites that match one of these globs spike.
@@ -79,7 +80,7 @@ class Recipe:
             if name not in known:
                 raise unknown(kind, name, known)
         if isinstance(self.softmax, str):
-            if self.softmax not in ("site", "model", "head"):
+            if self.softmax_percentile is None and self.softmax not in ("site", "model", "head"):
                 raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
         elif not 0 < self.softmax < math.inf:
             raise UsageError(
@@ -100,6 +101,22 @@ class Recipe:
                 raise UsageError(
                     f"the factor of {glob!r} must be positive, not {factor:g}. Leave it out for 1."
                 )
+
+    @property
+    def softmax_percentile(self) -> float | None:
+        """P of `softmax="percentile:P"`."""
+        kind, _, number = str(self.softmax).partition(":")
+        if kind != "percentile":
+            return None
+        try:
+            percentile = float(number)
+        except ValueError:
+            percentile = math.nan
+        if not 0 <= percentile < 50:
+            raise UsageError(
+                f"softmax {self.softmax!r}: P must be in [0, 50). Write for example percentile:0.1."
+            )
+        return percentile
 
     def chooses(self, site: str) -> bool:
         """Whether the include globs name this site and no exclude glob does."""

@@ -11,7 +11,8 @@ import typer
 
 from onespike import pipeline
 from onespike.adapters import ADAPTERS, load_model
-from onespike.cli import search as search  # registers its command
+from onespike.cli import reproduce as reproduce  # registers its command, as search does
+from onespike.cli import search as search
 from onespike.cli import show
 from onespike.cli.commands import app as app
 from onespike.cli.commands import command

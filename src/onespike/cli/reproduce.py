@@ -1,0 +1,95 @@
+"""`onespike reproduce`: the paper's tables and figures, measured again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.cli import show
+from onespike.cli.commands import command
+from onespike.cli.options import BatchSize, Limit
+from onespike.cli.progress import progress
+from onespike.errors import UsageError, unknown
+from onespike.reproduce import STUDIES, Bench, run_study
+from onespike.reproduce.bench import split
+
+CALIBRATION, TEST = "bundled:cifar10-calibration", "bundled:cifar10-test"
+IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
+"""How many test images the bundled networks take by default: all studies together stay within 20 minutes."""
+
+
+@command(
+    "onespike reproduce list",
+    "onespike reproduce table-ablation",
+    "onespike reproduce table-energy --model timm:vit_base_patch16_224 --weights vit.safetensors --data imagenet/val",
+)
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, `all`, or `list` for their names.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="As in `onespike convert`; a bundled one by default.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="A local checkpoint.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Labelled images; the bundled ones by default.")
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Images for calibration and searches; by default some of --data, left out of it.",
+        ),
+    ] = None,
+    calibration_images: Annotated[
+        int, typer.Option(metavar="N", help="How many images calibration takes, and a search as many again.")
+    ] = 64,
+    limit: Limit = None,
+    batch_size: BatchSize = 50,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where results and finished rows are kept.")
+    ] = None,
+) -> None:
+    """Measure a table or figure of the paper again.
+
+    CSV, JSON, Markdown and a figure stand in the --out folder, the paper's numbers beside ours. Every finished row
+    is kept there, so that an interrupted study goes on where it stopped when the same command is given again.
+    """
+    if name == "list":
+        show.rows(("study", "what it shows"), [(study.name, study.title) for study in STUDIES.values()])
+        return
+    if name not in STUDIES and name != "all":
+        raise unknown("study", name, (*STUDIES, "all"))
+    if model is not None and data is None and not model.startswith("bundled:"):
+        raise UsageError(
+            "a network of your own is measured on images of your own. Give them with --data DIR."
+        )
+    if calibration_images < 2:
+        raise UsageError(f"calibration needs at least 2 images, not {calibration_images}. Try 64.")
+    for study in STUDIES.values() if name == "all" else (STUDIES[name],):
+        spec = model or f"bundled:{study.network}"
+        source = pipeline.choose(data or TEST, None)
+        given = calibrate or (None if data else CALIBRATION)
+        images = None if given is None else pipeline.choose(given, 2 * calibration_images)
+        count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
+        sets = split(source, images, calibration_images, count)
+        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
+        loaded = load_model(spec, weights=weights, pretrained=pretrained)
+        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
+        rows, files = run_study(study, bench)
+        show.line(study.title)
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        if len(rows) <= 60:
+            show.rows(tuple(columns), [tuple(_cell(row.get(c)) for c in columns) for row in rows])
+        show.line(study.note)
+        show.line(f"written to {', '.join(str(file) for file in files)}")
+        show.line()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
