@@ -1,0 +1,44 @@
+"""`onespike reproduce` as it is typed."""
+
+from __future__ import annotations
+
+from command_line import CALIBRATION
+
+
+def test_the_list_names_every_study(cli):
+    from onespike.reproduce import STUDIES
+
+    result = cli("reproduce", "list")
+    assert result.code == 0
+    for name in STUDIES:
+        assert name in result.out
+
+
+def test_an_unknown_study_names_the_closest(cli):
+    message = cli("reproduce", "table-enrgy").message()
+    assert message.startswith("unknown study 'table-enrgy'. Did you mean 'table-energy' or ")
+    assert ", table-percentile, " in message
+
+
+def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
+    words = (
+        "reproduce", "table-percentile", "--model", "bundled:cifar10-vit", "--weights", vit_weights, "--data",
+        "bundled:cifar10-test", "--calibrate", CALIBRATION, "--calibration-images", 4, "--limit", 6,
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    result = cli(*words)
+    assert result.code == 0, result.err
+    assert "paper top1" in result.out
+    names = {file.suffix for file in (tmp_path / "out").iterdir()}
+    assert names == {".csv", ".json", ".md", ".png"}
+
+
+def test_what_cannot_be_meant(cli, tmp_path):
+    assert (
+        cli("reproduce", "table-energy", "--model", "timm:resnet18").message()
+        == "a network of your own is measured on images of your own. Give them with --data DIR."
+    )
+    assert (
+        cli("reproduce", "table-energy", "--calibration-images", 1, "--out", tmp_path).message()
+        == "calibration needs at least 2 images, not 1. Try 64."
+    )

@@ -1,0 +1,136 @@
+"""The studies on small networks: every one runs, is written whole, and measures nothing twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from onespike import preset
+from onespike.adapters import LoadedModel
+from onespike.errors import DataError, UsageError
+from onespike.recipe import PRESETS
+from onespike.reproduce import STUDIES, Bench, paper, run_study
+from onespike.reproduce.bench import CACHE, split
+from onespike.reproduce.study import study
+from onespike.tasks import limit, list_images
+
+
+def small_vit() -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(
+        img_size=32, patch_size=16, num_classes=10, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0
+    )
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+def load(network: str) -> LoadedModel:
+    from torchvision.transforms.functional import pil_to_tensor
+
+    torch.manual_seed(0)
+    model = small_vit() if "vit" in network else small_cnn()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    return LoadedModel(
+        model.eval(), f"bundled:{network}", lambda image: pil_to_tensor(image).float() / 64 - 2, "", "random", None, None
+    )
+
+
+def bench(folder, network="cifar10-vit") -> Bench:
+    sets = split(
+        list_images("bundled:cifar10-test"), limit(list_images("bundled:cifar10-calibration"), 16), 8, 10
+    )
+    return Bench(load(network), *sets, folder, batch_size=8)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_is_written_whole_and_never_measured_twice(name, tmp_path, monkeypatch):
+    chosen = STUDIES[name]
+    rows, files = run_study(chosen, bench(tmp_path, chosen.network))
+    assert rows
+    assert {file.suffix for file in files} == {".csv", ".json", ".md", ".png"}
+    assert all(file.stat().st_size > 50 for file in files)
+    by_suffix = {file.suffix: file for file in files}
+    record = json.loads(by_suffix[".json"].read_text())
+    assert record["rows"] == json.loads(json.dumps(rows))
+    assert len(list(csv.DictReader(by_suffix[".csv"].read_text().splitlines()))) == len(rows)
+    page = by_suffix[".md"].read_text()
+    assert chosen.title in page
+    assert chosen.note in page
+    monkeypatch.setattr(Bench, "converted", lambda self, recipe: pytest.fail("measured a second time"))
+    again, _ = run_study(chosen, bench(tmp_path, chosen.network))
+    assert again == rows
+
+
+def test_an_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    measured, whole = [], Bench._measure
+
+    def until_third(self, recipe):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(recipe)
+        return whole(self, recipe)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "_measure", until_third)
+        with pytest.raises(KeyboardInterrupt):
+            run_study(STUDIES["table-percentile"], bench(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == [CACHE]
+    later = []
+    monkeypatch.setattr(Bench, "_measure", lambda self, recipe: later.append(recipe) or whole(self, recipe))
+    rows, _ = run_study(STUDIES["table-percentile"], bench(tmp_path))
+    assert [r.percentile for r in measured + later] == [row["percentile"] for row in rows]
+
+
+def test_a_folder_of_other_measurements_is_refused(tmp_path):
+    first = bench(tmp_path)
+    first.measure(preset("sformer"))
+    other = load("cifar10-vit")
+    sets = (first.calibration, first.held, limit(first.test, 5))
+    with pytest.raises(UsageError) as caught:
+        Bench(other, *sets, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds measurements of another network or of other images. Choose another --out."
+    )
+    (tmp_path / CACHE).write_text("{")
+    with pytest.raises(DataError, match=r"this file is damaged\. Remove it to measure again\."):
+        bench(tmp_path)
+
+
+def test_images_serve_one_purpose_each():
+    source = list_images("bundled:cifar10-test")
+    calibration, held, test = split(source, None, 20, 100)
+    names = [set(items.names) for items in (calibration, held, test)]
+    assert [len(n) for n in names] == [20, 20, 100]
+    assert not names[0] & names[1] | names[0] & names[2] | names[1] & names[2]
+    with pytest.raises(DataError, match=r"41 images are too few .* Give at least 43, or --calibrate DIR\."):
+        split(limit(source, 41), None, 21, None)
+
+
+def test_the_same_name_twice_is_refused():
+    with pytest.raises(UsageError, match="'table-energy' is registered already"):
+        study("table-energy", "", lambda rows: None, "")(lambda bench: [])
+
+
+def test_the_papers_networks_take_the_papers_settings():
+    assert set(paper.PRESETS.values()) <= set(PRESETS)
+    assert set(paper.PRESETS) == set(paper.ENERGY) == set(paper.NETWORKS.values())
+    assert (preset("paper-vit-base").scale, preset("paper-vit-base").softmax) == (0.252, 0.0035)
+
+
+def test_equal_energy_is_equal(tmp_path):
+    made = bench(tmp_path)
+    target = made.measure(preset("sformer", scale=0.4))["counts"]
+    found = made.measure(made.at_energy(preset("sformer", levels="mixed:16+4"), "counts", target))["counts"]
+    assert found == pytest.approx(target, rel=0.1)
