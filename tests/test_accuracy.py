@@ -14,11 +14,11 @@ from onespike.neurons import Neuron
 from onespike.tasks import Classification, batches, limit, list_images
 
 
-def measure(spec: str, images: int, **changes):
+def measure(spec: str, images: int, base: str = "sformer", **changes):
     pair = pipeline.convert_network(
         load_model(spec),
-        list_images("bundled:cifar10-calibration"),
-        onespike.preset("sformer", **changes),
+        limit(list_images("bundled:cifar10-calibration"), 128),
+        onespike.preset(base, **changes),
         batch_size=64,
     )
     return pipeline.evaluate_pair(
@@ -42,6 +42,22 @@ def test_without_scaling_a_transformer_collapses():
     scaled, unscaled = (measure("bundled:cifar10-vit", 200, scale=scale) for scale in (0.25, 1.0))
     assert unscaled["snn"]["top1"] < scaled["snn"]["top1"] - 10
     assert unscaled["energy"]["counts"] < scaled["energy"]["counts"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "changes", "timesteps"),
+    [
+        ("bundled:cifar10-vit", "ecmt", {}, (1, 4, 16)),
+        ("bundled:cifar10-resnet18", "if", {"placement": "activation"}, (1, 8, 32)),
+    ],
+)
+def test_baselines_approach_the_original_over_time(spec, name, changes, timesteps):
+    """Rate coding and ECMT: the longer, the closer to the network they were made from."""
+    found = [measure(spec, 20, base=name, steps=steps, **changes) for steps in timesteps]
+    divergences = [row["kl"] for row in found]
+    assert divergences == sorted(divergences, reverse=True)
+    assert divergences[-1] < 0.5 * divergences[0]
+    assert found[-1]["agreement"] > found[0]["agreement"] + 30
 
 
 class Block(nn.Module):
