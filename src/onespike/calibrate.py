@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.errors import CalibrationError
+from onespike.merge import merge_traces
 from onespike.neurons import NEURONS, parse_levels
 from onespike.observers import Histogram, Maximum
+from onespike.processes import ALONE, Processes
 from onespike.recipe import Recipe
 from onespike.sites import Site, is_activation
-from onespike.trace import Tracer, call
+from onespike.trace import Trace, Tracer, call
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the network's first parameter (or buffer) lives; the CPU for a network without any."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
+    """Where a network computes: its first weight's place, or the one that accelerate's hooks move its inputs to."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for part in getattr(hook, "hooks", (hook,)):
+            if getattr(part, "execution_device", None) is not None:
+                return torch.device(part.execution_device)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if not tensor.is_meta:
+                return tensor.device
     return torch.device("cpu")
 
 
@@ -124,6 +133,22 @@ class _SiteObserver:
         if self.may_be_softmax and self.heads is not None:
             self.heads.update(x)
 
+    def cpu(self) -> _SiteObserver:
+        """Itself, with its statistics on the CPU, so that another process can take them in."""
+        for part in (self.histogram, self.heads):
+            for name, value in list(vars(part).items()) if part is not None else ():
+                if isinstance(value, Tensor):
+                    setattr(part, name, value.cpu())
+        return self
+
+    def merge(self, other: _SiteObserver) -> _SiteObserver:
+        """Itself, with what another observer of the same site has seen."""
+        self.histogram.merge(other.histogram)
+        self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
+        if self.heads is not None and other.heads is not None:
+            self.heads.merge(other.heads)
+        return self
+
     def threshold(self, side: int, recipe: Recipe) -> Tensor:
         value = self.histogram.quantile(recipe.percentile, side, recipe.domain)
         if self.histogram.axis is None:
@@ -142,6 +167,7 @@ def calibrate(
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
     provenance: Mapping[str, Any] | None = None,
+    processes: Processes = ALONE,
 ) -> Thresholds:
     """Run the unlabelled batches through the network and take a threshold for every site.
 
@@ -154,6 +180,7 @@ def calibrate(
         recipe: percentile, domain and levels; the paper's by default.
         progress: wraps the batches, for a progress bar.
         provenance: facts about the data to be kept with the thresholds.
+        processes: those that share the work: each gives every n-th batch, and gets the thresholds of all of them.
 
     >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
     >>> list(thresholds)
@@ -180,24 +207,34 @@ def calibrate(
                 continue
             outputs.update(call(tracer.run, batch), size)
             samples += size
+    trace = merge_traces(processes.exchange(tracer.trace))
+    samples, varies = sum(processes.exchange(samples)), _vary(processes.exchange(outputs))
     if not samples:
         raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
-    if not tracer.trace.sites and not tracer.trace.uncovered:
+    if not trace.sites and not trace.uncovered:
         raise CalibrationError(
             "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
             "Check that the right network was loaded."
         )
-    if activations and not any(is_activation(site.key) for site in tracer.trace.sites):
+    if activations and not any(is_activation(site.key) for site in trace.sites):
         raise CalibrationError(
             "calibrate: placement 'activation' puts neurons in place of ReLUs, and this network has none. "
             "Use placement 'synapse'."
         )
-    if not tracer.trace.output_depends or (samples > 1 and not outputs.varies):
+    if not trace.output_depends or (samples > 1 and not varies):
         raise CalibrationError(
             f"calibrate: the network's output is the same for all {samples} inputs. "
             "Check its weights, and that the calibration inputs differ."
         )
-    return _thresholds(model, tracer, observers, recipe, samples, dict(provenance or {}))
+    if processes.count > 1:
+        observers = {site: _observed(processes, observers.get(site)) for site in trace.sites}
+    return _thresholds(model, trace, observers, recipe, samples, dict(provenance or {}))
+
+
+def _observed(processes: Processes, mine: _SiteObserver | None) -> _SiteObserver:
+    """What all processes have seen at one site; some of them may not have reached it."""
+    parts = processes.exchange(mine if mine is None else mine.cpu())
+    return reduce(_SiteObserver.merge, (part for part in parts if part is not None))
 
 
 class _Variation:
@@ -218,22 +255,32 @@ class _Variation:
             self.varies = True
             return
         if self.first is None:
-            self.first = [x[0].clone() for x in rows]
+            self.first = [x[0].cpu().clone() for x in rows]
         self.varies = self.varies or any(
-            x[0].shape != first.shape or bool((x != first).any())
+            x[0].shape != first.shape or bool((x != first.to(x.device)).any())
             for x, first in zip(rows, self.first, strict=False)
         )
 
 
+def _vary(parts: Sequence[_Variation]) -> bool:
+    """Whether the outputs differ within one process's share, or between two shares."""
+    firsts = [part.first for part in parts if part.first is not None]
+    return any(part.varies for part in parts) or any(
+        a.shape != b.shape or not torch.equal(a, b)
+        for other in firsts[1:]
+        for a, b in zip(firsts[0], other, strict=False)
+    )
+
+
 def _thresholds(
     model: nn.Module,
-    tracer: Tracer,
+    trace: Trace,
     observers: dict[Site, _SiteObserver],
     recipe: Recipe,
     samples: int,
     provenance: dict[str, Any],
 ) -> Thresholds:
-    trace, spec, entries = tracer.trace, parse_levels(recipe.levels), {}
+    spec, entries = parse_levels(recipe.levels), {}
     for site, facts in trace.sites.items():
         observer, role = observers[site], trace.role(site)
         if role == "activation" and observer.may_be_softmax:

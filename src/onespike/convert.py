@@ -7,12 +7,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.attach import UNRULED, Analog, Neurons, attach_, detach_, neurons
-from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.calibrate import SiteThreshold, Thresholds, device_of
 from onespike.errors import ConversionError, UsageError
 from onespike.fold import fold_, unfold_
 from onespike.neurons import NEURONS, Neuron, Scale
@@ -145,9 +144,11 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
-    device = next((t.device for t in model.parameters()), torch.device("cpu"))
-    for of_owner in plan.values():
-        of_owner.to(device).train(model.training)
+    devices = {name: device_of(modules[name]) for name in plan}
+    for name, of_owner in plan.items():
+        of_owner.to(devices[name]).train(model.training)
+    if len(set(devices.values())) > 1:
+        scale.to("cpu")  # a single number on the CPU meets tensors of any device
     attach_(model, plan, recipe.steps)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
     return model

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -83,6 +83,15 @@ class SiteCount:
     later: dict[str, float] = field(default_factory=dict)
     """The part of the three accumulate columns that came after the first timestep."""
 
+    def merge(self, other: SiteCount) -> None:
+        """Add what passed the same site elsewhere; what is no number is the same for both."""
+        for column in fields(self):
+            mine, more = getattr(self, column.name), getattr(other, column.name)
+            if isinstance(mine, dict):
+                mine |= {name: mine.get(name, 0.0) + number for name, number in more.items()}
+            elif column.name not in ("site", "role", "spiking"):
+                setattr(self, column.name, mine + more)
+
 
 @dataclass
 class Ledger:
@@ -155,6 +164,19 @@ class Ledger:
         for column, pairs in found.items():
             if owner.now == 1 or column == "nonzero":
                 first.pairs[column] = first.pairs.get(column, 0.0) + pairs
+
+    def merge(self, other: Ledger) -> None:
+        """Add what another ledger has counted over other inputs."""
+        for site, row in other.sites.items():
+            if site in self.sites:
+                self.sites[site].merge(row)
+            else:
+                self.sites[site] = row
+        for name, macs in other.functions.items():
+            self.functions[name] = self.functions.get(name, 0) + macs
+        for product, macs in other.unruled.items():
+            self.unruled[product] = self.unruled.get(product, 0) + macs
+        self.seconds += other.seconds
 
     def covered(self) -> bool:
         """Whether a product that runs now was announced: n visited operands announce n−1 products, one announces one."""

@@ -16,6 +16,7 @@ from onespike.calibrate import device_of, evaluating
 from onespike.convert import scale_of, steps_of
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, UsageError
+from onespike.processes import ALONE, Processes
 
 
 class Metric(Protocol):
@@ -63,8 +64,17 @@ def evaluate(
     metric: Metric,
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
+    processes: Processes = ALONE,
 ) -> Evaluation:
-    """Run both networks over (inputs, labels) batches and count every spike on the way."""
+    """Run both networks over (inputs, labels) batches and count every spike on the way.
+
+    Where several processes share the work, each gives its own batches and gets the figures of all of them; the
+    seconds are then summed over the processes. Their metric needs `merge(other)`.
+    """
+    if processes.count > 1 and not hasattr(metric, "merge"):
+        raise UsageError(
+            f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
+        )
     ledger, images, seconds = Ledger(), 0, {"ann": 0.0, "snn": 0.0}
     device = device_of(ann)
     with ExitStack() as stack:
@@ -79,6 +89,7 @@ def evaluate(
                 seconds["snn"] -= ledger.seconds - before
             metric.update(expected, actual, labels)
             images += len(inputs)
+    metric, ledger, images, seconds = _merged(processes, metric, ledger, images, seconds)
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")
     try:
@@ -86,6 +97,18 @@ def evaluate(
     except UsageError:
         scale = None
     return Evaluation(metric.compute(), ledger, images, scale, seconds, steps_of(snn))
+
+
+def _merged(
+    processes: Processes, metric: Any, ledger: Ledger, images: int, seconds: dict[str, float]
+) -> tuple[Any, Ledger, int, dict[str, float]]:
+    parts = processes.exchange((metric, ledger, images, seconds))
+    metric, ledger = parts[0][:2]
+    for other, counted, _, _ in parts[1:]:
+        metric.merge(other)
+        ledger.merge(counted)
+    totals = {name: sum(part[3][name] for part in parts) for name in seconds}
+    return metric, ledger, sum(part[2] for part in parts), totals
 
 
 def _timed(model: nn.Module, inputs: Tensor, before: float) -> tuple[Any, float]:

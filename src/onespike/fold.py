@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from onespike.errors import ConversionError
+
 
 class Folded(nn.Module):
     """A convolution's own weights, kept so that `unfold_` restores them to the bit."""
@@ -26,7 +28,8 @@ class Folded(nn.Module):
         return "BatchNorm merged into the weights"
 
 
-def _identity(module: nn.Module, x: Tensor) -> Tensor:
+def _identity(module: nn.Module, before: Any, x: Tensor) -> Tensor:
+    """In place of a folded BatchNorm's forward; `before` is the wrapper that it had of its own, if any."""
     return x
 
 
@@ -37,20 +40,28 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
         batchnorm: Any = model.get_submodule(batchnorm_name)
         if batchnorm.running_mean is None:  # normalises by each batch: nothing fixed to merge
             continue
+        if convolution.weight.is_meta or batchnorm.running_mean.is_meta:
+            raise ConversionError(
+                f"convert: the weights of {convolution_name} are not in memory, so its BatchNorm cannot be folded. "
+                "Keep them there with another device map, or set fold_batchnorm=False."
+            )
         kept = Folded(convolution.weight, convolution.bias)
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, batchnorm.running_mean, batchnorm.running_var,
             batchnorm.eps, batchnorm.weight, batchnorm.bias,
         )  # fmt: skip
         convolution.folded = kept
-        batchnorm.forward = partial(_identity, batchnorm)
+        batchnorm.forward = partial(_identity, batchnorm, batchnorm.__dict__.get("forward"))
 
 
 def unfold_(model: nn.Module) -> None:
     """Give convolutions and BatchNorms back what `fold_` merged."""
     for module in model.modules():
-        if getattr(module.__dict__.get("forward"), "func", None) is _identity:
+        forward: Any = module.__dict__.get("forward")
+        if getattr(forward, "func", None) is _identity:
             del module.forward
+            if forward.args[1] is not None:
+                module.forward = forward.args[1]
         kept = module._modules.get("folded")
         if isinstance(kept, Folded):
             module.weight = nn.Parameter(kept.weight, kept.trains)

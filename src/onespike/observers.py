@@ -6,6 +6,7 @@ Counts of bit patterns are sums of integers, so any order and any split of the s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,6 +55,12 @@ class Histogram:
         low, high = x.aminmax(dim=1)
         self.maximum = high.float() if self.maximum is None else torch.maximum(self.maximum, high.float())
         self.minimum = low.float() if self.minimum is None else torch.minimum(self.minimum, low.float())
+
+    def merge(self, other: Histogram) -> None:
+        """Take in what another histogram of the same site has seen."""
+        self.counts = _both(self.counts, other.counts, torch.add)
+        self.maximum = _both(self.maximum, other.maximum, torch.maximum)
+        self.minimum = _both(self.minimum, other.minimum, torch.minimum)
 
     def _count(self, x: Tensor) -> Tensor:
         bits = x.contiguous().view(torch.int32)
@@ -115,3 +122,14 @@ class Maximum:
         x = x.detach().float()
         high = x.amax() if self.axis is None else x.movedim(self.axis, 0).flatten(1).amax(1)
         self.value = high if self.value is None else torch.maximum(self.value, high)
+
+    def merge(self, other: Maximum) -> None:
+        self.value = _both(self.value, other.value, torch.maximum)
+
+
+def _both(
+    mine: Tensor | None, other: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor | None:
+    if mine is None or other is None:
+        return mine if other is None else other
+    return combine(mine, other)

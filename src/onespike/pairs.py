@@ -41,7 +41,7 @@ class Pairs:
             return None
         if self.left is None or self.left[0] != site.product:
             return None
-        _, left_size, left_active, left_earlier = self.left
+        (_, left_size, left_active, left_earlier), self.left = self.left, None
         met = active if earlier is None else active + earlier
         pairs = float((left_active * met).sum())
         if left_earlier is not None:

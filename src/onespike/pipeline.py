@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from onespike import storage
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model
 from onespike.calibrate import Thresholds, calibrate
 from onespike.convert import convert
-from onespike.errors import DataError, UsageError
+from onespike.errors import DataError
 from onespike.evaluate import Evaluation, evaluate
 from onespike.files import sha256
+from onespike.placement import check_device as check_device
+from onespike.placement import place_
+from onespike.processes import ALONE, Processes
 from onespike.recipe import Recipe
 from onespike.tasks import Classification, Items, batches, limit, list_images
 from onespike.verify import Verification, verify
@@ -48,22 +50,15 @@ def choose(data: str, count: int | None) -> Items:
     return items if count is None else limit(items, count)
 
 
-def check_device(device: str) -> torch.device:
-    """The device by its name, tried with one small tensor."""
-    try:
-        torch.zeros(1, device=device).item()  # a tensor on `meta` can be made, and has no value
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
-    return torch.device(device)
+def _inputs(
+    items: Items, loaded: LoadedModel, batch_size: int, processes: Processes = ALONE
+) -> Iterator[Tensor]:
+    return (inputs for inputs, _ in batches(items, loaded.transform, batch_size, part=processes.part))
 
 
-def _inputs(items: Items, loaded: LoadedModel, batch_size: int) -> Iterator[Tensor]:
-    return (inputs for inputs, _ in batches(items, loaded.transform, batch_size))
-
-
-def _steps(items: Items, batch_size: int) -> int:
-    return -(-len(items) // batch_size)
+def _steps(items: Items, batch_size: int, processes: Processes) -> int:
+    """Batches of this process."""
+    return len(range(processes.rank * batch_size, len(items), processes.count * batch_size))
 
 
 def convert_network(
@@ -73,16 +68,19 @@ def convert_network(
     *,
     batch_size: int = 16,
     device: str = "cpu",
+    device_map: str | None = None,
     progress: Progress = no_progress,
+    processes: Processes = ALONE,
 ) -> Pair:
     """Calibrate a loaded network on images and convert a copy of it."""
-    ann = loaded.model.to(check_device(device))
+    ann = place_(loaded.model, device, device_map)
     thresholds = calibrate(
         ann,
-        _inputs(items, loaded, batch_size),
+        _inputs(items, loaded, batch_size, processes),
         recipe,
-        progress=progress("calibrating", _steps(items, batch_size)),
+        progress=progress("calibrating", _steps(items, batch_size, processes)),
         provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
+        processes=processes,
     )
     data = {
         "source": items.source,
@@ -129,12 +127,12 @@ def save_run(folder: Path, pair: Pair, *, reference_weights: Path | None = None)
     )
 
 
-def load_run(folder: Path, *, device: str = "cpu") -> Pair:
+def load_run(folder: Path, *, device: str = "cpu", device_map: str | None = None) -> Pair:
     """Build a saved network and its converted copy again; the logits are the same to the bit."""
-    where = check_device(device)
+    check_device(device)
     run = storage.load(folder)
     loaded = _load_network(run)
-    ann = loaded.model.to(where)
+    ann = place_(loaded.model, device, device_map)
     return Pair(
         loaded,
         ann,
@@ -171,15 +169,17 @@ def evaluate_pair(
     batch_size: int = 16,
     progress: Progress = no_progress,
     title: str = "evaluating",
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Both networks over the images, in one pass."""
     _check_classes(pair, items)
     return evaluate(
         pair.ann,
         pair.snn,
-        batches(items, pair.loaded.transform, batch_size),
+        batches(items, pair.loaded.transform, batch_size, part=processes.part),
         Classification(),
-        progress=progress(title, _steps(items, batch_size)),
+        progress=progress(title, _steps(items, batch_size, processes)),
+        processes=processes,
     )
 
 
@@ -193,7 +193,7 @@ def _check_classes(pair: Pair, items: Items) -> None:
         )
 
 
-def overlap(pair: Pair, items: Items) -> list[str]:
-    """Images that calibration has seen already: what is measured on them is not a held-out figure."""
-    seen = set(pair.data.get("sha256", ()))
+def overlap(used: Mapping[str, Any], items: Items) -> list[str]:
+    """Images that calibration or a search has used already: what is measured on them is not a held-out figure."""
+    seen = set(used.get("sha256", ()))
     return [item.name for item in items if digest(item) in seen] if seen else []

@@ -7,8 +7,8 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,15 +23,19 @@ LOWEST = 0.01
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one trial found: the metric, and the energy ratio where it was asked for."""
+    """What one trial found: the metric, and the energy ratio where it was asked for.
+
+    A trial that was given up early is not `finished`; its value is the one so far, from which the sampler learns.
+    """
 
     value: float
     energy: float | None = None
+    finished: bool = True
 
 
 Hopeless = Callable[[int, float], bool]
-Objective = Callable[[float, Hopeless], Measurement | None]
-"""objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and return None to give up."""
+Objective = Callable[[float, Hopeless], Measurement]
+"""objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and give up."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,9 @@ class Search:
         return tuple(kept)
 
 
-def _storage(url: str | None) -> Any:
+def _storage(url: str | None, attempts: int = 5) -> Any:
     import optuna
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
 
     if url is None:
         return optuna.storages.InMemoryStorage()
@@ -80,6 +85,9 @@ def _storage(url: str | None) -> Any:
         options = {"connect_args": {"timeout": 60}} if scheme == "sqlite" else {"pool_pre_ping": True}
         return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except Exception as error:  # SQLAlchemy, its drivers and the operating system have families of their own
+        if attempts > 1 and isinstance(error, (IntegrityError, ProgrammingError)):
+            time.sleep(0.5)  # another process is making the same tables
+            return _storage(url, attempts - 1)
         raise _unusable(scheme, error) from error
 
 
@@ -111,12 +119,23 @@ def grid(count: int) -> list[float]:
     return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
 
 
+@contextmanager
+def _connected(url: str | None) -> Iterator[Any]:
+    """The storage, whose connections are closed in the end."""
+    backend = _storage(url)
+    try:
+        yield backend
+    finally:
+        if url is not None:
+            backend.remove_session()
+            backend.engine.dispose()
+
+
 def _open(
-    storage: str | None, name: str, identity: Mapping[str, Any], resume: bool, maximise: bool, sampler: Any
+    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximise: bool, sampler: Any
 ) -> Any:
     import optuna
 
-    backend = _storage(storage)
     try:
         study = optuna.create_study(
             storage=backend,
@@ -237,17 +256,18 @@ def search(
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
+    turn = _Turn(storage)
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        turn = _Turn(storage)
         with turn:
-            study = _open(storage, name, identity or {}, resume, maximise, _sampler(sampler, seed))
+            backend = stack.enter_context(_connected(storage))
+            study = _open(backend, name, identity or {}, resume, maximise, _sampler(sampler, seed))
             _abandon_dead(study)
             wanted = list(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
             for scale in wanted:
                 study.enqueue_trial({"scale": scale}, skip_if_exists=True)
         _run(study, objective, trials, budget, turn, report)
-    found = _finished(study)
+        found = _finished(study)
     measured = [t for t in found if t.value is not None and t.value == t.value]
     if budget is not None:
         measured = _within(measured, budget)
@@ -279,9 +299,7 @@ def _run(
     from optuna.trial import TrialState
 
     while True:
-        others = study.get_trials(
-            deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-        )
+        others = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
         if len(others) >= trials:
             return
         with turn:
@@ -296,7 +314,8 @@ def _run(
 
         def hopeless(step: int, value: float, trial: Any = trial) -> bool:
             trial.report(value, step)
-            return bool(trial.should_prune())
+            # a trial within the budget may be worse than most that are not, and yet the best
+            return budget is None and bool(trial.should_prune())
 
         try:
             measured = objective(scale, hopeless)
@@ -304,21 +323,18 @@ def _run(
             study.tell(trial, state=TrialState.FAIL)
             raise
         trial.set_user_attr("seconds", time.perf_counter() - started)
-        if measured is None:
-            frozen = study.tell(trial, state=TrialState.PRUNED)
-        else:
-            if measured.energy is not None:
-                trial.set_user_attr("energy", measured.energy)
-                if budget is not None:
-                    trial.set_constraint("budget", measured.energy - budget)
-            failed = measured.value != measured.value
-            frozen = study.tell(
-                trial, None if failed else measured.value, TrialState.FAIL if failed else None
+        trial.set_user_attr("finished", measured.finished)
+        if measured.energy is not None:
+            trial.set_user_attr("energy", measured.energy)
+            if budget is not None:
+                trial.set_constraint("budget", measured.energy - budget)
+        failed = measured.value != measured.value
+        # Told as complete also where it was given up: the GP overlooks pruned trials and would ask for them again.
+        frozen = study.tell(trial, None if failed else measured.value, TrialState.FAIL if failed else None)
+        if failed:
+            raise UsageError(
+                f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
             )
-            if failed:
-                raise UsageError(
-                    f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
-                )
         report(_trial(frozen), trials)
 
 
@@ -326,9 +342,7 @@ def _started_before(study: Any, trial: Any) -> list[Any]:
     """Trials that other processes began before this one and that are running or finished."""
     from optuna.trial import TrialState
 
-    alive = study.get_trials(
-        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-    )
+    alive = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
     mine = (trial.datetime_start, trial.number)
     return [t for t in alive if (t.datetime_start, t.number) < mine]
 
@@ -341,19 +355,17 @@ def _scale(frozen: Any) -> float | None:
 
 
 def _trial(frozen: Any) -> Trial:
-    complete = frozen.state.name == "COMPLETE"
     attributes = frozen.user_attrs
     return Trial(
         frozen.number,
         frozen.params["scale"],
-        frozen.value if complete else None,
+        frozen.value if attributes.get("finished") else None,
         attributes.get("energy"),
         attributes.get("seconds", 0.0),
     )
 
 
 def _finished(study: Any) -> list[Trial]:
-    import optuna
+    from optuna.trial import TrialState
 
-    states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    return [_trial(t) for t in study.get_trials(deepcopy=False, states=states)]
+    return [_trial(t) for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]

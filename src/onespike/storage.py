@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onespike.calibrate import SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.files import atomic_directory, sha256, write_atomically
+from onespike.placement import state_of
 from onespike.recipe import Recipe
 
 VERSION = 1
@@ -73,7 +74,7 @@ def save(
     with atomic_directory(folder) as partial:
         save_file(_tensors(thresholds), partial / THRESHOLDS)
         if reference_weights is None:
-            state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+            state = {name: tensor.detach().cpu().contiguous() for name, tensor in state_of(model).items()}
             save_file(_unshared(state), partial / WEIGHTS)
         if configuration is not None:
             configuration(partial / CONFIGURATION)

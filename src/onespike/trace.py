@@ -83,6 +83,7 @@ class SiteFacts:
 
     site: Site
     shape: tuple[int, ...]
+    first: int = 0
     calls: int = 0
     forwards: int = 0
     latest: int = -1
@@ -100,9 +101,17 @@ class Trace:
     uncovered: dict[tuple[str, str], int] = field(default_factory=dict)
     consumed: set[str] = field(default_factory=set)
     heads: set[str] = field(default_factory=set)
-    folds: dict[str, str] = field(default_factory=dict)
+    pairs: dict[str, str] = field(default_factory=dict)
+    unpaired: set[str] = field(default_factory=set)
     forwards: int = 0
     output_depends: bool = False
+
+    @property
+    def folds(self) -> dict[str, str]:
+        """Convolution → the BatchNorm that was its only reader in every forward."""
+        return {
+            convolution: norm for convolution, norm in self.pairs.items() if convolution not in self.unpaired
+        }
 
     def role(self, site: Site) -> str:
         """`activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
@@ -273,7 +282,7 @@ class Tracer:
         site = Site(self.owners.current, f"{operation}{number}_{role}")
         facts = self.trace.sites.get(site)
         if facts is None:
-            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape))
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), self.trace.forwards)
         facts.calls += 1
         facts.forwards += facts.latest != self.trace.forwards
         facts.latest = self.trace.forwards
@@ -311,6 +320,7 @@ class Tracer:
 
     def _pair_norms(self) -> None:
         """A BatchNorm that is the only reader of a convolution can be folded into it."""
+        paired: dict[str, str] = {}
         for product, readers in self.used_by.items():
             convolution = Site.parse(product).owner
             batchnorm = readers[0][1]
@@ -320,19 +330,22 @@ class Tracer:
                 and type(self.modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
                 and type(self.modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
             ):
-                self.trace.folds[convolution] = batchnorm
+                paired[convolution] = batchnorm
             else:
-                self.trace.folds.pop(convolution, None)
-        paired = list(self.trace.folds.values())
-        for convolution, batchnorm in list(self.trace.folds.items()):
-            if self.norms.count(batchnorm) != paired.count(batchnorm):  # it also reads something else
-                del self.trace.folds[convolution]
+                self.trace.unpaired.add(convolution)
+        for convolution, batchnorm in {**self.trace.pairs, **paired}.items():
+            reads = list(paired.values()).count(batchnorm)
+            if self.norms.count(batchnorm) != reads:  # it also reads something else
+                self.trace.unpaired.add(convolution)
+            if self.trace.pairs.setdefault(convolution, batchnorm) != batchnorm:
+                self.trace.unpaired.add(convolution)
         self.used_by.clear()
         self.norms.clear()
 
 
 def _is_property(function: Any) -> bool:
-    return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel"}
+    """Whether a function only looks at a tensor; what `to` has really moved is another one."""
+    return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

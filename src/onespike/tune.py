@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from onespike import pipeline, storage
 from onespike.calibrate import evaluating
 from onespike.convert import convert, set_scale_
 from onespike.energy import COLUMNS, metered
-from onespike.errors import DataError, UsageError, unknown
+from onespike.errors import DataError, LoadError, UsageError, unknown
 from onespike.files import sha256, write_atomically
 from onespike.objective import OBJECTIVES, ScaleObjective
 from onespike.pipeline import Pair, Progress, no_progress
@@ -69,14 +70,35 @@ class Outcome:
 
 
 def search_images(pair: Pair, data: str, count: int | None) -> tuple[Items, int]:
-    """Images that calibration has not seen, evenly spaced, and how many there are in all."""
+    """Images that calibration has not seen, evenly spaced, and how many there are in all.
+
+    They are shuffled (always alike), so that the first of them, which decide whether a trial is given up and on which
+    spikes are counted, are of all classes.
+    """
     everything = pipeline.choose(data, None)
-    seen = set(pipeline.overlap(pair, everything))
+    seen = set(pipeline.overlap(pair.data, everything))
     free = pipeline.without(everything, seen)
     if not free:
         raise DataError(f"{data}: calibration has used all of its images. Give a folder with other ones.")
     count = max(round(SHARE * len(free)), 100) if count is None else count
-    return limit_items(free, count), len(everything)
+    chosen = limit_items(free, count)
+    order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
+    shuffled = tuple(chosen[place] for place in order)
+    return dataclasses.replace(chosen, items=shuffled), len(everything)
+
+
+def searched(folder: Path) -> dict[str, Any]:
+    """What the last search in a run has recorded, the images that it used included; nothing where there was none."""
+    file = folder / FOLDER / RECORD
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LoadError(
+            f"{file}: the record of the search is damaged. Remove it, or search again."
+        ) from error
+    return record
 
 
 def search_run(
@@ -93,6 +115,7 @@ def search_run(
     limit: int | None = None,
     batch_size: int = 16,
     device: str = "cpu",
+    compiled: bool = False,
     url: str | None = None,
     resume: bool = False,
     report: Callable[[Trial, int], None] = lambda trial, total: None,
@@ -123,6 +146,7 @@ def search_run(
         progress("original network", steps)(batches(items, pair.loaded.transform, batch_size)),
         objective,
         column,
+        compiled,
     )
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
@@ -148,7 +172,7 @@ def search_run(
     )
     chosen = None
     if per_site is not None:
-        chosen = _allocate(pair, measure, found, per_site, items, batch_size)
+        chosen = allocate(pair, measure, found, per_site, items, batch_size)
     outcome = Outcome(
         found, objective, column, len(items), available, measure.forwards, time.perf_counter() - started,
         None if chosen is None else chosen.to_dict(),
@@ -176,7 +200,7 @@ class Allocation:
 SENSITIVITY_IMAGES = 48
 
 
-def _allocate(
+def allocate(
     pair: Pair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
 ) -> Allocation:
     """Steps ∝ (fan-out·E|x| / g)^⅓ from measured sensitivity, at the energy that the best single λ has."""
@@ -192,7 +216,7 @@ def _allocate(
         raise UsageError(
             "search: the best trial has no energy to compare with. Search again without --resume."
         )
-    first = measure.parts[0][0]
+    first = measure.counted()
 
     def energy(scale: float) -> float:
         set_scale_(snn, scale)
@@ -206,10 +230,10 @@ def _allocate(
         middle = (low * high) ** 0.5
         low, high = (low, middle) if energy(middle) <= budget else (middle, high)
     objective = copy.copy(measure)
-    objective.snn = snn
+    objective.snn = objective.run = snn
     result = objective(high, lambda step, value: False)
     measure.forwards = objective.forwards
-    if result is None or result.energy is None or found.best.value is None:
+    if result.energy is None or found.best.value is None:
         raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
     sign = 1 if found.maximise else -1
     better = sign * result.value > sign * found.best.value

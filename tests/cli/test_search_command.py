@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from command_line import CALIBRATION, TEST, VIT
+import torch
+from command_line import CALIBRATION, TEST, VIT, Result
+from torch import nn
 
-from onespike import storage
+from onespike import calibrate, convert, storage
+from onespike.objective import ScaleObjective
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +108,106 @@ def test_bad_options(cli, made, tmp_path, words, message):
         *words,
     )
     assert cli(*given).message() == message
+
+
+def copied(made, tmp_path):
+    """A run of one's own, without the searches of other tests."""
+    shutil.copytree(made, tmp_path / "run", ignore=shutil.ignore_patterns("search"))
+    return tmp_path / "run"
+
+
+SLOW = """
+import time
+from onespike.cli import main
+from onespike.objective import ScaleObjective
+
+measure = ScaleObjective.__call__
+def slowly(self, scale, hopeless):
+    if self.forwards > 4:  # 2 of the original network, 2 of the first trial: the third trial lasts
+        time.sleep(600)
+    return measure(self, scale, hopeless)
+ScaleObjective.__call__ = slowly
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
+def test_ctrl_c_keeps_the_finished_trials(cli, made, tmp_path):
+    run = copied(made, tmp_path)
+    words = (
+        "search",
+        run,
+        "--data",
+        TEST,
+        "--objective",
+        "kl",
+        "--sampler",
+        "grid",
+        "--trials",
+        3,
+        "--limit",
+        2,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    lines = iter(process.stderr.readline, "")
+    assert any(line.startswith("trial 2/3") for line in lines)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=900)
+    message = "interrupted; finished trials are kept. Go on with the same command and --resume."
+    assert Result(process.returncode, "", err).message() == message
+    result = cli(*words, "--resume", "--json", tmp_path / "s.json")
+    assert result.code == 0, result
+    assert [line.split(":")[0] for line in result.err.splitlines() if line.startswith("trial")] == [
+        "trial 4/3"
+    ]
+    assert [round(t["scale"], 6) for t in json.loads((tmp_path / "s.json").read_text())["trials"]] == [
+        1,
+        0.1,
+        0.01,
+    ]
+
+
+def test_evaluate_notes_images_of_the_search(cli, made, tmp_path):
+    run = copied(made, tmp_path)
+    words = ("search", run, "--data", TEST, "--objective", "kl", "--trials", 1, "--limit", 3)
+    assert cli(*words).code == 0
+    found = cli("evaluate", run, "--data", TEST, "--limit", 3)
+    assert "note: 3 of these images were used for the search, first cifar10-test/00000" in found.out
+    (run / "search" / "search.json").write_text("{")
+    message = cli("evaluate", run, "--data", TEST, "--limit", 3).message()
+    assert message.endswith("search.json: the record of the search is damaged. Remove it, or search again.")
+
+
+@pytest.mark.parametrize("kind", ["kl", "top1"])
+def test_a_trial_is_one_forward(kind):
+    torch.manual_seed(0)
+    calls = {"ann": 0, "snn": 0}
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    snn = convert(model, calibrate(model, [torch.randn(16, 4)]))
+    for name, network in (("ann", model), ("snn", snn)):
+        network.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+    batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0])) for _ in range(5)]
+    objective = ScaleObjective(model, snn, batches, kind)
+    assert calls == {"ann": 5 if kind == "kl" else 0, "snn": 0}
+    before = calls["ann"]
+    for trial in range(1, 4):
+        assert objective(0.1 * trial, lambda step, value: False).finished
+        assert calls == {"ann": before, "snn": 5 * trial}
+    assert objective.forwards == 4 * (before + 15)
+
+
+def test_a_compiled_search_measures_the_same():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    snn = convert(model, calibrate(model, [torch.randn(16, 4)]))
+    batches = [(torch.randn(4, 4), None)]
+    eager, compiled = (ScaleObjective(model, snn, batches, "kl", compiled=choice) for choice in (False, True))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for scale in (1.0, 0.3, 0.05):
+            expected = eager(scale, lambda step, value: False).value
+            assert compiled(scale, lambda step, value: False).value == pytest.approx(expected, abs=1e-6)

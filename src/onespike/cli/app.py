@@ -15,14 +15,15 @@ from onespike.cli import reproduce as reproduce  # registers its command, as sea
 from onespike.cli import search as search
 from onespike.cli import show
 from onespike.cli.commands import app as app
-from onespike.cli.commands import command
-from onespike.cli.options import BatchSize, Data, Device, Json, Limit, RunFolder
+from onespike.cli.commands import command, processes_of
+from onespike.cli.options import BatchSize, Data, Device, DeviceMap, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
 from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS, preset
 from onespike.theory import check_all
+from onespike.tune import searched
 
 
 @command("onespike demo --out my-demo")
@@ -50,6 +51,7 @@ def demo(
 @command(
     "onespike convert bundled:cifar10-vit \\\n    --calibrate bundled:cifar10-calibration --out run",
     "onespike convert timm:vit_base_patch16_224 --pretrained \\\n    --calibrate imagenet/train --limit 64 --out run",
+    shared=True,
 )
 def convert(
     model: Annotated[
@@ -126,6 +128,7 @@ def convert(
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
 ) -> None:
     """Convert a network and write a run directory.
 
@@ -144,18 +147,32 @@ def convert(
     if out.exists():
         raise UsageError(f"{out} exists. Choose another --out or remove it.")
     pipeline.check_device(device)
+    _refuse_both(device_map)
     items = pipeline.choose(calibrate, limit)
     loaded = load_model(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
     pair = pipeline.convert_network(
-        loaded, items, recipe, batch_size=batch_size, device=device, progress=progress
+        loaded,
+        items,
+        recipe,
+        batch_size=batch_size,
+        device=device,
+        progress=progress,
+        processes=processes_of(),
     )
-    pipeline.save_run(out, pair, reference_weights=weights if reference_weights else None)
+    if processes_of().first:
+        pipeline.save_run(out, pair, reference_weights=weights if reference_weights else None)
     show.network(pair)
     show.sites(pair.snn, brief=True)
     show.line(f"calibrated on  {len(items)} images of {items.source}")
     show.line(f"written to     {out}")
+
+
+def _refuse_both(device_map: str | None) -> None:
+    """A device map spreads one network over the devices that several processes would share out among them."""
+    if device_map is not None and processes_of().count > 1:
+        raise UsageError("--device-map needs the devices of all processes. Start one process only.")
 
 
 def _softmax(value: str | None) -> str | float | None:
@@ -165,13 +182,14 @@ def _softmax(value: str | None) -> str | float | None:
         return value
 
 
-@command("onespike evaluate run --data imagenet/val --limit 1000 --json result.json")
+@command("onespike evaluate run --data imagenet/val --limit 1000 --json result.json", shared=True)
 def evaluate(
     run: RunFolder,
     data: Data,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also show the ledger of each site.")] = False,
     json_file: Json = None,
 ) -> None:
@@ -180,12 +198,16 @@ def evaluate(
     The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
     the energy ledger. Without labels (no sub-folders) there is no accuracy.
     """
-    pair = pipeline.load_run(run, device=device)
+    _refuse_both(device_map)
+    pair = pipeline.load_run(run, device=device, device_map=device_map)
     items = pipeline.choose(data, limit)
-    seen = pipeline.overlap(pair, items)
-    if seen:
-        show.line(f"note: {len(seen)} of these images were used for calibration, first {seen[0]}")
-    result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)
+    for purpose, used in (("calibration", pair.data), ("the search", searched(run))):
+        seen = pipeline.overlap(used, items)
+        if seen:
+            show.line(f"note: {len(seen)} of these images were used for {purpose}, first {seen[0]}")
+    result = pipeline.evaluate_pair(
+        pair, items, batch_size=batch_size, progress=progress, processes=processes_of()
+    )
     show.network(pair)
     show.sites(pair.snn, brief=True)
     show.line()
@@ -193,7 +215,7 @@ def evaluate(
     if sites:
         show.line()
         show.ledger(result)
-    if json_file is not None:
+    if json_file is not None and processes_of().first:
         write_atomically(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
 
 

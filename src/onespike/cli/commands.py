@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,31 +16,72 @@ import typer
 from typer.core import TyperGroup
 
 from onespike.errors import OnespikeError
+from onespike.processes import launched
+
+processes_of = cache(launched)
+"""Those that run this command: one, or as many as a launcher has started."""
 
 
 class Commands(TyperGroup):
-    """All commands: whatever the user can mend ends in one line on standard error and exit code 2."""
+    """All commands: whatever the user can mend ends in one line on standard error and exit code 2.
+
+    Where several processes were launched, they end with one fate, and the first of them speaks.
+    """
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            processes = processes_of()
+        except OnespikeError as error:
+            _say(str(error))
+            sys.exit(2)
+        if processes.first:
+            return super().main(*args, **kwargs)
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
+        processes = processes_of()
         try:
-            return super().invoke(ctx)
-        except OnespikeError as error:
-            raise _failure(str(error)) from error
+            with processes.one_fate():
+                return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise _failure("interrupted, nothing was written. Run the same command again.") from error
-        except torch.OutOfMemoryError as error:
-            raise _failure("the device has too little memory. Give a smaller --batch-size.") from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of a pipe went away, as `head` does
+            _say(ctx.meta.get(INTERRUPTED, NOTHING_WRITTEN))
+            raise typer.Exit(2) from error
+        except Exception as error:
+            message = _message(error)
+            if message is None:
                 raise
-            place = f"{error.filename}: " if error.filename else ""
-            reason = error.strerror or type(error).__name__
-            raise _failure(f"{place}{reason}. Check the path, its permissions and the disk.") from error
+            _say(message)
+            processes.wait()
+            raise typer.Exit(2) from error
 
 
-def _failure(message: str) -> typer.Exit:
+def _message(error: Exception) -> str | None:
+    """What the user can do about it; None for an error that is not the user's."""
+    if isinstance(error, OnespikeError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the device has too little memory. Give a smaller --batch-size."
+    if (
+        isinstance(error, OSError) and error.errno != errno.EPIPE
+    ):  # EPIPE: the reader went away, as `head` does
+        place = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        return f"{place}{reason}. Check the path, its permissions and the disk."
+    return None
+
+
+def _say(message: str) -> None:
     typer.echo(f"onespike: {message}", err=True)
-    return typer.Exit(2)
+
+
+INTERRUPTED = "onespike.interrupted"
+NOTHING_WRITTEN = "interrupted, nothing was written. Run the same command again."
+
+
+def when_interrupted(ctx: typer.Context, message: str) -> None:
+    """What Ctrl-C is answered with from now on; by default, that nothing was written."""
+    ctx.find_root().meta[INTERRUPTED] = message
 
 
 app = typer.Typer(
@@ -51,8 +97,20 @@ app = typer.Typer(
 Command = Callable[..., None]
 
 
-def command(*examples: str, name: str | None = None) -> Callable[[Command], Command]:
-    """Register a command whose help ends with these examples, which are not wrapped."""
+def command(*examples: str, name: str | None = None, shared: bool = False) -> Callable[[Command], Command]:
+    """Register a command whose help ends with these examples, which are not wrapped.
+
+    Of several launched processes all run a `shared` command, each its part; only the first runs any other.
+    """
     title = "Example:" if len(examples) == 1 else "Examples:"
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
-    return app.command(name, epilog="\b\n" + "\n".join(lines))
+
+    def register(function: Command) -> Command:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            if shared or processes_of().first:
+                function(*args, **kwargs)
+
+        return app.command(name, epilog="\b\n" + "\n".join(lines))(run)
+
+    return register

@@ -15,5 +15,9 @@ Limit = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in one forward pass.")]
 Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(metavar="MAP", help="auto, balanced, sequential or a JSON file: accelerate's device maps."),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onespike.cli import show
-from onespike.cli.commands import command
+from onespike.cli.commands import command, when_interrupted
 from onespike.cli.options import BatchSize, Device, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.files import write_atomically
@@ -24,6 +24,7 @@ from onespike.tune import FOLDER, METRICS, Outcome, search_run
     "onespike search run --data imagenet/train --resume",
 )
 def search(
+    ctx: typer.Context,
     run: RunFolder,
     data: Annotated[
         str, typer.Option(metavar="DIR", help="Images to search on; those of the calibration are skipped.")
@@ -50,6 +51,9 @@ def search(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a search; give the same options again.")
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network once; pays off over many trials.")
+    ] = False,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -68,10 +72,11 @@ def search(
             f"trial {trial.number + 1}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)"
         )
 
+    when_interrupted(ctx, "interrupted; finished trials are kept. Go on with the same command and --resume.")
     outcome = search_run(
         run, data, trials=trials, objective=objective, sampler=sampler, budget=budget, energy=energy,
-        front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device, url=storage,
-        resume=resume, report=report, progress=progress,
+        front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,
+        compiled=compiled, url=storage, resume=resume, report=report, progress=progress,
     )  # fmt: skip
     if json_file is not None:
         write_atomically(json_file, json.dumps(outcome.to_dict(), indent=1) + "\n")

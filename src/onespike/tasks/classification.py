@@ -58,6 +58,16 @@ class Classification:
         terms = log_p.exp() * (log_p - log_q)
         self.divergence += float(terms.masked_fill(log_p.exp() == 0, 0).sum())
 
+    def merge(self, other: Classification) -> None:
+        """Take in what another one has seen."""
+        self.images += other.images
+        self.agreeing += other.agreeing
+        self.divergence += other.divergence
+        self.labelled = self.labelled and other.labelled
+        for network, hits in other.hits.items():
+            for name, number in hits.items():
+                self.hits[network][name] += number
+
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", "images"}`; accuracies None without labels."""
         if not self.images:

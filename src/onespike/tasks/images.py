@@ -138,15 +138,23 @@ def read_image(item: Item) -> Image:
 
 
 def batches(
-    items: Items, transform: Callable[[Image], Tensor], batch_size: int, *, threads: int = 2
+    items: Items,
+    transform: Callable[[Image], Tensor],
+    batch_size: int,
+    *,
+    part: tuple[int, int] = (0, 1),
+    threads: int = 2,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Batches of (inputs, labels) in the order of the list; threads read ahead by one batch.
 
-    Labels are None as soon as one image of the batch has none.
+    Labels are None as soon as one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
+    i-th on is read: what one of n processes takes.
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
-    return _batches(items, transform, batch_size, threads)
+    first, count = part
+    mine = tuple(item for place, item in enumerate(items) if place // batch_size % count == first)
+    return _batches(dataclasses.replace(items, items=mine), transform, batch_size, threads)
 
 
 def _batches(

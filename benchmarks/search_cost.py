@@ -1,0 +1,80 @@
+"""What a λ trial costs beside a plain forward of the converted network, and whether memory grows with trials.
+
+    python benchmarks/search_cost.py [--images 64] [--rounds 7] [--trials 40]
+
+The bundled vision transformer; forwards and trials take turns, and the best of all rounds counts, in processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from onespike import pipeline, preset
+from onespike.adapters import load_model
+from onespike.objective import ScaleObjective
+from onespike.tasks import batches
+
+LIMIT = 1.05
+KINDS = {"kl": (), "top1": (), "kl with energy": ("counts",)}
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def seconds(work) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--trials", type=int, default=40)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pair = pipeline.convert_network(
+        load_model("bundled:cifar10-vit"),
+        pipeline.choose("bundled:cifar10-calibration", 32),
+        preset("sformer"),
+    )
+    items = pipeline.choose("bundled:cifar10-test", options.images)
+    data = list(batches(items, pair.loaded.transform, 16))
+    objectives = {
+        name: ScaleObjective(pair.ann, pair.snn, data, name.split()[0], *energy)
+        for name, energy in KINDS.items()
+    }
+
+    def forward() -> None:
+        with torch.inference_mode():
+            for inputs, _ in data:
+                pair.snn(inputs)
+
+    def trial(name: str):
+        return lambda: objectives[name](0.25, lambda step, value: False)
+
+    works = {"forward": forward, **{name: trial(name) for name in objectives}}
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(options.rounds):
+        for name, work in works.items():
+            best[name] = min(best[name], seconds(work))
+    for name in objectives:
+        ratio = best[name] / best["forward"]
+        verdict = "" if ratio <= LIMIT else f", above {LIMIT}"
+        print(f"{name}: {best[name]:.3f} s, {ratio:.3f} × a forward ({best['forward']:.3f} s){verdict}")
+    for number in range(1, options.trials + 1):
+        trial("kl")()
+        if number in (5, options.trials):
+            print(f"after {number} trials: {resident_mib():.1f} MiB resident")
+
+
+if __name__ == "__main__":
+    main()

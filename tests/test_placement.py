@@ -1,0 +1,118 @@
+"""Device maps on a machine without accelerators: everything on the CPU, and parts that are read from disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from contract.networks import sequences, transformer
+from onespike import calibrate, convert, preset, verify
+from onespike.calibrate import device_of
+from onespike.convert import convert_
+from onespike.errors import ConversionError, LoadError, UsageError
+from onespike.evaluate import evaluate
+from onespike.neurons import Neuron
+from onespike.placement import place_, state_of
+from onespike.tasks import Classification
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+PARTS = ("stem", "norm1", "norm2", "qkv", "proj", "fc1", "fc2", "act", "head")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def map_(devices: object) -> str:
+        path = tmp_path / "map.json"
+        path.write_text(devices if isinstance(devices, str) else json.dumps(devices))
+        return str(path)
+
+    return map_
+
+
+def on_disk(*parts: str) -> dict[str, str]:
+    return {part: "disk" if part in parts else "cpu" for part in PARTS}
+
+
+@pytest.mark.parametrize("disk", [("qkv",), ("stem", "fc1", "head"), PARTS])
+def test_weights_on_disk_give_the_same_network(write, disk):
+    plain, x = transformer(), sequences()
+    placed = place_(transformer(), device_map=write(on_disk(*disk)))
+    assert any(p.is_meta for p in placed.parameters())
+    thresholds = calibrate(plain, [x])
+    found = calibrate(placed, [x])
+    assert list(found) == list(thresholds)
+    assert all(torch.equal(found[site].positive, thresholds[site].positive) for site in found)
+    ann, snn = convert(plain, thresholds), convert(placed, found, share_weights=True)
+    with torch.inference_mode():
+        assert torch.equal(placed(x), plain(x))
+        assert torch.equal(snn(x), ann(x))
+    assert all(t.device.type == "cpu" for m in snn.modules() if isinstance(m, Neuron) for t in m.buffers())
+    assert verify(snn, x).ok
+    labels = torch.zeros(len(x), dtype=torch.long)
+    one, other = (
+        evaluate(a, s, [(x, labels)], Classification()).to_dict() for a, s in ((plain, ann), (placed, snn))
+    )
+    assert {k: v for k, v in one.items() if k != "seconds"} == {
+        k: v for k, v in other.items() if k != "seconds"
+    }
+
+
+def test_strategies_put_everything_on_the_only_device():
+    for name in ("auto", "balanced", "sequential"):
+        placed = place_(transformer(), device_map=name)
+        assert device_of(placed) == torch.device("cpu")
+        assert not any(p.is_meta for p in placed.parameters())
+
+
+def test_the_weights_can_be_saved(write):
+    placed = place_(transformer(), device_map=write(on_disk("fc1", "fc2")))
+    expected = transformer().state_dict()
+    found = state_of(placed)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_norm_on_disk_cannot_be_folded(write):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    placed = place_(model, device_map=write({"0": "disk", "1": "cpu", "2": "cpu", "3": "cpu"}))
+    thresholds = calibrate(placed, [torch.randn(2, 3, 8, 8)])
+    with pytest.raises(
+        ConversionError, match=r"^convert: the weights of 0 are not in memory, so its BatchNorm cannot"
+    ):
+        convert_(placed, thresholds, preset("sformer", io="spiking"))
+
+
+@pytest.mark.parametrize(("devices", "message"), [
+    ("{", r"^device map .*map\.json: not JSON \(.*\)\. Write module names and devices\.$"),
+    ([], r'^device map .*: it must be an object such as \{"": "cpu"\}\. Write one\.$'),
+    ({"tail": "cpu"}, r"^device map .*: the network has no module 'tail'\. Correct its name\.$"),
+    ({"": "nowhere"}, r"^device 'nowhere' cannot be used here \(.*\)\. Try --device cpu\.$"),
+    ({"stem": "cpu"}, r"^device map .*: .*Give every part of the network a device\.$"),
+])  # fmt: skip
+def test_bad_maps(write, devices, message):
+    with pytest.raises(UsageError, match=message):
+        place_(transformer(), device_map=write(devices))
+
+
+def test_bad_words():
+    message = r"^device map 'all': neither a strategy \(auto, balanced, balanced_low_0, sequential\) nor a file\. Give one"
+    with pytest.raises(UsageError, match=message):
+        place_(transformer(), device_map="all")
+    with pytest.raises(
+        UsageError, match=r"^--device meta and --device-map exclude each other\. Give one of them\.$"
+    ):
+        place_(transformer(), "meta", "auto")
+
+
+def test_without_accelerate(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
+    with pytest.raises(
+        LoadError,
+        match=r"^device maps need accelerate\. Install it with: pip install 'onespike\[accelerate\]'$",
+    ):
+        place_(transformer(), device_map="auto")
