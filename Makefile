@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test bench check format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -14,6 +14,9 @@ demo: $(READY) ## convert the bundled network, print its accuracy and energy, wr
 
 test: check ## everything that must hold: check, then all tests and doctests
 	$(BIN)/pytest -n 2
+
+bench: $(READY) ## time and memory beside the original network, under ten minutes (BENCH=--quick: one)
+	$(BIN)/python benchmarks/speed.py $(BENCH)
 
 check: $(READY) ## format, lint, types and import contracts
 	$(BIN)/ruff format --check

@@ -13,6 +13,7 @@ from onespike.energy import metered as metered
 from onespike.errors import OnespikeError as OnespikeError
 from onespike.evaluate import Evaluation as Evaluation
 from onespike.evaluate import evaluate as evaluate
+from onespike.integer import optimize as optimize
 from onespike.neurons import NEURONS as NEURONS
 from onespike.recipe import Recipe as Recipe
 from onespike.recipe import preset as preset

@@ -20,6 +20,7 @@ from onespike.cli.options import BatchSize, Data, Device, DeviceMap, Json, Limit
 from onespike.cli.progress import progress
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
+from onespike.integer import optimize_
 from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS, preset
 from onespike.theory import check_all
@@ -191,6 +192,9 @@ def evaluate(
     device: Device = "cpu",
     device_map: DeviceMap = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also show the ledger of each site.")] = False,
+    integer: Annotated[
+        bool, typer.Option("--integer", help="Weights as 8-bit integers, multiplied with integer spikes.")
+    ] = False,
     json_file: Json = None,
 ) -> None:
     """Measure a run on labelled images.
@@ -205,6 +209,8 @@ def evaluate(
         seen = pipeline.overlap(used, items)
         if seen:
             show.line(f"note: {len(seen)} of these images were used for {purpose}, first {seen[0]}")
+    if integer:
+        show.line(f"integer        {optimize_(pair.snn)}")
     result = pipeline.evaluate_pair(
         pair, items, batch_size=batch_size, progress=progress, processes=processes_of()
     )

@@ -185,9 +185,14 @@ class Neuron(Float32):
         twin._settle_sides()
         return twin
 
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""
-        return self.decode(self.counts(x), x.dtype)
+        values = self.fused(x, decoded=True)
+        return self.decode(self.counts(x), x.dtype) if values is None else values
 
     def extra_repr(self) -> str:
         signs = ("+", "-")

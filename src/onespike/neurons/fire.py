@@ -8,12 +8,13 @@ above a. The closed forms below give the same counts bit for bit without a table
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from onespike.errors import unknown
+from onespike.kernels import Form, closed_form, table_form
 from onespike.neurons.levels import mixed_levels
 
 ROUNDINGS = ("paper", "nearest")
@@ -73,7 +74,7 @@ def fire_exponential(a: Tensor, top: int) -> Tensor:
     >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
     tensor([ 0.,  1.,  2.,  4., 32.])
     """
-    return a.floor().clamp(max=1) + _power_of_two(a.clamp(1, top)) - 1
+    return a.floor().clamp(max=1) + (_power_of_two(a.clamp(1, top)) - 1)
 
 
 def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
@@ -88,7 +89,7 @@ def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
     offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
     # Dense and sparse part are added, not chosen between: below M the power is 1, above M the floor is M.
     # A NaN is lost in the mask and kept by the floor.
-    return a.floor().clamp(max=M) + _power_of_two((a - offset).clamp(1, 2**tail), carry) - 1
+    return a.floor().clamp(max=M) + (_power_of_two((a - offset).clamp(1, 2**tail), carry) - 1)
 
 
 def _power_of_two(a: Tensor, carry: int = 0) -> Tensor:
@@ -124,12 +125,32 @@ def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[
     """
     if rounding not in ROUNDINGS:
         raise unknown("rounding", rounding, ROUNDINGS)
-    pattern = recognise(levels)
-    if pattern is not None and pattern[1] == 0:
-        return partial(fire_linear, top=pattern[0])
-    if pattern is None or (rounding == "nearest" and levels[-1] > 2**22):
+    pattern = _closed(levels, rounding)
+    if pattern is None:
         return partial(fire, levels=levels, rounding=rounding)
     M, tail = pattern
+    if not tail:
+        return partial(fire_linear, top=M)
     if M == 1 and rounding == "paper":
         return partial(fire_exponential, top=levels[-1])
     return partial(fire_mixed, M=M, tail=tail, rounding=rounding)
+
+
+def _closed(levels: tuple[int, ...], rounding: str) -> tuple[int, int] | None:
+    """(M, tail) where the closed form is exact in float32."""
+    pattern = recognise(levels)
+    return None if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22 else pattern
+
+
+@lru_cache(maxsize=256)
+def fused_form(levels: tuple[int, ...], rounding: str = "paper") -> Form:
+    """`fire_function` as the fused kernel takes it.
+
+    >>> fused_form((1, 2, 3, 4, 6, 10)).dense, fused_form((1, 5)).jumps
+    (3.0, 2)
+    """
+    pattern = _closed(levels, rounding)
+    if pattern is None:
+        return table_form(bounds(levels, rounding), levels)
+    M, tail = pattern
+    return closed_form(M, tail, M - 0.5, HALF) if rounding == "nearest" else closed_form(M, tail, M - 1, 0)

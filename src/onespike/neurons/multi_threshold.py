@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from onespike import kernels
 from onespike.neurons.base import Neuron, neuron
 
 
@@ -62,6 +65,16 @@ class MultiThreshold(Neuron):
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
         """Eq. 6 with v_M(0) = θ_M/2."""
         return multi_threshold(size + threshold / 2, threshold, self.largest)
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Signed spike counts as float32."""
+        fused = self.fused(x, decoded=False)
+        return super().counts(x) if fused is None else fused
+
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """The same in one pass over memory: levels 1 … N without a tail, and the half within the quotient."""
+        form = partial(kernels.closed_form, self.largest, 0, 0.0, 0, inside=True)
+        return kernels.fire(x, *self.active(self.thresholds()), form, decoded=decoded)
 
     def _describe(self) -> str:
         return f"N={self.largest}"

@@ -1,0 +1,7 @@
+"""Fast forms of what neurons do. Each gives the bits of its plain form, or None where it cannot help."""
+
+from onespike.kernels.fire import Form as Form
+from onespike.kernels.fire import closed_form as closed_form
+from onespike.kernels.fire import fire as fire
+from onespike.kernels.fire import table_form as table_form
+from onespike.kernels.native import note as note

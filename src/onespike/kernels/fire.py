@@ -1,0 +1,123 @@
+"""The fused fire function: one pass over memory in place of a dozen.
+
+Used in eager inference on the CPU. `torch.compile` and `torch.export` see the plain form, which they fuse themselves;
+where gradients are wanted the plain form has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.kernels import native
+
+SMALL = 1 << 15
+"""Elements below which a second thread costs more than it gives."""
+HUGE = torch.finfo(torch.float32).max
+OFF = torch.zeros(())
+
+
+class Form(ctypes.Structure):
+    """The C side's `Form`: levels as a closed form (M, offset, carry, top) or as a table of jumps."""
+
+    _fields_ = (
+        ("jumps", ctypes.c_int32),
+        ("inside", ctypes.c_int32),
+        ("carry", ctypes.c_int32),
+        ("dense", ctypes.c_float),
+        ("offset", ctypes.c_float),
+        ("top", ctypes.c_float),
+        ("bound", ctypes.POINTER(ctypes.c_float)),
+        ("rise", ctypes.POINTER(ctypes.c_float)),
+    )
+
+
+@lru_cache(maxsize=256)
+def closed_form(dense: int, tail: int, offset: float, carry: int, inside: bool = False) -> Form:
+    """Levels 1 … M and then M − 1 + 2^k up to k = `tail`."""
+    return Form(0, int(inside), carry, dense, offset, 2.0**tail)
+
+
+@lru_cache(maxsize=256)
+def table_form(bounds: tuple[float, ...], levels: tuple[int, ...]) -> Form:
+    """Any levels: where they jump, and the differences between them."""
+    array = ctypes.c_float * len(bounds)
+    return Form(
+        len(bounds), 0, 0, 0.0, 0.0, 0.0, array(*bounds), array(*(b - a for a, b in pairwise((0, *levels))))
+    )
+
+
+def _plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether something watches or transforms torch's operations, so that they must be made of torch's operations."""
+    return (
+        torch.compiler.is_compiling()
+        or type(x) not in (Tensor, nn.Parameter)
+        or x.device.type != "cpu"
+        or x.layout is not torch.strided
+        or x.is_neg()
+        or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *others)))
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
+    """(channels, inner, steps of each): element i of memory has channel (i // inner) % channels; None if it has not."""
+    wide = next((side for side in sides if side.numel() > 1), None)
+    if any(side.dim() > x.dim() for side in sides):
+        return None
+    if wide is None:
+        return 1, 1, sides
+    axis = next(d for d in range(-1, -wide.dim() - 1, -1) if wide.shape[d] > 1)
+    if wide.shape[axis] != wide.numel() or wide.numel() != x.shape[axis]:
+        return None
+    if any(side.numel() > 1 and side.shape[-axis:] != wide.shape[-axis:] for side in sides):
+        return None
+    flat = tuple(side.reshape(-1).expand(wide.numel()).contiguous() for side in sides)
+    return wide.numel(), x.stride(axis), (flat[0], flat[1])
+
+
+def fire(
+    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: Callable[[], Form], *, decoded: bool
+) -> Tensor | None:
+    """Signed counts in float32, or with `decoded` steps times counts in x's type; None where the plain form must run.
+
+    Args:
+        x: activations, of any type and strides.
+        positive: the step of the positive side, which is its threshold too; None if it is off.
+        negative: likewise.
+        form: how a magnitude becomes a count; asked for only if the kernel runs.
+        decoded: values instead of counts.
+    """
+    if _plain_is_needed(x, positive, negative):
+        return None
+    kernels = native.library()
+    if kernels is None:
+        return None
+    source: Any = x.float()
+    out = torch.empty_like(source)
+    if source.stride() != out.stride():  # gaps or overlaps: a dense copy first, in the order of memory
+        source = out.copy_(source)
+    steps = (OFF if positive is None else positive, OFF if negative is None else negative)
+    layout = _channels(out, steps)
+    if layout is None:
+        return None
+    channels, inner, (up, down) = layout
+    # Steps that have dimensions hold infinity down, as the plain form does; so does a side that is off.
+    most = [math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative)]
+    threads = 1 if out.numel() < SMALL else torch.get_num_threads()
+    refused = kernels.onespike_fire(
+        source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
+        *most, ctypes.addressof(form()), decoded, threads,
+    )  # fmt: skip
+    if refused:
+        return None
+    return out.to(x.dtype) if decoded else out

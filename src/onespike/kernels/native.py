@@ -1,0 +1,94 @@
+"""The C kernels: compiled once for a machine by the compiler that is there, kept on disk, loaded without Python's API.
+
+Nothing is built at installation. Where there is no compiler, or it fails, `library()` is None and everything runs in
+its plain form, which gives the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("fire.c")
+EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+"""Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
+VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f")}
+"""Flags by the capability that torch reports; a processor without one gets its compiler's default."""
+SWITCH = "ONESPIKE_KERNELS"
+
+log = logging.getLogger("onespike")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `$XDG_CACHE_HOME/onespike`, by default `~/.cache/onespike`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onespike"
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where there are none; the reason is logged, and `note()` says it."""
+    return _attempt()[0]
+
+
+def note() -> str:
+    """One line on which form the neurons run in on this machine's CPU, and why."""
+    return _attempt()[1]
+
+
+@cache
+def _attempt() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        loaded = _load()
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = f"plain ({str(error).splitlines()[0]})"
+        log.info("neurons run in their plain form: %s", error)
+        return None, reason
+    return loaded, "native"
+
+
+def _load() -> ctypes.CDLL:
+    if os.environ.get(SWITCH) == "plain":
+        raise RuntimeError(f"{SWITCH}=plain")
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    capability = torch.backends.cpu.get_cpu_capability()
+    source, flags = SOURCE.read_bytes(), (*EXACT, *VECTORS.get(capability, ()))
+    key = hashlib.sha256(source + repr((flags, platform.system(), platform.machine())).encode()).hexdigest()
+    target = cache_folder() / f"fire-{key[:16]}.so"
+    if not target.exists():
+        if compiler is None:
+            raise RuntimeError("no C compiler found")
+        _compile(compiler, flags, target)
+    loaded = ctypes.CDLL(str(target))
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    loaded.onespike_fire.argtypes = (
+        pointer, pointer, number, number, number, pointer, pointer, ctypes.c_float, ctypes.c_float, pointer,
+        ctypes.c_int32, ctypes.c_int32,
+    )  # fmt: skip
+    loaded.onespike_fire.restype = ctypes.c_int32
+    return loaded
+
+
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    """Compile to `target`; with threads if the compiler knows OpenMP."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        for threads in (("-fopenmp",), ()):
+            run = subprocess.run(  # noqa: S603 (the user's own compiler on our own source)
+                [compiler, *flags, *threads, str(SOURCE), "-o", str(built), "-lm"],
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            if run.returncode == 0:
+                built.replace(target)
+                return
+    raise RuntimeError(f"{compiler} failed: {run.stderr.strip() or 'no message'}")

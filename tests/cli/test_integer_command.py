@@ -1,0 +1,27 @@
+"""`onespike evaluate --integer`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command_line import TEST, Command
+
+
+def test_a_run_is_measured_with_integer_weights(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+    results = []
+    for extra in ((), ("--integer",)):
+        out = tmp_path / f"{len(results)}.json"
+        result = cli("evaluate", vit_run, "--data", TEST, "--limit", 4, "--json", out, *extra)
+        assert result.code == 0, result.err
+        assert ("weighted products run on 8-bit integers" in result.out) == bool(extra)
+        results.append(json.loads(out.read_text()))
+    plain, integer = results
+    assert integer["ann"] == plain["ann"]
+    assert integer["kl"] != plain["kl"]  # the weights are rounded
+    assert abs(integer["energy"]["counts"] - plain["energy"]["counts"]) < 0.05
+
+
+def test_other_devices_are_refused(cli: Command, vit_run: Path) -> None:
+    message = cli("evaluate", vit_run, "--data", TEST, "--integer", "--device", "meta").message()
+    assert "device 'meta' cannot be used here" in message

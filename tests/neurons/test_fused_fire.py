@@ -1,0 +1,205 @@
+"""The fused fire function gives the bits of the plain one, and steps aside wherever only the plain one will do."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from contract.neuron_contract import DTYPES, bits, inputs
+from onespike.kernels import native
+from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire, bounds, fire_exponential, mixed_levels
+
+LEVELS = {
+    "mixed:8": mixed_levels(8),
+    "mixed:4": mixed_levels(4),
+    "mixed:64+3": mixed_levels(64, 3),
+    "linear": tuple(range(1, 17)),
+    "exponential": tuple(2**k for k in range(16)),
+    "longest": mixed_levels(1, 24),
+    "table": (1, 2, 3, 5, 9, 10, 40, 263),
+    "one": (1,),
+    "far": (1, 2**24),
+}
+SIDES = {
+    "both": (0.75, 0.3),
+    "positive": (0.7, 0.0),
+    "negative": (0.0, 0.11),
+    "channels": (torch.tensor([0.1, 0.0, 0.7]), torch.tensor([0.2, 0.3, 0.0])),
+    "channels of one side": (torch.tensor([0.1, 0.5, 0.7]), 0.4),
+    "planes": (torch.tensor([0.3, 0.0]).view(2, 1, 1), torch.tensor([0.0, 0.9]).view(2, 1, 1)),
+    "enormous": (1e37, torch.tensor([1e37, 1.0, 3e38])),
+    "vanishing": (1e-45, 0.5),
+}
+needs_kernels = pytest.mark.skipif(native.library() is None, reason=f"no kernels here: {native.note()}")
+
+
+def plain(cell: Neuron, x: Tensor, *, decoded: bool) -> Tensor:
+    """The neuron without its kernel: with gradients on, the plain form runs."""
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        return (cell(x) if decoded else cell.counts(x)).detach()
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Equal to the bit, strides and type included; a NaN is a NaN."""
+    nan = expected.isnan()
+    return (
+        (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+        and torch.equal(found.isnan(), nan)
+        and torch.equal(bits(found)[~nan], bits(expected)[~nan])
+    )
+
+
+def around(points: Tensor) -> Tensor:
+    """The points, and the two float32 numbers on either side of each."""
+    below, above = (torch.nextafter(points, torch.full_like(points, to)) for to in (-torch.inf, torch.inf))
+    return torch.cat([points, below, above, torch.nextafter(above, torch.full_like(above, torch.inf))])
+
+
+def sweep(cell: Neuron, dtype: torch.dtype) -> Tensor:
+    """Dense values, the neighbours of every threshold, zeros, infinities and NaN, in a shape that channels fit."""
+    jumps = torch.tensor(bounds(cell.levels, cell.rounding)) - 0.5
+    steps = [s for side in cell.thresholds() for s in side.flatten().tolist() if s > 0]
+    edges = torch.cat([around(step * jumps) for step in steps])
+    special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -1e-45, 3.4e38, -3.4e38])
+    dense = torch.linspace(-12, 12, 5001)
+    x = torch.cat([edges, -edges, special, dense, inputs()])
+    return x[: len(x) // 6 * 6].reshape(-1, 2, 1, 3).to(dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("rounding", ["paper", "nearest"])
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("sides", SIDES)
+def test_the_same_bits(levels: str, sides: str, rounding: str) -> None:
+    cell = ScaleFire(*SIDES[sides], levels=LEVELS[levels], rounding=rounding, scale=Scale(0.3))
+    for dtype, decoded in itertools.product(DTYPES, (True, False)):
+        x = sweep(cell, dtype)
+        expected = plain(cell, x, decoded=decoded)
+        with torch.inference_mode():
+            found = cell(x) if decoded else cell.counts(x)
+            fused = cell.fused(x, decoded=decoded)
+        assert same(found, expected), (dtype, decoded)
+        if sides not in ("vanishing",):
+            assert fused is not None and same(fused, expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["mtn", "dual-mtn"])
+def test_the_multi_threshold_neurons_too(name: str) -> None:
+    cell = NEURONS[name](0.7, 0.3 if name == "dual-mtn" else 0.0, levels=tuple(range(1, 33)))
+    for dtype, decoded in itertools.product(DTYPES, (True, False)):
+        x = sweep(cell, dtype)
+        fused = cell.fused(x, decoded=decoded)
+        assert fused is not None and same(fused, plain(cell, x, decoded=decoded))
+
+
+@needs_kernels
+def test_any_strides_come_out_as_the_plain_form_leaves_them() -> None:
+    cell = ScaleFire(0.5, 0.3, levels=LEVELS["mixed:8"])
+    by_channel = ScaleFire(
+        torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.0, 0.2, 0.1]), levels=LEVELS["mixed:8"]
+    )
+    qkv = torch.randn(2, 5, 3, 2, 4, generator=torch.Generator().manual_seed(3))
+    q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    views = [q, k.transpose(-2, -1), q.expand(3, *q.shape), qkv[..., ::2], qkv.to(torch.bfloat16).mT, qkv[:0]]
+    views += [
+        torch.linspace(-3, 3, 72).view(2, 4, 3, 3).contiguous(memory_format=torch.channels_last),
+        torch.tensor(0.7),
+    ]
+    for x in views:
+        for kind in (cell, by_channel) if x.dim() and x.shape[-1] == 4 else (cell,):
+            before = x.clone()
+            fused = kind.fused(x, decoded=True)
+            assert fused is not None and same(fused, plain(kind, x, decoded=True))
+            assert torch.equal(x, before) and fused.data_ptr() != (x.data_ptr() or None)
+    steps = torch.tensor([0.1, 0.2, 0.7, 0.4]).view(4, 1, 1)
+    planes = ScaleFire(steps, steps.flip(0), levels=LEVELS["mixed:8"])
+    assert same(planes(views[-2]), plain(planes, views[-2], decoded=True))
+
+
+@needs_kernels
+def test_steps_that_the_kernel_does_not_know_go_the_plain_way() -> None:
+    x = inputs()[:12].reshape(2, 2, 3)
+    wide = ScaleFire(torch.arange(1.0, 7.0).view(2, 3), 0.4, levels=(1, 2))
+    assert wide.fused(x, decoded=True) is None
+    assert torch.equal(wide(x), plain(wide, x, decoded=True))
+    spread = ScaleFire(
+        torch.arange(1.0, 5.0).view(4, 1), levels=(1, 2)
+    )  # broadcasts the input to its own shape
+    assert spread(x[0, :1]).shape == (4, 3)
+
+
+@needs_kernels
+def test_several_threads_give_the_same_bits() -> None:
+    cell = ScaleFire(0.5, 0.3, levels=LEVELS["mixed:8"])
+    x = torch.randn(3, 100_003, generator=torch.Generator().manual_seed(5))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        fused = cell.fused(x, decoded=True)
+    finally:
+        torch.set_num_threads(before)
+    assert fused is not None and same(fused, plain(cell, x, decoded=True))
+
+
+@needs_kernels
+def test_transformations_see_torch_operations() -> None:
+    """What traces, differentiates or maps a neuron must find the plain form, or it would record a constant."""
+    cell, x, other = ScaleFire(0.5, 0.3, levels=LEVELS["linear"]), inputs()[:8], inputs()[8:16]
+    with pytest.warns(FutureWarning, match="trace"):
+        traced = torch.jit.trace(cell, x)
+    for program in (traced, make_fx(cell)(x), torch.func.vmap(cell), torch.func.functionalize(cell)):
+        assert torch.equal(program(other), cell(other))
+    _, tangent = torch.func.jvp(cell, (x,), (torch.ones_like(x),))
+    assert tangent.shape == x.shape
+    loss = cell(x.clone().requires_grad_()).sum()
+    assert loss.requires_grad
+    with torch.no_grad():
+        assert cell.fused(x.clone().requires_grad_(), decoded=True) is not None
+
+
+def test_the_largest_level_of_all_is_exact() -> None:
+    assert fire_exponential(torch.tensor([3e7]), 2**24).item() == 2**24
+
+
+@pytest.mark.parametrize("compiler", ["", "false", "missing-compiler"])
+def test_without_a_compiler_the_plain_form_runs(tmp_path: Path, compiler: str) -> None:
+    script = (
+        "import torch; from onespike import kernels; from onespike.neurons import ScaleFire\n"
+        "print(ScaleFire(0.5, 0.25, levels=(1, 2, 3))(torch.tensor([-1.0, 0.2, 0.8])).tolist())\n"
+        "print(kernels.note())"
+    )
+    settings = {"PATH": "", "CC": compiler, "XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | settings, capture_output=True, text=True, check=True
+    )
+    values, note = run.stdout.splitlines()
+    assert values == "[-0.75, 0.0, 1.0]"
+    assert note.startswith("plain (") and run.stderr == ""
+
+
+@needs_kernels
+def test_kernels_can_be_switched_off_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(native.SWITCH, "plain")
+    native.library.cache_clear()
+    native._attempt.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, "onespike"):
+            assert ScaleFire(0.5, levels=(1,)).fused(torch.ones(3), decoded=True) is None
+        assert native.note() == "plain (ONESPIKE_KERNELS=plain)"
+        assert "neurons run in their plain form" in caplog.text
+    finally:
+        native.library.cache_clear()
+        native._attempt.cache_clear()
