@@ -43,7 +43,13 @@ def load(network: str) -> LoadedModel:
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 else 1)
     return LoadedModel(
-        model.eval(), f"bundled:{network}", lambda image: pil_to_tensor(image).float() / 64 - 2, "", "random", None, None
+        model.eval(),
+        f"bundled:{network}",
+        lambda image: pil_to_tensor(image).float() / 64 - 2,
+        "",
+        "random",
+        None,
+        None,
     )
 
 

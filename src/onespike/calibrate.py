@@ -36,6 +36,10 @@ class SiteThreshold:
         shape: of the first activation seen.
         calls: visits in one forward; above 1 the module runs several times and shares its neurons.
         macs: multiply-accumulates of the product, for one input.
+        rounding: of this site alone; the recipe's where it is None.
+        centre: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
+        offset: what the value of its spikes starts from; the centre where it is None.
+        gain: powers of two by which the step of each position is larger; None for 1.
     """
 
     site: str
@@ -47,6 +51,16 @@ class SiteThreshold:
     shape: tuple[int, ...]
     calls: float
     macs: float
+    rounding: str | None = None
+    centre: Tensor | None = None
+    offset: Tensor | None = None
+    gain: Tensor | None = None
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Centre, offset and gain, those that there are."""
+        named = {"centre": self.centre, "offset": self.offset, "gain": self.gain}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,21 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     name = recipe.neuron
     if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
         name = f"dual-{name}"
+    if threshold.constants:
+        name = f"affine-{name}"
+        if name not in NEURONS:
+            raise UsageError(
+                f"convert: {threshold.site} has a centre, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
+            )
     kind, factor = NEURONS[name], recipe.factor(threshold.site)
     positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
     return kind(
         positive * factor,
         negative * factor,
         levels=threshold.levels,
-        rounding=recipe.rounding,
+        rounding=threshold.rounding or recipe.rounding,
         scale=scale if kind.scaled and threshold.role != "softmax" else None,
+        **threshold.constants,
     )
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from onespike.attach import UNRULED, Analog, Neurons
 from onespike.errors import UsageError
-from onespike.neurons import Neuron
+from onespike.neurons import AffineFire, Neuron
 from onespike.pairs import Pairs
 from onespike.sites import Site, is_activation
 from onespike.synapses import Synapses
@@ -82,6 +82,7 @@ class SiteCount:
     visits: int = 0
     later: dict[str, float] = field(default_factory=dict)
     """The part of the three accumulate columns that came after the first timestep."""
+    constant_macs: float = 0.0
 
     def merge(self, other: SiteCount) -> None:
         """Add what passed the same site elsewhere; what is no number is the same for both."""
@@ -128,6 +129,8 @@ class Ledger:
         self.seconds += time.perf_counter() - started
         if not isinstance(neuron, Neuron):
             return x
+        if isinstance(neuron, AffineFire) and neuron.shifts and not key.startswith(("linear", "conv")):
+            row.constant_macs += synapses.macs / _shared(neuron.offset, x)
         fired, output = owner.fire(key, neuron, x)
         started, fired = time.perf_counter(), fired.detach()
         size = fired.abs().to(torch.int32).flatten()
@@ -231,6 +234,7 @@ class Ledger:
         if any(is_activation(site.key) for site in self.sites):
             return math.nan
         additions = self.accumulates("counts" if column == "strict" else column, double) * AC_PJ
+        additions += sum(row.constant_macs for row in self.sites.values()) * MAC_PJ
         return (additions + (self.analog_macs * MAC_PJ if column == "strict" else 0.0)) / whole
 
     def ratios(self) -> dict[str, float]:
@@ -253,6 +257,13 @@ class Ledger:
             }
             for row in self.sites.values()
         ]
+
+
+def _shared(offset: Tensor, x: Tensor) -> int:
+    """How many rows or columns of an operand share one constant, and with it one product."""
+    return math.prod(
+        x.shape[axis] for axis in (-2, -1) if offset.dim() < -axis or offset.shape[axis] < x.shape[axis]
+    )
 
 
 class _Functions(TorchFunctionMode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from onespike.convert import convert
 from onespike.errors import DataError
 from onespike.evaluate import Evaluation, evaluate
 from onespike.files import sha256
+from onespike.passes import check_recipe, improve
 from onespike.placement import check_device as check_device
 from onespike.placement import place_
 from onespike.processes import ALONE, Processes
@@ -56,6 +57,27 @@ def _inputs(
     return (inputs for inputs, _ in batches(items, loaded.transform, batch_size, part=processes.part))
 
 
+class Inputs(Sequence[Tensor]):
+    """The batches of a list of images in a shuffled order, each read when it is asked for.
+
+    Shuffled, since a folder is sorted by class, and a few batches must stand for all of them.
+    """
+
+    def __init__(self, items: Items, loaded: LoadedModel, batch_size: int) -> None:
+        order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0)).tolist()
+        self.items = dataclasses.replace(items, items=tuple(items[i] for i in order))
+        self.loaded, self.size = loaded, batch_size
+
+    def __len__(self) -> int:
+        return _steps(self.items, self.size, ALONE)
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = self.items.items[index * self.size : (index + 1) * self.size]
+        return next(_inputs(dataclasses.replace(self.items, items=part), self.loaded, self.size))
+
+
 def _steps(items: Items, batch_size: int, processes: Processes) -> int:
     """Batches of this process."""
     return len(range(processes.rank * batch_size, len(items), processes.count * batch_size))
@@ -71,8 +93,13 @@ def convert_network(
     device_map: str | None = None,
     progress: Progress = no_progress,
     processes: Processes = ALONE,
+    work: Path | None = None,
 ) -> Pair:
-    """Calibrate a loaded network on images and convert a copy of it."""
+    """Calibrate a loaded network on images, improve that by the recipe's passes and convert a copy of it.
+
+    A long pass keeps what it needs to resume in the folder `work`.
+    """
+    check_recipe(recipe)
     ann = place_(loaded.model, device, device_map)
     thresholds = calibrate(
         ann,
@@ -81,6 +108,10 @@ def convert_network(
         progress=progress("calibrating", _steps(items, batch_size, processes)),
         provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
         processes=processes,
+    )
+    inputs = Inputs(items, loaded, batch_size)
+    thresholds = improve(
+        ann, inputs, thresholds, recipe, folder=work if processes.first else None, progress=progress
     )
     data = {
         "source": items.source,

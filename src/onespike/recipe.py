@@ -40,6 +40,9 @@ class Recipe:
         steps: T; above 1 the network runs T passes on running means, and its neurons keep membranes.
         placement: `synapse` puts neurons on the operands of products, `activation` in place of ReLUs.
         fixed: (glob, θ+, θ−) triples; the first glob that matches a site replaces its calibrated thresholds.
+        passes: calibration passes by name, see `onespike list passes`.
+        budget: the energy ratio that the passes meet; without one, the energy that the recipe has without them.
+        energy: the column of the ledger that the budget means, `counts`, `nonzero` or `binary`.
 
     >>> Recipe(scale=0.25).levels
     'mixed:8'
@@ -62,6 +65,9 @@ class Recipe:
     steps: int = 1
     placement: str = "synapse"
     fixed: tuple[tuple[str, float, float], ...] = ()
+    passes: tuple[str, ...] = ()
+    budget: float | None = None
+    energy: str = "counts"
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -96,6 +102,14 @@ class Recipe:
             )
         if self.steps > 1 and self.neuron == "uniform":
             raise UsageError("neuron 'uniform' is plain quantisation and has one step. Use steps 1.")
+        if self.budget is not None and not self.passes:
+            raise UsageError(
+                f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."
+            )
+        if self.passes and (self.steps > 1 or self.placement != "synapse"):
+            raise UsageError(
+                "passes are for one timestep and neurons at synapses. Leave out --passes, or the others."
+            )
         for glob, factor in self.factors:
             if not 0 < factor < float("inf"):
                 raise UsageError(
@@ -154,7 +168,7 @@ class Recipe:
         for name in fields:
             if name not in known:
                 raise unknown("recipe field", name, known)
-        for name in ("include", "exclude"):
+        for name in ("include", "exclude", "passes"):
             fields[name] = tuple(fields.get(name, getattr(cls, name)))
         fields["factors"] = tuple((glob, factor) for glob, factor in fields.get("factors", ()))
         fields["fixed"] = tuple((glob, up, down) for glob, up, down in fields.get("fixed", ()))
@@ -166,6 +180,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-vit-base": {"scale": 0.252, "softmax": 0.0035},
     "paper-vit-large": {"scale": 0.313, "softmax": 0.0036},
     "paper-eva": {"scale": 0.360, "softmax": 0.0035},
+    "best": {
+        "passes": ("nearest", "layout", "positions", "center", "allocate", "tune"),
+        "budget": 0.2,
+        "energy": "binary",
+    },
     # baselines: rate coding over T steps, its one-step equal, ECMT, and plain 8-bit quantisation
     "if": {"neuron": "if", "levels": "1,", "steps": 32, "percentile": 0.0, "scale": 1.0},
     "mtn": {"neuron": "mtn", "levels": "linear:16", "percentile": 0.0, "scale": 1.0},
@@ -175,7 +194,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "uniform": {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
 }  # fmt: skip
-"""Named starting points: the paper's own settings and the baselines that it is compared with."""
+"""Named starting points: the paper's own settings, the passes together, and baselines to compare with."""
 
 
 def preset(name: str, **changes: Any) -> Recipe:

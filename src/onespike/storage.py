@@ -24,6 +24,7 @@ from onespike.recipe import Recipe
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
 CONFIGURATION = "network"
+SIDES, CONSTANTS = ("positive", "negative"), ("centre", "offset", "gain")
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
     for site, threshold in thresholds.items():
         sides[f"{site}/positive"] = threshold.positive.contiguous()
         sides[f"{site}/negative"] = threshold.negative.contiguous()
+        sides |= {f"{site}/{name}": value.contiguous() for name, value in threshold.constants.items()}
     return _unshared(sides)
 
 
@@ -167,10 +169,12 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
-    """All but the thresholds, which are tensors, and the site, which is the key."""
-    skipped = ("site", "positive", "negative")
+    """All but the tensors, the site, which is the key, and a rounding that is the recipe's."""
+    facts = {f.name: getattr(threshold, f.name) for f in dataclasses.fields(threshold) if f.name != "site"}
     return {
-        f.name: getattr(threshold, f.name) for f in dataclasses.fields(threshold) if f.name not in skipped
+        name: value
+        for name, value in facts.items()
+        if name not in (*SIDES, *CONSTANTS) and not (name == "rounding" and value is None)
     }
 
 
@@ -178,8 +182,9 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
     entries = {}
     for site, facts in record["sites"].items():
         facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
-        positive, negative = tensors[f"{site}/positive"], tensors[f"{site}/negative"]
-        entries[site] = SiteThreshold(site=site, positive=positive, negative=negative, **facts)
+        named: dict[str, Any] = {name: tensors.get(f"{site}/{name}") for name in CONSTANTS}
+        named |= {name: tensors[f"{site}/{name}"] for name in SIDES}
+        entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
     return Thresholds(entries, uncovered, record["folds"], record["provenance"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,8 @@ import typer
 
 from onespike import pipeline
 from onespike.adapters import ADAPTERS, load_model
-from onespike.cli import reproduce as reproduce  # registers its command, as search does
+from onespike.cli import ablate as ablate  # registers its command, as the next ones do
+from onespike.cli import reproduce as reproduce
 from onespike.cli import search as search
 from onespike.cli import show
 from onespike.cli.commands import app as app
@@ -22,6 +24,7 @@ from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
 from onespike.integer import optimize_
 from onespike.neurons import NEURONS
+from onespike.passes import PASSES, parse_passes
 from onespike.recipe import PRESETS, preset
 from onespike.theory import check_all
 from onespike.tune import searched
@@ -126,6 +129,15 @@ def convert(
         typer.Option(metavar="GLOB", help="Sites that match this glob stay analog; may be repeated."),
     ] = None,
     attention: Annotated[str | None, typer.Option(metavar="KIND", help="sdpa or eager.")] = None,
+    passes: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="nearest,center,…: see `onespike list passes`.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="RATIO", help="The energy ratio that the passes meet.")
+    ] = None,
+    energy: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The ratio meant: counts, nonzero or binary.")
+    ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -141,6 +153,7 @@ def convert(
         "domain": domain, "softmax": _softmax(softmax), "granularity": granularity, "io": io,
         "steps": steps, "placement": placement,
         "include": tuple(include) if include else None, "exclude": tuple(exclude) if exclude else None,
+        "passes": None if passes is None else parse_passes(passes), "budget": budget, "energy": energy,
     }  # fmt: skip
     recipe = preset(preset_name, **{k: v for k, v in given.items() if v is not None})
     if reference_weights and weights is None:
@@ -153,6 +166,7 @@ def convert(
     loaded = load_model(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
+    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
     pair = pipeline.convert_network(
         loaded,
         items,
@@ -161,9 +175,11 @@ def convert(
         device=device,
         progress=progress,
         processes=processes_of(),
+        work=work,
     )
     if processes_of().first:
         pipeline.save_run(out, pair, reference_weights=weights if reference_weights else None)
+        shutil.rmtree(work, ignore_errors=True)
     show.network(pair)
     show.sites(pair.snn, brief=True)
     show.line(f"calibrated on  {len(items)} images of {items.source}")
@@ -271,10 +287,10 @@ def verify(
 
 @command("onespike list models vit_tiny", name="list")
 def list_names(
-    what: Annotated[str, typer.Argument(metavar="models|neurons|presets")],
+    what: Annotated[str, typer.Argument(metavar="models|neurons|passes|presets")],
     contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> None:
-    """List models, neurons or presets."""
+    """List models, neurons, passes or presets."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     for name, about in LISTS[what]():
@@ -296,8 +312,12 @@ def _neurons() -> Iterator[tuple[str, str]]:
     return ((name, (neuron.__doc__ or "").strip().splitlines()[0]) for name, neuron in NEURONS.items())
 
 
+def _passes() -> Iterator[tuple[str, str]]:
+    return ((name, (function.__doc__ or "").strip().splitlines()[0]) for name, function in PASSES.items())
+
+
 def _presets() -> Iterator[tuple[str, str]]:
     return ((name, str(preset(name))) for name in PRESETS)
 
 
-LISTS = {"models": _models, "neurons": _neurons, "presets": _presets}
+LISTS = {"models": _models, "neurons": _neurons, "passes": _passes, "presets": _presets}

@@ -1,5 +1,6 @@
 """Neurons: how an activation becomes integer spikes, as pure functions and as modules."""
 
+from onespike.neurons.affine import AffineFire as AffineFire
 from onespike.neurons.base import NEURONS as NEURONS
 from onespike.neurons.base import Neuron as Neuron
 from onespike.neurons.base import Scale as Scale

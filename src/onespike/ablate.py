@@ -1,0 +1,207 @@
+"""Ablation of a run's passes: each alone, each left out, and all together, at one energy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onespike import pipeline
+from onespike.calibrate import calibrate
+from onespike.convert import convert
+from onespike.errors import DataError
+from onespike.evaluate import evaluate
+from onespike.files import sha256, write_atomically
+from onespike.passes import NEEDS, Given, State, chain, check_passes
+from onespike.passes.budget import check_budget, fit, target
+from onespike.pipeline import Inputs, Pair, Progress, no_progress
+from onespike.recipe import PRESETS, Recipe
+from onespike.storage import THRESHOLDS
+from onespike.tasks import Classification, Items, batches
+
+FOLDER, RECORD = "ablation", "ablation.json"
+
+
+class Paired(Classification):
+    """Classification that also says how sure the difference between the two networks is, image by image.
+
+    >>> task = Paired()
+    >>> right, wrong = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    >>> for spiking in (right, wrong, right, right):
+    ...     task.update(right, spiking, torch.tensor([0]))
+    >>> scores = task.compute()
+    >>> scores["difference"], round(scores["standard_error"], 1)
+    (-25.0, 21.7)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gained = self.lost = 0
+
+    def update(self, ann: Tensor, snn: Tensor, labels: Tensor | None) -> None:
+        super().update(ann, snn, labels)
+        if labels is not None:
+            before, after = ((x.argmax(1) == labels.to(x.device)) for x in (ann, snn))
+            self.gained += int((after & ~before).sum())
+            self.lost += int((before & ~after).sum())
+
+    def compute(self) -> dict[str, Any]:
+        scores = super().compute()
+        if not self.labelled:
+            return {**scores, "difference": None, "standard_error": None}
+        mean = (self.gained - self.lost) / self.images
+        variance = (self.gained + self.lost) / self.images - mean**2
+        return {
+            **scores,
+            "difference": 100 * mean,
+            "standard_error": 100 * (variance / self.images) ** 0.5,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice of passes and what it gave."""
+
+    what: str
+    passes: tuple[str, ...]
+    figures: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"what": self.what, "passes": list(self.passes), **self.figures}
+
+
+def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    """No pass, each alone (with what it needs), each left out (with what needs it), and all; each choice once.
+
+    >>> choices(("nearest", "allocate"))
+    [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
+    """
+    found: list[tuple[str, tuple[str, ...]]] = [("none", ())]
+    found += [(f"{name} alone", check_passes((*NEEDS[name], name))) for name in names]
+    for name in names:
+        kept = tuple(n for n in names if n != name and name not in NEEDS[n])
+        found.append((f"without {name}", kept))
+    found.append(("all", names))
+    once = {kept: what for what, kept in reversed(found)}
+    return [(what, kept) for what, kept in found if once[kept] == what]
+
+
+def ablate_run(
+    folder: Path,
+    data: str,
+    *,
+    passes: tuple[str, ...] | None = None,
+    budget: float | None = None,
+    energy: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+) -> Iterator[Row]:
+    """Calibrate a run's network again on its own images, and measure each choice of passes at the same energy.
+
+    Every finished row is stored in the run at once; asked again, only the missing ones are measured.
+
+    Args:
+        folder: the run.
+        data: images to measure on, none of which calibration has seen.
+        passes: which passes; those of the run by default, or those of the preset `best`.
+        budget: the energy ratio of all rows; by default the run's, or that of its recipe without passes.
+        energy: the column of the ledger that is meant.
+        limit: how many images, evenly spaced.
+        batch_size: images in one forward pass.
+        progress: progress(title, total) wraps the batches of a long stage.
+    """
+    pair, items = pipeline.load_run(folder), pipeline.choose(data, limit)
+    if pipeline.overlap(pair, items):
+        raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
+    names = check_passes(passes or pair.recipe.passes or PRESETS["best"]["passes"])
+    column = energy or pair.recipe.energy
+    check_budget(budget, column)
+    recipe = pair.recipe.replace(passes=(), budget=None, energy=column, factors=())
+    wanted = budget if budget is not None else pair.recipe.budget
+    place = folder / FOLDER / RECORD
+    identity = {
+        "run": sha256(folder / THRESHOLDS),
+        "images": list(items.names),
+        "budget": wanted,
+        "energy": column,
+    }
+    known = _known(place, identity)
+    state: State | None = None
+    for what, kept in choices(names):
+        row = known.get(kept)
+        if row is None:
+            if state is None:
+                state, given = _start(pair, recipe, wanted, batch_size, progress)
+            figures = _measure(
+                pair,
+                chain(state, given, kept) if kept else _plain(state, given),
+                items,
+                batch_size,
+                progress,
+                what,
+            )
+            row = known[kept] = Row(what, kept, figures)
+            record = {**identity, "rows": [r.to_dict() for r in known.values()]}
+            place.parent.mkdir(exist_ok=True)
+            write_atomically(place, json.dumps(record, indent=1) + "\n")
+        yield dataclasses.replace(row, what=what)
+
+
+def _plain(state: State, given: Given) -> State:
+    """The literal method at the energy of the others."""
+    return fit(state, given, given.budget or target(state, given))
+
+
+def _start(
+    pair: Pair, recipe: Recipe, budget: float | None, batch_size: int, progress: Progress
+) -> tuple[State, Given]:
+    items = calibration_images(pair)
+    inputs = Inputs(items, pair.loaded, batch_size)
+    thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
+    state = State(thresholds, recipe)
+    given = Given(pair.ann, inputs, budget, recipe.energy, progress=progress)
+    return state, dataclasses.replace(given, budget=target(state, given))
+
+
+def calibration_images(pair: Pair) -> Items:
+    """The very images that a run was calibrated on, by their names and contents."""
+    everything, names = pipeline.choose(pair.data["source"], None), set(pair.data["names"])
+    chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
+    if len(pipeline.overlap(pair, chosen)) != len(names):
+        raise DataError(
+            f"{pair.data['source']}: the images that the run was calibrated on are not all there. Convert again."
+        )
+    return chosen
+
+
+def _measure(
+    pair: Pair, state: State, items: Items, batch_size: int, progress: Progress, title: str
+) -> dict[str, Any]:
+    snn = convert(pair.ann, state.thresholds, state.recipe, share_weights=True)
+    steps = -(-len(items) // batch_size)
+    found = evaluate(
+        pair.ann,
+        snn,
+        batches(items, pair.loaded.transform, batch_size),
+        Paired(),
+        progress=progress(title, steps),
+    )
+    record = found.to_dict()
+    kept = ("ann", "snn", "agreement", "kl", "difference", "standard_error", "energy", "images")
+    return {name: record[name] for name in kept}
+
+
+def _known(place: Path, identity: dict[str, Any]) -> dict[tuple[str, ...], Row]:
+    if not place.is_file():
+        return {}
+    record = json.loads(place.read_text(encoding="utf-8"))
+    if {k: record.get(k) for k in identity} != identity:
+        return {}
+    rows = [dict(row) for row in record["rows"]]
+    return {tuple(r["passes"]): Row(r.pop("what"), tuple(r.pop("passes")), r) for r in rows}

@@ -1,0 +1,70 @@
+"""A scale-and-fire neuron between two constants: it codes x − centre and its value starts from an offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.errors import UsageError
+from onespike.neurons.base import neuron
+from onespike.neurons.scale_fire import ScaleFire
+
+
+@neuron("affine-sfn")
+class AffineFire(ScaleFire):
+    """o = offset + gain·step±·G((x − centre)/gain): only G is sent as spikes (eqs. 8–14 for the rest).
+
+    A product with the constant offset is itself constant, W·(offset + s) = W·offset + W·s, so it is a bias.
+    The gain is a power of two for each position, so that dividing and multiplying by it are exact shifts.
+
+    Args:
+        *args: as for `ScaleFire`.
+        centre: what is subtracted before the neuron fires; it broadcasts against the input.
+        offset: what is added to the spikes' value; the centre by default.
+        gain: powers of two that broadcast against the input; 1 by default.
+        **kwargs: as for `ScaleFire`.
+
+    >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), centre=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
+    >>> cell.spikes(torch.tensor([3.0, 3.0])).tolist(), cell(torch.tensor([3.0, 4.0])).tolist()
+    ([2, 0], [3.0, 4.0])
+    """
+
+    centre: Tensor
+    offset: Tensor
+    gain: Tensor
+
+    def __init__(
+        self,
+        *args: Any,
+        centre: Tensor | None = None,
+        offset: Tensor | None = None,
+        gain: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        centre = torch.zeros(()) if centre is None else centre
+        constants = {"centre": centre, "offset": centre if offset is None else offset}
+        constants["gain"] = torch.ones(()) if gain is None else gain
+        for name, value in constants.items():
+            self.register_buffer(name, value.detach().to(torch.float32, copy=True))
+        if bool((self.gain.frexp().mantissa != 0.5).any()):
+            raise UsageError(f"{self.name}: a gain must be a power of two, so that applying it is exact.")
+
+    @property
+    def shifts(self) -> bool:
+        """Whether its value holds a constant part, which products of two activations pay for."""
+        return bool((self.offset != 0).any())
+
+    def counts(self, x: Tensor) -> Tensor:
+        """±G(|x − centre|/(gain·step±) + ½)."""
+        return super().counts((x.float() - self.centre) / self.gain)
+
+    def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """offset + gain·step±·spikes, rounded to `dtype` once."""
+        return (super().decode(spikes) * self.gain + self.offset).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`decode(counts(x))`, whatever fast path the plain neuron has."""
+        return self.decode(self.counts(x), x.dtype)

@@ -1,0 +1,20 @@
+"""Calibration passes: more accuracy for the same spikes. Their order here is the order in which they run."""
+
+# ruff: noqa: I001 (the order in which passes are registered is the order in which they run)
+from onespike.passes import nearest as nearest
+from onespike.passes import layout as layout
+from onespike.passes import positions as positions
+from onespike.passes import center as center
+from onespike.passes import allocate as allocate
+from onespike.passes import tune as tune
+from onespike.passes.base import CONFLICTS as CONFLICTS
+from onespike.passes.base import NEEDS as NEEDS
+from onespike.passes.base import PASSES as PASSES
+from onespike.passes.base import Given as Given
+from onespike.passes.base import State as State
+from onespike.passes.base import calibration_pass as calibration_pass
+from onespike.passes.base import check_passes as check_passes
+from onespike.passes.base import parse_passes as parse_passes
+from onespike.passes.run import chain as chain
+from onespike.passes.run import check_recipe as check_recipe
+from onespike.passes.run import improve as improve

@@ -1,0 +1,61 @@
+"""Which axes of an operand may have constants and steps of their own, so that the product stays a sum of spikes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from onespike.calibrate import SiteThreshold
+from onespike.sites import Site
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of one operand, counted from the back.
+
+    Attributes:
+        centre: along these a constant may differ: the product with it stays a constant, or one row.
+        step: along these a step may differ and still be folded into the other operand or the result.
+        position: the axis of tokens, along which steps may differ by powers of two; None without one.
+    """
+
+    centre: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    position: int | None = None
+
+
+def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
+    """The axes of a site; `drives` is the first operand of the same product, the site itself included.
+
+    x·Wᵀ folds a step of each channel into W. In q·kᵀ a step can be folded only by head; in A·v the step of a
+    channel of v scales the result.
+    """
+    site, dims = Site.parse(threshold.site), len(threshold.shape)
+    operation, _, operand = site.key.rpartition("_")
+    heads = (-3,) if dims > 3 else ()
+    if operation.startswith("linear"):
+        return Axes((-1,), (-1,), -2 if dims > 2 else None)
+    if operation.startswith("conv"):
+        return Axes((1 - dims,), (1 - dims,)) if dims > 2 else Axes()
+    if not operation.startswith("matmul") or dims < 3:
+        return Axes()
+    if threshold.role == "softmax":
+        return Axes((), heads, -2)
+    if operand == "lhs":
+        return Axes((*heads, -1), heads, -2)
+    if drives is not None and drives.role == "softmax":
+        return Axes((*heads, -1), (*heads, -1), -2)
+    return Axes((*heads, -2), heads, -1)
+
+
+def reduced(x: Tensor, kept: tuple[int, ...], how: str = "sum") -> Tensor:
+    """The sum or mean of x over all axes but those kept, which stay where they are; the batch axis goes.
+
+    >>> import torch
+    >>> reduced(torch.ones(2, 3, 4), (-1,)).shape, reduced(torch.ones(2, 3, 4, 5), (-3, -1)).shape
+    (torch.Size([1, 4]), torch.Size([3, 1, 5]))
+    """
+    others = [axis for axis in range(-x.dim(), 0) if axis not in kept]
+    total: Tensor = getattr(x, how)(others, keepdim=True)
+    return total.squeeze(0)

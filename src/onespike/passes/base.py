@@ -1,0 +1,143 @@
+"""Passes: named improvements of a calibration, each a pure function of thresholds, recipe and calibration data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.convert import analog_reason
+from onespike.errors import UsageError, unknown
+from onespike.passes.axes import Axes, axes
+from onespike.recipe import Recipe
+from onespike.sites import Site
+
+Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What every pass may use beside the thresholds: the original network, unlabelled inputs and the budget.
+
+    Attributes:
+        model: the original network; no pass changes it.
+        inputs: calibration batches, in memory.
+        budget: the energy ratio to meet, or None for that of the thresholds as they come in.
+        energy: the column of the ledger that is meant.
+        images: a source of further unlabelled batches, for tuning.
+        seed: of whatever is drawn.
+        folder: where a long pass keeps what it needs to resume, or None.
+        progress: progress(title, total) wraps the batches of a long stage.
+    """
+
+    model: nn.Module
+    inputs: Sequence[Tensor]
+    budget: float | None = None
+    energy: str = "counts"
+    seed: int = 0
+    folder: Path | None = None
+    progress: Progress = field(default=lambda title, total: lambda batches: batches)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a pass takes and returns: thresholds and recipe."""
+
+    thresholds: Thresholds
+    recipe: Recipe
+
+    @cached_property
+    def spiking(self) -> dict[str, SiteThreshold]:
+        """The sites that fire under the recipe."""
+        return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
+
+    @cached_property
+    def drivers(self) -> dict[str, str]:
+        """Product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
+        found: dict[str, str] = {}
+        for site in self.spiking:
+            found.setdefault(Site.parse(site).product, site)
+        return found
+
+    def drives(self, site: str) -> bool:
+        return self.drivers[Site.parse(site).product] == site
+
+    def axes(self, site: str) -> Axes:
+        first = next(
+            t for s, t in self.thresholds.items() if Site.parse(s).product == Site.parse(site).product
+        )
+        return axes(self.thresholds[site], first)
+
+    def scale(self, site: str) -> float:
+        """What a threshold is multiplied by to give the step: λ and the site's factor."""
+        softmax = self.thresholds[site].role == "softmax"
+        return (1.0 if softmax else self.recipe.scale) * self.recipe.factor(site)
+
+    def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> State:
+        """Another state, in which some fields of some sites differ."""
+        entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
+        return State(replace(self.thresholds, entries=entries), self.recipe.replace(**recipe))
+
+
+Pass = Callable[[State, Given], State]
+
+PASSES: dict[str, Pass] = {}
+"""Name → pass, in the order in which they run, whatever the order in which they are asked for."""
+
+NEEDS: dict[str, tuple[str, ...]] = {}
+CONFLICTS: dict[str, tuple[str, ...]] = {}
+
+
+def calibration_pass(
+    name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = ()
+) -> Callable[[Pass], Pass]:
+    """Registers a pass under the name that recipes and the command line know.
+
+    >>> @calibration_pass("nearest")
+    ... def again(state, given): ...
+    Traceback (most recent call last):
+    onespike.errors.UsageError: the pass 'nearest' is registered already. Choose another name.
+    """
+
+    def register(function: Pass) -> Pass:
+        if name in PASSES:
+            raise UsageError(f"the pass '{name}' is registered already. Choose another name.")
+        PASSES[name], NEEDS[name], CONFLICTS[name] = function, needs, conflicts
+        return function
+
+    return register
+
+
+def parse_passes(text: str) -> tuple[str, ...]:
+    """Reads `nearest,center,allocate` into names in the order in which they run.
+
+    >>> parse_passes("allocate, nearest")
+    ('nearest', 'allocate')
+    >>> parse_passes("")
+    ()
+    """
+    return check_passes([name.strip() for name in text.split(",") if name.strip()])
+
+
+def check_passes(names: Sequence[str]) -> tuple[str, ...]:
+    """The passes in their order; an unknown, repeated, lacking or conflicting one is named."""
+    for name in names:
+        if name not in PASSES:
+            raise unknown("pass", name, PASSES)
+        if list(names).count(name) > 1:
+            raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
+        for other in CONFLICTS[name]:
+            if other in names:
+                raise UsageError(
+                    f"the passes '{name}' and '{other}' exclude each other. Leave one of them out."
+                )
+        for other in NEEDS[name]:
+            if other not in names:
+                raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
+    return tuple(name for name in PASSES if name in names)

@@ -1,0 +1,36 @@
+"""Pass `center`: the neuron codes x − μ, and the product with the constant μ becomes a bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.statistics import Sample, samples
+
+
+def median(groups: list[Sample], kept: tuple[int, ...]) -> Tensor:
+    """The median of a site's values by the axes kept: of all constants, the one with the least E|x − μ|."""
+    rows = torch.cat([group.rows for group in groups if group.gain < 2**20])
+    others = [axis for axis in range(-rows.dim(), 0) if axis not in kept]
+    moved = rows.permute(*[a % rows.dim() for a in kept], *[a % rows.dim() for a in others])
+    value = moved.flatten(len(kept)).median(-1).values
+    shape = [rows.shape[axis] if axis in kept else 1 for axis in range(1 - rows.dim(), 0)]
+    order = sorted(range(len(kept)), key=lambda i: kept[i])
+    return value.permute(order).reshape(shape).float()
+
+
+@calibration_pass("center")
+def center(state: State, given: Given) -> State:
+    """centre = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
+    changes = {}
+    for site, groups in samples(state, given).items():
+        threshold, kept = state.thresholds[site], state.axes(site).centre
+        if threshold.role == "softmax" or not kept:
+            continue
+        centre = median(groups, kept)
+        if not bool((centre != 0).any()):
+            continue
+        both = torch.maximum(threshold.positive, threshold.negative)
+        changes[site] = {"centre": centre, "positive": both, "negative": both.clone()}
+    return state.with_sites(changes)

@@ -1,0 +1,11 @@
+"""Pass `nearest`: thresholds at the midpoints of levels, also in the sparse tail."""
+
+from __future__ import annotations
+
+from onespike.passes.base import Given, State, calibration_pass
+
+
+@calibration_pass("nearest")
+def nearest(state: State, given: Given) -> State:
+    """Level y_i fires from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, and no floor."""
+    return state.with_sites({site: {"rounding": "nearest"} for site in state.spiking})

@@ -1,0 +1,314 @@
+"""Pass `tune`: steps, centres and offsets learned end to end from the original network's own outputs, no labels."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onespike.calibrate import SiteThreshold, device_of
+from onespike.energy import AC_PJ, MAC_PJ
+from onespike.errors import UsageError
+from onespike.files import write_atomically
+from onespike.neurons.fire import fire_function
+from onespike.passes.allocate import spike_cost
+from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.budget import fit, target
+from onespike.passes.statistics import probed
+
+STEPS, BATCH, RATE, EVERY, PATIENCE, HELD, AVERAGE = 200, 8, 0.004, 20, 5, 32, 0.95
+SECONDS = 25 * 60
+"""A tuning that takes longer than this ends with the best it has found."""
+HINGE = 3.0
+ELASTICITY = {"counts": 1.0, "nonzero": 0.5, "binary": 0.5}
+"""How fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm."""
+FILE = "tune.safetensors"
+
+
+class Fired(torch.autograd.Function):
+    """offset + gain·step·G((x − centre)/gain), straight through to x; a step learns from the rounding error (LSQ).
+
+    The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, log_step: Tensor, centre: Tensor, offset: Tensor, gain: Tensor, site: _Site
+    ) -> tuple[Tensor, Tensor]:
+        step = log_step.exp()
+        a = (x - centre) / (gain * step)
+        size = site.fire(a.abs() + 0.5)
+        y = size * a.sign() if site.signed else size * (a > 0)
+        inside = size < site.largest
+        inside = inside if site.signed else inside & (a > -0.5)
+        additions = spike_cost(size, site.column) * site.drives
+        shape = log_step.shape
+        ctx.save_for_backward(
+            (y - a * inside) * (gain * step),
+            inside,
+            additions.sum_to_size(shape) * (site.fan_out * site.elasticity),
+        )
+        ctx.shapes = shape, centre.shape, offset.shape
+        return y * (gain * step) + offset, additions.sum() * site.fan_out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (value, cost), (error, inside, additions) = gradients, ctx.saved_tensors
+        step, centre, offset = ctx.shapes
+        through = value * inside
+        log_step = (value * error).sum_to_size(step) - cost * additions
+        return through, log_step, -through.sum_to_size(centre), value.sum_to_size(offset), None, None
+
+
+@dataclass
+class _Site:
+    """What stays fixed at one site while it learns."""
+
+    fire: Any
+    largest: int
+    signed: bool
+    column: str
+    elasticity: float
+    drives: bool
+    fan_out: float = 0.0
+
+
+class Learner(nn.Module):
+    """The learnable constants of all sites, in units in which one learning rate suits all."""
+
+    def __init__(self, state: State, column: str) -> None:
+        super().__init__()
+        self.keys = {site: f"s{i}" for i, site in enumerate(state.spiking)}
+        self.fixed: dict[str, _Site] = {}
+        self.starts: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.moves = nn.ParameterDict()
+        for site, t in state.spiking.items():
+            step = (t.positive if bool((t.positive > 0).any()) else t.negative) * state.scale(site)
+            zero = torch.zeros(())
+            centre = zero if t.centre is None else t.centre
+            offset = centre if t.offset is None else t.offset
+            gain = torch.ones(()) if t.gain is None else t.gain
+            self.starts[site] = (step.clamp(min=1e-12).log(), centre, offset, gain)
+            self.fixed[site] = _Site(
+                fire_function(t.levels, t.rounding or state.recipe.rounding), t.levels[-1],
+                bool((t.negative > 0).any()), column, ELASTICITY[column], state.drives(site),
+            )  # fmt: skip
+            key = self.keys[site]
+            self.moves[f"{key}_step"] = torch.zeros_like(step)
+            if t.centre is not None:
+                self.moves[f"{key}_centre"] = torch.zeros_like(centre)
+                self.moves[f"{key}_offset"] = torch.zeros_like(offset)
+
+    def constants(self, site: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log step, centre, offset and gain as they are now; constants move in units of the mean first step."""
+        log_step, centre, offset, gain = self.starts[site]
+        key = self.keys[site]
+        if f"{key}_centre" in self.moves:
+            unit = log_step.exp().median()
+            centre = centre + unit * self.moves[f"{key}_centre"]
+            offset = offset + unit * self.moves[f"{key}_offset"]
+        return log_step + self.moves[f"{key}_step"], centre, offset, gain
+
+    def state(self, state: State) -> State:
+        """The thresholds with what was learned."""
+        changes = {}
+        for site, t in state.spiking.items():
+            with torch.no_grad():
+                log_step, centre, offset, _ = self.constants(site)
+                step = log_step.exp() / state.scale(site)
+            change: dict[str, Any] = {
+                side: (step * (old > 0)).float()
+                for side, old in (("positive", t.positive), ("negative", t.negative))
+            }
+            if t.centre is not None:
+                change |= {"centre": centre.detach().float(), "offset": offset.detach().float()}
+            changes[site] = change
+        return state.with_sites(changes)
+
+
+def check_symmetric(t: SiteThreshold) -> None:
+    """Tuning learns one step for both signs."""
+    if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
+        raise UsageError(
+            f"the pass 'tune' learns one step for both signs, and {t.site} has two. Add the pass 'allocate'."
+        )
+
+
+@calibration_pass("tune", needs=("allocate",))
+def tune(state: State, given: Given) -> State:
+    """Adam on log-steps, centres and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
+
+    The average of the path is judged on inputs that no step has seen, the start included; the best is kept, and then
+    meets the budget exactly.
+    """
+    for t in state.spiking.values():
+        check_symmetric(t)
+    goal = target(state, given)
+    learner = Learner(state, given.energy)
+    training = Training(learner, state, given, goal)
+    training.run()
+    return fit(training.best_state(), given, goal)
+
+
+class Training:
+    """One tuning: what it has learned, its average, and the best average so far."""
+
+    def __init__(self, learner: Learner, state: State, given: Given, goal: float) -> None:
+        self.learner, self.state, self.given = learner, state, given
+        self.network, self.spent = probed(state, given, self._visit), list[Tensor]()
+        self.teacher = given.model
+        self.allowed = goal * state.thresholds.macs * MAC_PJ / AC_PJ
+        self.optimiser = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
+        self.average = {k: v.detach().clone() for k, v in learner.moves.items()}
+        self.best, self.best_loss, self.step, self.waited, self.seconds = (
+            dict(self.average),
+            math.inf,
+            0,
+            0,
+            0.0,
+        )
+        count = len(given.inputs)
+        held = max(1, min(-(-HELD // len(given.inputs[0])), count // 3))
+        if count < 2:
+            raise UsageError("the pass 'tune' needs two calibration batches at least. Give more images.")
+        self.held, self.free = list(range(count - held, count)), list(range(count - held))
+
+    def _visit(self, site: str, x: Tensor, count: Any) -> Tensor:
+        fixed = self.learner.fixed[site]
+        fan = count().fan_out
+        fixed.fan_out = float(fan.double().mean()) if isinstance(fan, Tensor) else float(fan)
+        value, cost = Fired.apply(x, *self.learner.constants(site), fixed)
+        self.spent.append(cost)
+        fired: Tensor = value
+        return fired
+
+    def _loss(self, batch: Tensor) -> tuple[Tensor, float, float]:
+        batch = batch.to(device_of(self.network))
+        with torch.inference_mode():
+            expected = _logits(self.teacher(batch)).log_softmax(-1)
+        self.spent.clear()
+        output = _logits(self.network(batch)).log_softmax(-1)
+        divergence = F.kl_div(output, expected.clone(), reduction="batchmean", log_target=True)
+        share = sum(self.spent, torch.zeros(())) / len(batch) / self.allowed
+        self.spent.clear()
+        return divergence + HINGE * F.relu(share - 1), float(divergence.detach()), float(share.detach())
+
+    def _judge(self) -> float:
+        """The loss of the averaged constants on inputs that no step has seen."""
+        now = {k: v.detach().clone() for k, v in self.learner.moves.items()}
+        self._put(self.average)
+        with torch.no_grad():
+            losses = [float(self._loss(self.given.inputs[i])[0]) for i in self.held]
+        self._put(now)
+        return sum(losses) / len(losses)
+
+    def _put(self, values: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self.learner.moves[name].copy_(value)
+
+    def run(self) -> None:
+        """Steps until the held-out loss has not improved for a while, or time is up; resumes where it stood."""
+        self._resume()
+        if not self.step:
+            self.best_loss = self._judge()
+        training = self.teacher.training
+        self.teacher.eval()
+        for _ in self.given.progress("tuning", STEPS)(range(self.step, STEPS)):
+            if self.waited >= PATIENCE or self.seconds > SECONDS:
+                continue
+            started = time.perf_counter()
+            self._step()
+            if self.step % EVERY == 0:
+                loss = self._judge()
+                self.waited = self.waited + 1
+                if loss < self.best_loss:
+                    self.best, self.best_loss, self.waited = (
+                        {k: v.clone() for k, v in self.average.items()},
+                        loss,
+                        0,
+                    )
+                self._keep()
+            self.seconds += time.perf_counter() - started
+        self.teacher.train(training)
+
+    def _step(self) -> None:
+        generator = torch.Generator().manual_seed(self.given.seed * 100003 + self.step)
+        batch = self.given.inputs[self.free[int(torch.randint(len(self.free), (), generator=generator))]]
+        batch = batch[torch.randperm(len(batch), generator=generator)[:BATCH]]
+        if batch.dim() == 4 and bool(torch.rand((), generator=generator) < 0.5):
+            batch = batch.flip(-1)
+        for group in self.optimiser.param_groups:
+            group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * self.step / STEPS))
+        with torch.enable_grad():
+            loss, _, _ = self._loss(batch)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        for name, value in self.learner.moves.items():
+            self.average[name].lerp_(value.detach(), 1 - min(AVERAGE, self.step / (self.step + 10)))
+
+    def best_state(self) -> State:
+        """The thresholds of the best average."""
+        self._put(self.best)
+        return self.learner.state(self.state)
+
+    def _file(self) -> Path | None:
+        return None if self.given.folder is None else self.given.folder / FILE
+
+    def _keep(self) -> None:
+        file = self._file()
+        if file is None:
+            return
+        from safetensors.torch import save
+
+        tensors = {f"now/{k}": v.detach().clone() for k, v in self.learner.moves.items()}
+        tensors |= {f"average/{k}": v.clone() for k, v in self.average.items()}
+        tensors |= {f"best/{k}": v.clone() for k, v in self.best.items()}
+        for name, value in self.learner.moves.items():
+            for moment, tensor in self.optimiser.state[value].items():
+                tensors[f"{moment}/{name}"] = torch.as_tensor(tensor).clone()
+        facts = torch.tensor([self.step, self.waited, self.best_loss, self.seconds], dtype=torch.float64)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, save({**tensors, "facts": facts, "identity": self._identity()}))
+
+    def _identity(self) -> Tensor:
+        """What a resumed tuning must share with the one it continues: its start."""
+        return torch.stack([start[0].double().sum() for start in self.learner.starts.values()])
+
+    def _resume(self) -> None:
+        file = self._file()
+        if file is None or not file.is_file():
+            return
+        from safetensors.torch import load_file
+
+        tensors = load_file(file)
+        if not torch.equal(tensors["identity"], self._identity()):
+            return
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, key = name.partition("/")
+            parts.setdefault(part, {})[key] = tensor
+        self._put(parts["now"])
+        self.average, self.best = parts["average"], parts["best"]
+        for name, value in self.learner.moves.items():
+            moments = {
+                m: parts[m][name] for m in ("step", "exp_avg", "exp_avg_sq") if name in parts.get(m, {})
+            }
+            if moments:
+                self.optimiser.state[value] = moments
+        step, waited, self.best_loss, self.seconds = tensors["facts"].tolist()
+        self.step, self.waited = int(step), int(waited)
+
+
+def _logits(output: Any) -> Tensor:
+    logits: Tensor = getattr(output, "logits", output)
+    return logits

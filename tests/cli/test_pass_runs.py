@@ -1,0 +1,81 @@
+"""Passes on the command line: a stored run gives the same logits, mistakes exit with 2, and ablate measures them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from command_line import CALIBRATION, TEST, VIT
+
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.recipe import PRESETS, preset
+from onespike.tasks import limit, list_images
+
+ALL = ("nearest", "layout", "positions", "center", "allocate")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    items = limit(list_images(CALIBRATION), 64)
+    recipe = preset("sformer", passes=ALL, budget=0.2)
+    return pipeline.convert_network(load_model(VIT), items, recipe, batch_size=32)
+
+
+def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
+    pipeline.save_run(tmp_path / "run", pair)
+    loaded = pipeline.load_run(tmp_path / "run")
+    x = pipeline.Inputs(limit(list_images(TEST), 8), pair.loaded, 8)[0]
+    with torch.inference_mode():
+        assert torch.equal(pair.snn(x), loaded.snn(x))
+    assert loaded.recipe.passes == ALL and loaded.recipe.budget == 0.2
+
+
+def test_a_trained_network_loses_less_at_equal_energy(pair):
+    """Both at their counts on the same test images; the literal method spends more, and is further off."""
+    items = limit(list_images(TEST), 200)
+    better = pipeline.evaluate_pair(pair, items, batch_size=50).to_dict()
+    plain = pipeline.convert_network(
+        load_model(VIT), limit(list_images(CALIBRATION), 64), preset("sformer", scale=0.3), batch_size=32
+    )
+    literal = pipeline.evaluate_pair(plain, items, batch_size=50).to_dict()
+    assert better["energy"]["counts"] < literal["energy"]["counts"]
+    assert better["kl"] < 0.7 * literal["kl"]
+    assert better["snn"]["top1"] >= literal["snn"]["top1"]
+
+
+def test_the_paper_s_preset_has_no_passes():
+    assert PRESETS["sformer"] == {} and preset("sformer").passes == ()
+    assert preset("best").passes == (*ALL, "tune")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--passes", "nearest,alocate"), "unknown pass 'alocate'"),
+        (("--passes", "tune"), "'tune' needs 'allocate'"),
+        (("--passes", "nearest", "--energy", "w8a8"), "w8a8"),
+        (("--passes", "nearest", "--budget", "-1"), "budget must be above 0"),
+        (("--budget", "0.2"), "met by passes, and there are none"),
+    ],
+)
+def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
+    found = cli("convert", VIT, "--calibrate", CALIBRATION, "--limit", 8, "--out", tmp_path / "run", *options)
+    assert found.code == 2 and message in found.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair):
+    pipeline.save_run(tmp_path / "run", pair)
+    words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 20, "--passes", "nearest,center",
+             "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
+    found = cli(*words)
+    assert found.code == 0, found.err
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["what"] for row in rows] == ["none", "nearest alone", "center alone", "all"]
+    counts = [row["energy"]["counts"] for row in rows]
+    assert max(counts) / min(counts) < 1.1
+    kept = (tmp_path / "run" / "ablation" / "ablation.json").read_bytes()
+    again = cli(*words)
+    assert again.out == found.out and (tmp_path / "run" / "ablation" / "ablation.json").read_bytes() == kept

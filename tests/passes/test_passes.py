@@ -1,0 +1,216 @@
+"""Each pass against its equation, the budget, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+import torch
+from small_networks import attention, convolutional, start, tokens
+from torch import nn
+
+from onespike import convert, metered
+from onespike.attach import neurons
+from onespike.calibrate import evaluating
+from onespike.energy import MAC_PJ
+from onespike.errors import UsageError
+from onespike.neurons import AffineFire, ScaleFire
+from onespike.passes import PASSES, chain, check_passes, parse_passes
+from onespike.passes.budget import measured
+from onespike.passes.layout import digit_levels
+from onespike.passes.statistics import fisher
+
+ALL = ("nearest", "layout", "positions", "center", "allocate")
+
+
+def divergence(model, state, inputs) -> float:
+    snn = convert(model, state.thresholds, state.recipe)
+    with evaluating(snn), evaluating(model):
+        p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_centred_neuron_by_hand():
+    cell = AffineFire(
+        0.5, 0.5, levels=(1, 2, 3, 5), centre=torch.tensor([1.0, -2.0]), offset=torch.tensor([1.25, 0.0])
+    )
+    x = torch.tensor([[2.1, -2.9], [1.2, -2.2]])
+    assert cell.spikes(x).tolist() == [[2, -2], [0, 0]]
+    assert cell(x).tolist() == [[2.25, -1.0], [1.25, 0.0]]
+    assert torch.equal(cell.decode(cell.counts(x)), cell(x))
+
+
+def test_without_constants_it_is_the_plain_neuron_bit_for_bit():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3
+    plain, affine = (kind(0.3, 0.2, levels=(1, 2, 3, 5, 9)) for kind in (ScaleFire, AffineFire))
+    assert torch.equal(plain(x), affine(x))
+
+
+def test_gain_is_an_exact_change_of_step():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    gain = torch.tensor([[1.0], [0.25], [4.0], [2.0**30]])
+    cell = AffineFire(0.1, 0.1, levels=tuple(range(1, 99)), gain=gain)
+    for row, factor in enumerate((0.1, 0.025, 0.4)):
+        assert torch.equal(
+            cell.counts(x)[row],
+            ScaleFire(
+                torch.tensor(0.1) * gain[row], torch.tensor(0.1) * gain[row], levels=tuple(range(1, 99))
+            ).counts(x)[row],
+        ), factor
+    assert not cell(x)[3].any()  # silent
+    with pytest.raises(UsageError, match="power of two"):
+        AffineFire(0.1, levels=(1,), gain=torch.tensor(3.0))
+
+
+def test_the_product_with_a_centre_is_a_bias():
+    """W·(μ + s) = W·μ + W·s, also where zero padding makes the bias depend on the place."""
+    conv = nn.Conv2d(2, 3, 3, padding=1).double()
+    centre, spikes = torch.randn(2, 1, 1).double(), torch.randint(-3, 4, (5, 2, 4, 4)).double()
+    bias = conv(centre.expand(1, 2, 4, 4))
+    weights_only = nn.functional.conv2d(spikes, conv.weight, padding=1)
+    assert torch.allclose(conv(centre + spikes), bias + weights_only, atol=1e-12)
+    assert not torch.allclose(bias[0, :, 0, 0], bias[0, :, 1, 1])
+
+
+def test_a_centred_key_leaves_attention_as_it_was():
+    """Softmax does not see what is added to a whole row."""
+    q, k, mean = (torch.randn(2, 5, 4).double() for _ in range(2)), None, torch.randn(4).double()
+    q, k = q
+    assert torch.allclose((q @ (k + mean).mT).softmax(-1), (q @ k.mT).softmax(-1), atol=1e-12)
+
+
+def test_nearest_fires_the_nearest_level():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    site = "blocks.0.fc1:linear0_input"
+    found = PASSES["nearest"](state, given)
+    cell = {str(s): n for s, n in neurons(convert(model, found.thresholds, found.recipe))}[site]
+    step = float(cell.thresholds()[0])
+    x = torch.linspace(0, 300 * step, 5001)
+    levels = torch.tensor((0, *cell.levels))
+    distance = ((x / step)[:, None] - levels).abs().min(1).values
+    assert torch.allclose((x / step - cell.counts(x)).abs(), distance, atol=1e-3)
+
+
+def test_levels_of_few_digits():
+    from onespike.energy import naf_weight
+
+    levels = digit_levels(2, 300)
+    assert set(range(1, 301)) - set(levels) == {
+        y for y in range(1, 301) if int(naf_weight(torch.tensor(y))) > 2
+    }
+
+
+def test_centre_is_the_median_of_each_channel_and_softmax_has_none():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    found = PASSES["center"](state, given).thresholds
+    with torch.no_grad():
+        x = torch.cat(inputs)
+        x = torch.cat([model.token.expand(len(x), -1, -1), model.embed(x)], 1)
+        x = model.blocks[0].norm1(x)
+    centre = found["blocks.0.qkv:linear0_input"].centre
+    assert torch.allclose(centre.flatten(), x.flatten(0, 1).median(0).values, atol=1e-6)
+    assert {t.centre is None for t in found.values() if t.role == "softmax"} == {True}
+
+
+def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    found = PASSES["positions"](state, given).thresholds
+    last = found["blocks.1.fc2:linear0_input"].gain.flatten()
+    assert last[0] == 1 and bool((last[1:] == 2.0**30).all())  # only the class token reaches the output
+    first = found["blocks.0.fc2:linear0_input"].gain.flatten()
+    assert bool((first.log2() == first.log2().round()).all()) and float(first.max()) < 2**20
+
+
+def test_silent_tokens_do_not_change_the_output():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    found = PASSES["positions"](state, given)
+    only_silent = found.with_sites(
+        {
+            s: {"gain": None if t.gain is None else torch.where(t.gain > 2**20, t.gain, torch.ones(()))}
+            for s, t in found.spiking.items()
+        }
+    )
+    plain, silent = (convert(model, s.thresholds, s.recipe)(inputs[0]) for s in (state, only_silent))
+    assert torch.equal(plain, silent)
+    assert measured(only_silent, given).ratio("counts") < 0.9 * measured(state, given).ratio("counts")
+
+
+def test_information_is_kept_by_position_and_channel():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    found = fisher(state, given)["blocks.1.fc1:linear0_input"]
+    assert (
+        found.information.shape == (9, 16)
+        and not found.information[1:].any()
+        and bool(found.information[0].all())
+    )
+
+
+@pytest.mark.parametrize(("energy", "budget"), [("counts", 0.4), ("binary", 0.2), ("counts", None)])
+def test_passes_meet_the_budget_and_lower_the_divergence(energy, budget):
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, energy=energy, budget=budget)
+    goal = measured(state, given).ratio(energy) if budget is None else budget
+    given = dataclasses.replace(given, budget=goal)
+    plain, better = chain(state, given, ("nearest",)), chain(state, given, ALL)
+    for found in (plain, better):
+        assert measured(found, given).ratio(energy) == pytest.approx(goal, rel=0.011)
+    assert divergence(model, better, tokens(seed=5)) < 0.5 * divergence(model, plain, tokens(seed=5))
+
+
+def test_passes_work_on_a_convolutional_network():
+    model = convolutional()
+    inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
+    state, given = start(model, inputs, budget=0.3)
+    found = chain(state, given, ALL)
+    assert measured(found, given).ratio("counts") == pytest.approx(0.3, rel=0.011)
+    assert found.thresholds["2:conv0_input"].positive.shape == (4, 1, 1)
+    assert divergence(model, found, inputs) < divergence(model, chain(state, given, ("nearest",)), inputs)
+
+
+def test_constants_of_products_of_activations_are_charged():
+    """q·μ is one product for each row that shares μ: its MACs stand in every column."""
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs)
+    found = PASSES["center"](state, given)
+    snn = convert(model, found.thresholds, found.recipe)
+    with evaluating(snn), metered(snn) as ledger:
+        snn(inputs[0])
+    charged = {str(r.site): r.constant_macs for r in ledger.sites.values() if r.constant_macs}
+    assert set(charged) == {f"blocks.{b}:matmul{m}" for b in (0, 1) for m in ("0_lhs", "0_rhs", "1_rhs")}
+    images, heads, rows, width = 16, 2, 9, 8
+    assert charged["blocks.0:matmul0_lhs"] == images * heads * rows * width
+    without = ledger.accumulates("counts") * 0.9 / (ledger.macs * MAC_PJ)
+    assert ledger.ratio("counts") == pytest.approx(without + sum(charged.values()) / ledger.macs)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("nearest,centre", "unknown pass 'centre'.*center"),
+        ("nearest,nearest", "'nearest' is given twice"),
+        ("nearest,tune", "'tune' needs 'allocate'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(names, message):
+    with pytest.raises(UsageError, match=message):
+        parse_passes(names)
+
+
+def test_conflicting_passes_are_named(monkeypatch):
+    base = importlib.import_module("onespike.passes.base")
+    monkeypatch.setitem(base.CONFLICTS, "layout", ("center",))
+    with pytest.raises(UsageError, match="'layout' and 'center' exclude each other"):
+        check_passes(("layout", "center"))
+
+
+def test_a_budget_that_cannot_be_met_is_refused():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, budget=1e-6)
+    with pytest.raises(UsageError, match="budget 1e-06"):
+        chain(state, given, ("nearest",))
