@@ -117,7 +117,7 @@ def ablate_run(
         progress: progress(title, total) wraps the batches of a long stage.
     """
     pair, items = pipeline.load_run(folder), pipeline.choose(data, limit)
-    if pipeline.overlap(pair, items):
+    if pipeline.overlap(pair.data, items):
         raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
     names = check_passes(passes or pair.recipe.passes or PRESETS["best"]["passes"])
     column = energy or pair.recipe.energy
@@ -173,7 +173,7 @@ def calibration_images(pair: Pair) -> Items:
     """The very images that a run was calibrated on, by their names and contents."""
     everything, names = pipeline.choose(pair.data["source"], None), set(pair.data["names"])
     chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
-    if len(pipeline.overlap(pair, chosen)) != len(names):
+    if len(pipeline.overlap(pair.data, chosen)) != len(names):
         raise DataError(
             f"{pair.data['source']}: the images that the run was calibrated on are not all there. Convert again."
         )

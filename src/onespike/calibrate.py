@@ -20,6 +20,7 @@ from onespike.processes import ALONE, Processes
 from onespike.recipe import Recipe
 from onespike.sites import Site, is_activation
 from onespike.trace import Trace, Tracer, call
+from onespike.trace import samples as count_samples
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,11 @@ class _SiteObserver:
             is_row = (sums - 1).abs() < 0.02
             self.may_be_softmax = bool((is_row | (sums == 0)).all()) and bool((low >= 0).all())
         if self.may_be_softmax and self.heads is not None:
-            self.heads.update(x)
+            known = self.heads.value
+            if known is not None and len(known) != x.shape[-3]:  # batch and heads in one dimension
+                self.heads = None
+            else:
+                self.heads.update(x)
 
     def cpu(self) -> _SiteObserver:
         """Itself, with its statistics on the CPU, so that another process can take them in."""
@@ -207,7 +212,8 @@ def calibrate(
         observer = observers.get(site)
         if observer is None:
             observer = observers[site] = _SiteObserver(site, x, recipe)
-        observer.update(site, x)
+        if x.numel():  # a detector that finds nothing hands nothing to its later stages
+            observer.update(site, x)
 
     activations = recipe.placement == "activation"
     tracer, device = Tracer(model, observe, activations), device_of(model)
@@ -215,8 +221,7 @@ def calibrate(
     with evaluating(model):
         for batch in progress(batches):
             batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
-            first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
-            size = len(first) if first is not None and first.dim() else 1
+            size = count_samples(batch)
             if not size:  # a batch without inputs has nothing to observe
                 continue
             outputs.update(call(tracer.run, batch), size)
@@ -297,6 +302,11 @@ def _thresholds(
     spec, entries = parse_levels(recipe.levels), {}
     for site, facts in trace.sites.items():
         observer, role = observers[site], trace.role(site)
+        if observer.histogram.counts is None:
+            raise CalibrationError(
+                f"calibrate: nothing ever reached {site}: the stages before it found nothing in any input. "
+                "Calibrate on images with objects, or lower the network's own score threshold."
+            )
         if role == "activation" and observer.may_be_softmax:
             role = "softmax"
         positive, negative = observer.threshold(+1, recipe), observer.threshold(-1, recipe)

@@ -11,16 +11,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from onespike.calibrate import device_of, evaluating
 from onespike.convert import scale_of, steps_of
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, UsageError
 from onespike.processes import ALONE, Processes
+from onespike.trace import call, samples
 
 
 class Metric(Protocol):
-    """What a task measures: fed with both networks' outputs, asked for its figures at the end."""
+    """What a task measures: fed with both networks' outputs, asked for its figures at the end.
+
+    It receives an output's logits, if there are such, or what its own `take(output)` returns.
+    """
 
     def update(self, ann: Any, snn: Any, labels: Any) -> None: ...
 
@@ -54,13 +59,14 @@ class Evaluation:
             "images": self.images,
             "scale": self.scale,
             "seconds": self.seconds,
+            "steps": self.steps,
         }
 
 
 def evaluate(
     ann: nn.Module,
     snn: nn.Module,
-    batches: Iterable[tuple[Tensor, Any]],
+    batches: Iterable[tuple[Any, Any]],
     metric: Metric,
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
@@ -75,20 +81,21 @@ def evaluate(
         raise UsageError(
             f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
         )
+    take = getattr(metric, "take", _logits)
     ledger, images, seconds = Ledger(), 0, {"ann": 0.0, "snn": 0.0}
     device = device_of(ann)
     with ExitStack() as stack:
         stack.enter_context(evaluating(ann))
         stack.enter_context(evaluating(snn))
         for inputs, labels in progress(batches):
-            inputs = inputs.to(device)
+            inputs = tree_map_only(Tensor, lambda x: x.to(device), inputs)
             expected, seconds["ann"] = _timed(ann, inputs, seconds["ann"])
             with metered(snn, ledger):
                 before = ledger.seconds
                 actual, seconds["snn"] = _timed(snn, inputs, seconds["snn"])
                 seconds["snn"] -= ledger.seconds - before
-            metric.update(expected, actual, labels)
-            images += len(inputs)
+            metric.update(take(expected), take(actual), labels)
+            images += samples(inputs)
     metric, ledger, images, seconds = _merged(processes, metric, ledger, images, seconds)
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")
@@ -111,12 +118,17 @@ def _merged(
     return metric, ledger, sum(part[2] for part in parts), totals
 
 
-def _timed(model: nn.Module, inputs: Tensor, before: float) -> tuple[Any, float]:
-    _synchronise(inputs.device)
+def _logits(output: Any) -> Any:
+    return getattr(output, "logits", output)
+
+
+def _timed(model: nn.Module, inputs: Any, before: float) -> tuple[Any, float]:
+    device = device_of(model)
+    _synchronise(device)
     started = time.perf_counter()
-    output = model(inputs)
-    _synchronise(inputs.device)
-    return getattr(output, "logits", output), before + time.perf_counter() - started
+    output = call(model, inputs)
+    _synchronise(device)
+    return output, before + time.perf_counter() - started
 
 
 def _synchronise(device: torch.device) -> None:

@@ -8,21 +8,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from onespike import storage
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model
 from onespike.calibrate import Thresholds, calibrate
 from onespike.convert import convert
-from onespike.errors import DataError
-from onespike.evaluate import Evaluation, evaluate
+from onespike.errors import DataError, UsageError, unknown
+from onespike.evaluate import Evaluation, Metric, evaluate
 from onespike.files import sha256
 from onespike.passes import check_recipe, improve
 from onespike.placement import check_device as check_device
 from onespike.placement import place_
 from onespike.processes import ALONE, Processes
 from onespike.recipe import Recipe
-from onespike.tasks import Classification, Items, batches, limit, list_images
+from onespike.report.plots import png
+from onespike.report.predictions import predictions
+from onespike.tasks import (
+    Classification,
+    Coco,
+    Detection,
+    Items,
+    batches,
+    category_ids,
+    limit,
+    list_coco,
+    list_images,
+    read_image,
+)
 from onespike.verify import Verification, verify
 
 Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
@@ -51,13 +65,19 @@ def choose(data: str, count: int | None) -> Items:
     return items if count is None else limit(items, count)
 
 
+def _batches(
+    items: Items, loaded: LoadedModel, batch_size: int, processes: Processes = ALONE
+) -> Iterator[tuple[Any, Any]]:
+    return batches(items, loaded.transform, batch_size, part=processes.part, collate=loaded.collate)
+
+
 def _inputs(
     items: Items, loaded: LoadedModel, batch_size: int, processes: Processes = ALONE
-) -> Iterator[Tensor]:
-    return (inputs for inputs, _ in batches(items, loaded.transform, batch_size, part=processes.part))
+) -> Iterator[Any]:
+    return (inputs for inputs, _ in _batches(items, loaded, batch_size, processes))
 
 
-class Inputs(Sequence[Tensor]):
+class Inputs(Sequence[Any]):
     """The batches of a list of images in a shuffled order, each read when it is asked for.
 
     Shuffled, since a folder is sorted by class, and a few batches must stand for all of them.
@@ -71,7 +91,7 @@ class Inputs(Sequence[Tensor]):
     def __len__(self) -> int:
         return _steps(self.items, self.size, ALONE)
 
-    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
         part = self.items.items[index * self.size : (index + 1) * self.size]
@@ -197,21 +217,59 @@ def evaluate_pair(
     pair: Pair,
     items: Items,
     *,
+    metric: Metric | None = None,
     batch_size: int = 16,
     progress: Progress = no_progress,
     title: str = "evaluating",
     processes: Processes = ALONE,
 ) -> Evaluation:
-    """Both networks over the images, in one pass."""
-    _check_classes(pair, items)
+    """Both networks over the images, in one pass; detectors need the metric that knows their annotations."""
     return evaluate(
         pair.ann,
         pair.snn,
-        batches(items, pair.loaded.transform, batch_size, part=processes.part),
-        Classification(),
+        _batches(items, pair.loaded, batch_size, processes),
+        metric or metric_for(pair, items),
         progress=progress(title, _steps(items, batch_size, processes)),
         processes=processes,
     )
+
+
+def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:
+    """The recipe for the whole network, or for its backbone alone."""
+    if scope not in ("all", "backbone"):
+        raise unknown("scope", scope, ("all", "backbone"))
+    if scope == "all":
+        return recipe
+    if not loaded.backbone:
+        raise UsageError(f"{loaded.spec} has no backbone apart from the rest. Leave --scope out.")
+    if recipe.include != Recipe().include:
+        raise UsageError("--scope backbone and --include both say what spikes. Give one of them.")
+    return recipe.replace(include=loaded.backbone)
+
+
+def choose_labelled(
+    pair: Pair, data: str, annotations: Path | None, count: int | None
+) -> tuple[Items, Coco | None]:
+    """Images with the labels that the network's task is scored by: of their folders, or in a COCO file."""
+    if pair.loaded.results is None:
+        if annotations is not None:
+            raise UsageError(
+                f"{pair.loaded.spec} classifies, and has no use for boxes. Leave --annotations out."
+            )
+        return choose(data, count), None
+    items, coco = list_coco(data, annotations)
+    return (items if count is None else limit(items, count)), coco
+
+
+def metric_for(pair: Pair, items: Items, coco: Coco | None = None) -> Metric:
+    """How the network's task is scored."""
+    loaded = pair.loaded
+    if loaded.results is None:
+        _check_classes(pair, items)
+        return Classification()
+    if coco is None:
+        raise DataError(f"{loaded.spec}: boxes are scored with annotations. Give --annotations FILE.")
+    return Detection(coco, loaded.results, loaded.task, category_ids(loaded.class_names, coco.categories))
 
 
 def _check_classes(pair: Pair, items: Items) -> None:
@@ -228,3 +286,9 @@ def overlap(used: Mapping[str, Any], items: Items) -> list[str]:
     """Images that calibration or a search has used already: what is measured on them is not a held-out figure."""
     seen = set(used.get("sha256", ()))
     return [item.name for item in items if digest(item) in seen] if seen else []
+
+
+def picture(items: Items, metric: Any, count: int = 4) -> bytes:
+    """What both detectors found on the first images, side by side, as PNG."""
+    shown = [(read_image(item), item.id) for item in items.items[:count]]
+    return png(predictions(shown, metric.found, metric.coco.categories))

@@ -180,6 +180,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-vit-base": {"scale": 0.252, "softmax": 0.0035},
     "paper-vit-large": {"scale": 0.313, "softmax": 0.0036},
     "paper-eva": {"scale": 0.360, "softmax": 0.0035},
+    "paper-eva-detection": {"scale": 0.350, "softmax": 0.0036},
+    "paper-eva-segmentation": {"scale": 0.333, "softmax": 0.0036},
     "best": {
         "passes": ("nearest", "layout", "positions", "center", "allocate", "tune"),
         "budget": 0.2,

@@ -25,7 +25,7 @@ from onespike.sites import LEAVES, RULES, Site, is_activation
 from onespike.synapses import Synapses
 
 IMAGE, TOKEN = "input", "token"
-"""Where a tensor without a product behind it comes from: a floating-point input, or an integer one."""
+"""Where a tensor without a product behind it comes from: a floating-point input, or integers (tokens, indices)."""
 
 PRODUCTS = frozenset(
     [
@@ -70,9 +70,10 @@ PRODUCTS = frozenset(
         "_cudnn_rnn",
         "miopen_rnn",
         "_cdist_forward",
+        "deform_conv2d",
     ]
 )
-"""aten operations that multiply activations with weights or with each other."""
+"""Operations (aten's, and one of torchvision's) that multiply activations with weights or with each other."""
 
 HARMLESS_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "_c10d_functional"})
 
@@ -228,6 +229,8 @@ def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         return int(args[0].shape[:2].numel() * (args[1].numel() + args[2].numel()))
     if name == "_trilinear" and args[1].dim() == 3:  # torch.bilinear: outputs × left × right features
         return int(result.numel() * args[1][0].numel())
+    if name == "deform_conv2d":
+        return int(result.numel() * args[1][0].numel())
     formula = flop_registry.get(function._overloadpacket)
     if formula is None:
         return int(args[0].numel()) if name in {"mv", "dot", "vdot"} else 0
@@ -260,8 +263,10 @@ class Tracer:
         for x in leaves:
             sources = _sources(x)
             self.trace.output_depends |= bool(sources)
-            if len(sources) == 1:
-                self.trace.heads |= sources - self.trace.consumed - {IMAGE, TOKEN}
+            # a box descends from several output layers; a sum that also holds inner products has no output layer
+            products = sources - {TOKEN}
+            if len(products) == 1 or not products & self.trace.consumed:
+                self.trace.heads |= products - self.trace.consumed - {IMAGE}
         self.trace.heads -= self.trace.consumed
         self._pair_norms()
         self.trace.forwards += 1
@@ -288,7 +293,11 @@ class Tracer:
         facts.latest = self.trace.forwards
         facts.macs += count().macs
         facts.sources |= _sources(x)
-        fingerprint = (tuple(x.shape[-2:]), float(x.sum(dtype=torch.float64)))
+        # means, so that what is the same for every input is so for batches of any size; all softmax has one mean
+        size = max(x.numel(), 1)
+        mean = float(x.sum(dtype=torch.float64)) / size
+        square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / size**0.5
+        fingerprint = (tuple(x.shape[-2:]), f"{mean:.9g}", f"{square:.9g}")
         facts.varies |= facts.fingerprint not in (None, fingerprint)
         facts.fingerprint = fingerprint
         if not is_activation(slot):
@@ -316,7 +325,8 @@ class Tracer:
                 self.used_by.setdefault(product, []).append((function, self.owners.current))
         if sources:
             for x in _tensors(results):
-                x._onespike_sources = sources  # type: ignore[attr-defined]
+                # what an index or a mask picks does not descend from the scores that chose it
+                x._onespike_sources = sources if x.is_floating_point() else frozenset({TOKEN})  # type: ignore[attr-defined]
 
     def _pair_norms(self) -> None:
         """A BatchNorm that is the only reader of a convolution can be folded into it."""
@@ -371,6 +381,16 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return model(*batch)
     return model(batch)
+
+
+def samples(batch: Any) -> int:
+    """How many inputs a batch holds: rows of its first tensor, or members of its first argument if that is a list."""
+    first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else first
+    if isinstance(first, (tuple, list)):
+        return len(first)
+    tensor = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
+    return len(tensor) if tensor is not None and tensor.dim() else 1
 
 
 def discover(model: nn.Module, *batches: Any) -> Trace:

@@ -134,6 +134,11 @@ def search_run(
     if per_site not in (None, "site", "kind"):
         raise unknown("per-site choice", per_site, ("site", "kind"))
     pair = pipeline.load_run(folder, device=device)
+    if pair.loaded.results is not None:
+        raise UsageError(
+            f"search: {pair.loaded.spec} is a detector, and this command searches classifiers. "
+            "Search by AP in Python, as docs/detection.md shows."
+        )
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = pipeline.with_recipe(pair, pair.recipe.replace(factors=()))
     items, available = search_images(pair, data, limit)

@@ -24,6 +24,7 @@ from onespike.fold import fold_
 from onespike.neurons import Neuron
 from onespike.sites import Site
 from onespike.trace import call
+from onespike.trace import samples as count_samples
 
 TOLERANCE = 1e-5
 """Of a network with identity neurons: products are summed in another order than in fused attention."""
@@ -111,7 +112,7 @@ def counted_macs(model: nn.Module, batches: list[Any]) -> float:
     with FlopCounterMode(display=False) as counter, unfused(), torch.no_grad():
         for batch in batches:
             call(model, batch)
-            samples += len(next(x for x in tree_leaves(batch) if isinstance(x, Tensor)))
+            samples += count_samples(batch)
     return counter.get_total_flops() / 2 / samples
 
 

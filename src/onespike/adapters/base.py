@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -37,6 +37,10 @@ class LoadedModel:
         published_top1: the accuracy that the weights' publisher states, in percent.
         save_configuration: writes what builds the network again (without weights) into a folder, for networks
             that their name alone does not define.
+        task: `classification`, `detection` (boxes) or `segmentation` (boxes and masks).
+        collate: makes the network's input of several images' tensors; they are stacked if it is None.
+        results: a detector's output and the images' COCO records → COCO results, with the network's class numbers.
+        backbone: globs of the sites in the backbone, for networks that have more than one.
     """
 
     model: nn.Module
@@ -48,6 +52,10 @@ class LoadedModel:
     class_names: tuple[str, ...] | None
     published_top1: float | None = None
     save_configuration: Callable[[Path], None] | None = None
+    task: str = "classification"
+    collate: Callable[[list[Tensor]], Any] | None = None
+    results: Callable[[Any, Any], Iterable[dict[str, Any]]] | None = None
+    backbone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

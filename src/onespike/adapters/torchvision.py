@@ -1,8 +1,9 @@
-"""`torchvision:NAME`, its classification models."""
+"""`torchvision:NAME`: its classification models and its detectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -16,26 +17,29 @@ from onespike.adapters.base import (
     unknown_model,
 )
 from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.adapters.detection import as_list, backbone_of, listed
 from onespike.errors import UsageError
 
 
 def names() -> Sequence[str]:
     models = require("torchvision", "torchvision", "the list of torchvision models").models
-    return tuple(models.list_models(module=models))
+    return tuple(models.list_models(module=models) + models.list_models(module=models.detection))
 
 
 @adapter("torchvision", names=names)
 def load(name: str, source: Source) -> LoadedModel:
-    """A torchvision classifier with the transform of its default weights."""
+    """A torchvision classifier or detector with the transform of its default weights."""
     spec = f"torchvision:{name}"
     models = require("torchvision", "torchvision", spec).models
     known = names()
     if name not in known:
         listing = "onespike list models torchvision"
         raise unknown_model("torchvision", name, known, listing)
+    detects = name in models.list_models(module=models.detection)
     published = models.get_model_weights(name).DEFAULT
+    others = {"weights_backbone": None} if detects else {}  # which would be fetched as well
     try:
-        model: nn.Module = models.get_model(name, weights=published if source.pretrained else None)
+        model: nn.Module = models.get_model(name, weights=published if source.pretrained else None, **others)
     except Exception as error:
         if not source.pretrained:
             raise
@@ -48,6 +52,8 @@ def load(name: str, source: Source) -> LoadedModel:
             f"{spec}: torchvision computes attention with sdpa only. Leave attention out, or give 'sdpa'."
         )
     transform = published.transforms()
+    if detects:
+        return _detector(model, spec, source, transform, published.meta["categories"])
     metrics = published.meta["_metrics"].get("ImageNet-1K", {})
     return LoadedModel(
         model=model,
@@ -61,4 +67,27 @@ def load(name: str, source: Source) -> LoadedModel:
         attention="sdpa" if fused else None,
         class_names=tuple(published.meta["categories"]),
         published_top1=metrics.get("acc@1") if source.pretrained else None,
+    )
+
+
+def _detector(
+    model: Any, spec: str, source: Source, transform: Any, categories: Sequence[str]
+) -> LoadedModel:
+    """A detector resizes and normalises by itself, so that its boxes refer to the image as it came."""
+    inner = model.transform
+    return LoadedModel(
+        model=model,
+        spec=spec,
+        transform=transform,
+        preprocessing=(
+            f"resize {min(inner.min_size)} to {inner.max_size} bilinear, "
+            + describe_normalisation(inner.image_mean, inner.image_std)
+        ),
+        weights=source.describe(),
+        attention=None,
+        class_names=tuple(categories),
+        task="segmentation" if hasattr(getattr(model, "roi_heads", None), "mask_head") else "detection",
+        collate=as_list,
+        results=listed,
+        backbone=backbone_of(model),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from onespike.adapters.base import (
     require,
 )
 from onespike.adapters.checkpoints import read_checkpoint, refuse_differences
+from onespike.adapters.detection import backbone_of, padded, processed
 from onespike.errors import LoadError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  #
 
 @adapter("transformers")
 def load(name: str, source: Source) -> LoadedModel:
-    """An image classifier with its own image processor; code from the hub is never trusted."""
+    """An image classifier or detector with its own image processor; code from the hub is never trusted."""
     spec = f"transformers:{name}"
     library = require("transformers", "transformers", spec)
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
@@ -51,7 +53,8 @@ def load(name: str, source: Source) -> LoadedModel:
         config.save_pretrained(folder)
         processor.save_pretrained(folder)
 
-    labels = config.id2label
+    labels, task = config.id2label, _task(config)
+    named = list(inspect.signature(type(model).forward).parameters)
     return LoadedModel(
         model=model,
         spec=spec,
@@ -61,7 +64,29 @@ def load(name: str, source: Source) -> LoadedModel:
         attention=_attention(model),
         class_names=tuple(labels[i] for i in sorted(labels)) if labels else None,
         save_configuration=save_configuration,
+        task=task,
+        collate=None if task == "classification" else padded(named),
+        results=None if task == "classification" else processed(processor, task == "segmentation"),
+        backbone=() if task == "classification" else backbone_of(model),
     )
+
+
+HEADS = {
+    "ForObjectDetection": ("detection", "AutoModelForObjectDetection"),
+    "ForUniversalSegmentation": ("segmentation", "AutoModelForUniversalSegmentation"),
+    "ForInstanceSegmentation": ("segmentation", "AutoModelForUniversalSegmentation"),
+}
+"""How the name of an architecture ends → its task and the class that builds it; all others classify."""
+
+
+def _head(config: Any) -> tuple[str, str]:
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    found = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
+    return found or ("classification", "AutoModelForImageClassification")
+
+
+def _task(config: Any) -> str:
+    return _head(config)[0]
 
 
 def image_transform(processor: Any) -> Callable[[Image], Tensor]:
@@ -77,7 +102,7 @@ def image_transform(processor: Any) -> Callable[[Image], Tensor]:
 def _build(
     library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
 ) -> nn.Module:
-    classifier = library.AutoModelForImageClassification
+    classifier = getattr(library, _head(config)[1])
     if source.random:
         model: nn.Module = classifier.from_config(config, attn_implementation=attention, dtype=torch.float32)
         return model
@@ -121,7 +146,7 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except Exception as error:
         if Path(name).is_dir():
             raise LoadError(
-                f"{spec}: the folder holds no image classifier that can be loaded ({first_line(error)}). "
+                f"{spec}: the folder holds no image classifier or detector that can be loaded ({first_line(error)}). "
                 "Write one there with save_pretrained, of the model and of its image processor."
             ) from error
         raise cannot_download(spec, error) from error

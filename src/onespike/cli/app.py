@@ -18,7 +18,7 @@ from onespike.cli import search as search
 from onespike.cli import show
 from onespike.cli.commands import app as app
 from onespike.cli.commands import command, processes_of
-from onespike.cli.options import BatchSize, Data, Device, DeviceMap, Json, Limit, RunFolder
+from onespike.cli.options import Annotations, BatchSize, Data, Device, DeviceMap, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
@@ -138,6 +138,10 @@ def convert(
     energy: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The ratio meant: counts, nonzero or binary.")
     ] = None,
+    scope: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="all, or backbone: what a detector has beyond it stays analog."),
+    ] = "all",
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -167,6 +171,7 @@ def convert(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
+    recipe = pipeline.in_scope(recipe, loaded, scope)
     pair = pipeline.convert_network(
         loaded,
         items,
@@ -199,10 +204,15 @@ def _softmax(value: str | None) -> str | float | None:
         return value
 
 
-@command("onespike evaluate run --data imagenet/val --limit 1000 --json result.json", shared=True)
+@command(
+    "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
+    "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json --picture both.png",
+    shared=True,
+)
 def evaluate(
     run: RunFolder,
     data: Data,
+    annotations: Annotations = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -211,16 +221,22 @@ def evaluate(
     integer: Annotated[
         bool, typer.Option("--integer", help="Weights as 8-bit integers, multiplied with integer spikes.")
     ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what both detectors find on the first images.")
+    ] = None,
     json_file: Json = None,
 ) -> None:
     """Measure a run on labelled images.
 
     The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
-    the energy ledger. Without labels (no sub-folders) there is no accuracy.
+    the energy ledger. Without labels (no sub-folders) there is no accuracy. Detectors are scored by COCO's AP.
     """
     _refuse_both(device_map)
     pair = pipeline.load_run(run, device=device, device_map=device_map)
-    items = pipeline.choose(data, limit)
+    items, coco = pipeline.choose_labelled(pair, data, annotations, limit)
+    metric = pipeline.metric_for(pair, items, coco)
+    if picture is not None and coco is None:
+        raise UsageError("--picture draws boxes, and this network classifies. Leave it out.")
     for purpose, used in (("calibration", pair.data), ("the search", searched(run))):
         seen = pipeline.overlap(used, items)
         if seen:
@@ -228,7 +244,7 @@ def evaluate(
     if integer:
         show.line(f"integer        {optimize_(pair.snn)}")
     result = pipeline.evaluate_pair(
-        pair, items, batch_size=batch_size, progress=progress, processes=processes_of()
+        pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
     )
     show.network(pair)
     show.sites(pair.snn, brief=True)
@@ -237,6 +253,9 @@ def evaluate(
     if sites:
         show.line()
         show.ledger(result)
+    if picture is not None and processes_of().first:
+        write_atomically(picture, pipeline.picture(items, metric))
+        show.line(f"picture        {picture}")
     if json_file is not None and processes_of().first:
         write_atomically(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
 

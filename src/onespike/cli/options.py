@@ -10,6 +10,9 @@ import typer
 Data = Annotated[
     str, typer.Option(metavar="DIR", help="Folder with one sub-folder a class, or bundled:cifar10-test.")
 ]
+Annotations = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="COCO's instances JSON; --data is then its image folder.")
+]
 Limit = Annotated[
     int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
 ]

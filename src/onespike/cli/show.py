@@ -72,24 +72,63 @@ def _analog(rows: list[dict[str, Any]]) -> str:
 def evaluation(result: Evaluation, published: float | None = None) -> None:
     """Accuracies, agreement and the energy ledger with the meaning of its columns."""
     record = result.to_dict()
-    scores = _table("", "top-1 %", "top-5 %", "seconds", right=(1, 2, 3))
-    for key, name in (("ann", "original (ANN)"), ("snn", f"spiking (SNN, T={result.steps})")):
-        figures = [record[key][k] for k in ("top1", "top5")]
-        cells = ["–" if f is None else f"{f:.2f}" for f in figures]
-        scores.add_row(name, *cells, f"{record['seconds'][key]:.1f}")
-    console.print(scores)
-    if published is not None:
-        line(f"published top-1 of these weights: {published:.2f} % (on the whole test set)")
     scale = "" if record["scale"] is None else f", λ = {record['scale']:g}"
-    line(
-        f"agreement {record['agreement']:.2f} %, KL {record['kl']:.4f} nats, {record['images']} images{scale}"
-    )
+    if "classes" in record:
+        _precision(record, scale)
+    else:
+        _accuracy(record, scale, published)
     line()
     ledger = _table("energy", "ratio", "meaning", right=(1,))
     for column, ratio in record["energy"].items():
         ledger.add_row(column, "–" if ratio is None else f"{ratio:.3f}", escape(COLUMNS[column]))
     console.print(ledger)
     line(DEFINITION)
+
+
+def _networks(record: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return ("ann", "original (ANN)"), ("snn", f"spiking (SNN, T={record['steps']})")
+
+
+def _precision(record: dict[str, Any], scale: str) -> None:
+    """COCO's figures of both networks for boxes and masks, then AP of each class."""
+    names = {"bbox": "boxes", "segm": "masks"}
+    figures = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+    rows(
+        ("", "", *figures, "seconds"),
+        [
+            (name, names[kind], *(_figure(record[key][kind][f]) for f in figures), f"{record['seconds'][key]:.1f}")
+            for kind in record["ann"]
+            for key, name in NETWORKS
+        ],
+    )  # fmt: skip
+    line(f"{record['images']} images, {record['objects']} objects{scale}; figures in percent")
+    line()
+    columns = [(kind, key) for kind in record["ann"] for key in ("ann", "snn")]
+    rows(
+        ("class", *(f"{names[kind]} {key.upper()}" for kind, key in columns)),
+        [
+            (name, *(_figure(row[key][kind]) for kind, key in columns))
+            for name, row in record["classes"].items()
+        ],
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _accuracy(record: dict[str, Any], scale: str, published: float | None) -> None:
+    scores = _table("", "top-1 %", "top-5 %", "seconds", right=(1, 2, 3))
+    for key, name in _networks(record):
+        figures = [record[key][k] for k in ("top1", "top5")]
+        cells = ["–" if f is None else f"{f:.2f}" for f in figures]
+        scores.add_row(name, *cells, f"{record['seconds'][key]:.1f}")
+    console.print(scores)
+    if published is not None:
+        line(f"published top-1 of these weights: {published:.2f} % (on the whole test set)")
+    line(
+        f"agreement {record['agreement']:.2f} %, KL {record['kl']:.4f} nats, {record['images']} images{scale}"
+    )
 
 
 def ledger(result: Evaluation) -> None:

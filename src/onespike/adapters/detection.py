@@ -1,0 +1,105 @@
+"""From a detector's output to COCO results: boxes as (x, y, width, height), masks as run lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.errors import LoadError
+
+Records = Sequence[Mapping[str, Any]]
+BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
+"""Where detectors keep the part that a classifier would have too."""
+
+
+def backbone_of(model: nn.Module) -> tuple[str, ...]:
+    """Globs of the backbone's sites; none where a network has no such part."""
+    names = dict(model.named_modules())
+    return next(((f"{b}[.:]*",) for b in BACKBONES if b in names), ())
+
+
+def box(corners: Tensor) -> list[float]:
+    """Corners (x0, y0, x1, y1) → COCO's (x, y, width, height).
+
+    >>> box(torch.tensor([1.0, 2.0, 4.0, 8.0]))
+    [1.0, 2.0, 3.0, 6.0]
+    """
+    x0, y0, x1, y1 = (float(v) for v in corners)
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
+def run_lengths(mask: Tensor) -> dict[str, Any]:
+    """A mask (height, width) of zeros and ones as COCO stores it."""
+    try:
+        from pycocotools.mask import encode
+    except ImportError as error:
+        raise LoadError(
+            "masks are stored with pycocotools. Install it with: pip install 'onespike[detection]'"
+        ) from error
+    encoded = encode(mask.to(torch.uint8).cpu().t().contiguous().numpy().T)  # in Fortran's order
+    return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
+
+
+def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dict[str, Any]]:
+    """Results of networks that give a dictionary an image: boxes, labels, scores, perhaps masks (torchvision)."""
+    for image, found in zip(images, output, strict=True):
+        for i in range(len(found["scores"])):
+            result = {
+                "image_id": image["id"], "category_id": int(found["labels"][i]),
+                "score": float(found["scores"][i]), "bbox": box(found["boxes"][i]),
+            }  # fmt: skip
+            if "masks" in found:
+                result["segmentation"] = run_lengths(found["masks"][i, 0] > threshold)
+            yield result
+
+
+def as_list(inputs: list[Tensor]) -> tuple[list[Tensor]]:
+    """A batch of images that keep their sizes: one argument, a list."""
+    return (inputs,)
+
+
+def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
+    """A batch in one tensor, padded at the right and below, as the named arguments `pixel_values` and `pixel_mask`."""
+
+    def collate(inputs: list[Tensor]) -> dict[str, Tensor]:
+        height, width = (max(x.shape[axis] for x in inputs) for axis in (-2, -1))
+        pixels = inputs[0].new_zeros(len(inputs), inputs[0].shape[0], height, width)
+        mask = torch.zeros(len(inputs), height, width, dtype=torch.long)
+        for i, x in enumerate(inputs):
+            pixels[i, :, : x.shape[-2], : x.shape[-1]] = x
+            mask[i, : x.shape[-2], : x.shape[-1]] = 1
+        batch = {"pixel_values": pixels, "pixel_mask": mask}
+        return {name: batch[name] for name in names if name in batch}
+
+    return collate
+
+
+def processed(processor: Any, masks: bool) -> Callable[[Any, Records], Iterator[dict[str, Any]]]:
+    """Results by an image processor of transformers: of boxes, or of instance masks (whose boxes follow)."""
+
+    def boxes(output: Any, images: Records) -> Iterator[dict[str, Any]]:
+        sizes = [(image["height"], image["width"]) for image in images]
+        found = processor.post_process_object_detection(output, threshold=0.0, target_sizes=sizes)
+        yield from listed(found, images)
+
+    def instances(output: Any, images: Records) -> Iterator[dict[str, Any]]:
+        sizes = [(image["height"], image["width"]) for image in images]
+        found = processor.post_process_instance_segmentation(
+            output, threshold=0.0, target_sizes=sizes, return_binary_maps=True
+        )
+        for image, parts in zip(images, found, strict=True):
+            for segment, mask in zip(parts["segments_info"], parts["segmentation"], strict=True):
+                rows, columns = torch.nonzero(mask, as_tuple=True)
+                if not len(rows):
+                    continue
+                corners = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+                yield {
+                    "image_id": image["id"], "category_id": int(segment["label_id"]),
+                    "score": float(segment["score"]), "bbox": box(corners),
+                    "segmentation": run_lengths(mask > 0),
+                }  # fmt: skip
+
+    return instances if masks else boxes

@@ -1,0 +1,62 @@
+"""What two detectors find on the same images, side by side: boxes, masks, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onespike.report.plots import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""Okabe and Ito's, one a class in turn."""
+
+SMALLEST_SCORE = 0.3
+
+
+def predictions(
+    images: Sequence[tuple[Any, int | None]],
+    found: Mapping[str, Sequence[Mapping[str, Any]]],
+    categories: Mapping[int, str],
+    smallest: float = SMALLEST_SCORE,
+) -> Figure:
+    """One row for the original and one for the spiking network, one column an image.
+
+    Args:
+        images: (Pillow image, image id) pairs.
+        found: `ann` and `snn` → COCO results.
+        categories: category id → name.
+        smallest: results below this score are left out.
+    """
+    made, grid = figure(3.2 * len(images), 6.4, columns=len(images), rows=2)
+    for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
+        for column, (image, number) in enumerate(images):
+            axes = grid[row][column]
+            axes.imshow(image, interpolation="nearest")
+            axes.axis("off")
+            axes.set_title(f"{title}, image {number}", fontsize=9)
+            shown = [r for r in found[network] if r["image_id"] == number and r["score"] >= smallest]
+            for result in sorted(shown, key=lambda r: r["score"]):
+                _draw(axes, result, categories, image.size)
+    return made
+
+
+def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], size: tuple[int, int]) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    number = result["category_id"]
+    colour = COLOURS[list(categories).index(number) % len(COLOURS)]
+    x, y, width, height = result["bbox"]
+    if "segmentation" in result:
+        from pycocotools.mask import decode
+
+        mask = decode(result["segmentation"])[..., None]
+        axes.imshow(mask * [*to_rgb(colour), 0.45], interpolation="nearest")
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=colour, lw=1.5))
+    axes.text(
+        min(max(x, 0), size[0]), max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
+        color="black", va="bottom", bbox=dict(fc=colour, ec="none", pad=0.8, alpha=0.85),
+    )  # fmt: skip
