@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check format clean
+.PHONY: help demo test bench check docs format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -24,17 +24,20 @@ check: $(READY) ## format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY) ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(READY) ## write the format and the lint fixes that are safe
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "onespike needs Python 3.11 or later. Name one with: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt setuptools
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[all,test]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[all,test,docs]'
 	touch $@

@@ -71,8 +71,9 @@ def evaluate(
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
     processes: Processes = ALONE,
+    ledger: Ledger | None = None,
 ) -> Evaluation:
-    """Run both networks over (inputs, labels) batches and count every spike on the way.
+    """Run both networks over (inputs, labels) batches and count every spike on the way, in `ledger` if given.
 
     Where several processes share the work, each gives its own batches and gets the figures of all of them; the
     seconds are then summed over the processes. Their metric needs `merge(other)`.
@@ -82,7 +83,8 @@ def evaluate(
             f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
         )
     take = getattr(metric, "take", _logits)
-    ledger, images, seconds = Ledger(), 0, {"ann": 0.0, "snn": 0.0}
+    ledger = ledger if ledger is not None else Ledger()
+    images, seconds = 0, {"ann": 0.0, "snn": 0.0}
     device = device_of(ann)
     with ExitStack() as stack:
         stack.enter_context(evaluating(ann))

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from onespike import storage
-from onespike.adapters import LoadedModel, load_checkpoint_, load_model
+from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalisation, renormalised
 from onespike.calibrate import Thresholds, calibrate
 from onespike.convert import convert
+from onespike.energy import Ledger
 from onespike.errors import DataError, UsageError, unknown
 from onespike.evaluate import Evaluation, Metric, evaluate
 from onespike.files import sha256
@@ -169,6 +170,7 @@ def save_run(folder: Path, pair: Pair, *, reference_weights: Path | None = None)
             "attention": loaded.attention,
             "preprocessing": loaded.preprocessing,
             "published_top1": loaded.published_top1,
+            **({} if loaded.replaced is None else {"normalisation": normalisation(loaded.transform)}),
         },
         recipe=pair.recipe,
         thresholds=pair.thresholds,
@@ -203,6 +205,8 @@ def _load_network(run: storage.Run) -> LoadedModel:
         load_checkpoint_(loaded.model, run.weights_file)
     else:  # under the names that their publisher gave them
         loaded = load_model(spec, weights=run.weights_file, attention=attention)
+    if given := run.network.get("normalisation"):
+        loaded = renormalised(loaded, *given)
     known = {k: run.network[k] for k in ("spec", "weights", "published_top1")}
     return dataclasses.replace(loaded, **known)
 
@@ -222,6 +226,7 @@ def evaluate_pair(
     progress: Progress = no_progress,
     title: str = "evaluating",
     processes: Processes = ALONE,
+    ledger: Ledger | None = None,
 ) -> Evaluation:
     """Both networks over the images, in one pass; detectors need the metric that knows their annotations."""
     return evaluate(
@@ -231,6 +236,7 @@ def evaluate_pair(
         metric or metric_for(pair, items),
         progress=progress(title, _steps(items, batch_size, processes)),
         processes=processes,
+        ledger=ledger,
     )
 
 

@@ -101,7 +101,7 @@ def factors(
         # an operand that does not drive costs nothing in the ledger, but a finer one is not free on a chip
         shared = row if site in drivers else replace(row, fan_out=row.fan_out / 4)
         theta = float(max(threshold.positive.max(), threshold.negative.max()))
-        logs.setdefault(_kind(site) if by == "kind" else site, []).append(math.log(shared.step() / theta))
+        logs.setdefault(kind(site) if by == "kind" else site, []).append(math.log(shared.step() / theta))
     every = [value for group in logs.values() for value in group]
     middle, limit = sum(every) / max(len(every), 1), math.log(kept)
     return tuple(
@@ -110,7 +110,7 @@ def factors(
     )
 
 
-def _kind(site: str) -> str:
+def kind(site: str) -> str:
     """`blocks.3.mlp.fc1:linear0_input` → `*fc1:linear0_input`."""
     parsed = Site.parse(site)
     return f"*{parsed.owner.rpartition('.')[2]}:{parsed.key}"

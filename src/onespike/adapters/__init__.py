@@ -3,17 +3,23 @@
 from onespike.adapters import bundled, timm, torchvision, transformers
 from onespike.adapters.base import ADAPTERS, Adapter, LoadedModel, Source, adapter, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
+from onespike.adapters.normalise import KNOWN, Normalisation, exchanged, normalisation, renormalised
 
 __all__ = [
     "ADAPTERS",
+    "KNOWN",
     "Adapter",
     "LoadedModel",
+    "Normalisation",
     "Source",
     "adapter",
     "bundled",
+    "exchanged",
     "load_checkpoint_",
     "load_model",
+    "normalisation",
     "read_checkpoint",
+    "renormalised",
     "timm",
     "torchvision",
     "transformers",

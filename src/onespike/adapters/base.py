@@ -41,6 +41,7 @@ class LoadedModel:
         collate: makes the network's input of several images' tensors; they are stacked if it is None.
         results: a detector's output and the images' COCO records → COCO results, with the network's class numbers.
         backbone: globs of the sites in the backbone, for networks that have more than one.
+        replaced: the library's own mean and deviation, where the user gave others.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class LoadedModel:
     collate: Callable[[list[Tensor]], Any] | None = None
     results: Callable[[Any, Any], Iterable[dict[str, Any]]] | None = None
     backbone: tuple[str, ...] = ()
+    replaced: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)

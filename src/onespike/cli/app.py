@@ -11,14 +11,28 @@ from typing import Annotated
 import typer
 
 from onespike import pipeline
-from onespike.adapters import ADAPTERS, load_model
+from onespike.adapters import ADAPTERS, load_model, renormalised
 from onespike.cli import ablate as ablate  # registers its command, as the next ones do
+from onespike.cli import doctor as doctor
+from onespike.cli import report as report
 from onespike.cli import reproduce as reproduce
 from onespike.cli import search as search
 from onespike.cli import show
 from onespike.cli.commands import app as app
 from onespike.cli.commands import command, processes_of
-from onespike.cli.options import Annotations, BatchSize, Data, Device, DeviceMap, Json, Limit, RunFolder
+from onespike.cli.options import (
+    Annotations,
+    BatchSize,
+    Data,
+    Device,
+    DeviceMap,
+    Json,
+    Limit,
+    Mean,
+    RunFolder,
+    Std,
+    numbers,
+)
 from onespike.cli.progress import progress
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.files import write_atomically
@@ -142,6 +156,8 @@ def convert(
         str,
         typer.Option(metavar="KIND", help="all, or backbone: what a detector has beyond it stays analog."),
     ] = "all",
+    mean: Mean = None,
+    std: Std = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -170,6 +186,8 @@ def convert(
     loaded = load_model(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
+    if mean is not None or std is not None:
+        loaded = renormalised(loaded, numbers("mean", mean), numbers("std", std))
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
     recipe = pipeline.in_scope(recipe, loaded, scope)
     pair = pipeline.convert_network(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def note(text: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
 
 
-def rows(headers: tuple[str, ...], cells: list[tuple[str, ...]]) -> None:
+def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]]) -> None:
     shown = _table(*headers, right=tuple(range(len(headers))))
     for row in cells:
         shown.add_row(*map(escape, row))
@@ -98,7 +99,7 @@ def _precision(record: dict[str, Any], scale: str) -> None:
         [
             (name, names[kind], *(_figure(record[key][kind][f]) for f in figures), f"{record['seconds'][key]:.1f}")
             for kind in record["ann"]
-            for key, name in NETWORKS
+            for key, name in _networks(record)
         ],
     )  # fmt: skip
     line(f"{record['images']} images, {record['objects']} objects{scale}; figures in percent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 """Okabe and Ito's palette, told apart with every common colour blindness."""
+INK = "#0a0b0c"
+"""Stands for the page's own text colour while a figure is drawn for a page."""
+LABELLED = 12
+"""Points up to which each is labelled with its λ."""
 
 
 def figure(width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
@@ -34,6 +39,92 @@ def png(plot: Figure) -> bytes:
     buffer = io.BytesIO()
     plot.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def svg(plot: Figure, name: str) -> str:
+    """A figure as SVG for a page: its ink is the page's own colour, so that it fits light and dark.
+
+    Args:
+        plot: the figure; its texts, axes and grid take the page's colour, its data keep theirs.
+        name: tells the identifiers of two figures on one page apart.
+    """
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for axes in plot.axes:
+        axes.tick_params(colors=INK)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(INK)
+    for text in plot.findobj(Text):
+        text.set_color(INK)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        plot.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = buffer.getvalue()
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    return drawn.replace(INK, "currentColor")
+
+
+def ledger(energy: Mapping[str, float]) -> Figure:
+    """The energy columns beside the original network."""
+    made, axes = figure(6.4, 3.4)
+    draw_ledger(axes, energy)
+    return made
+
+
+def front(
+    points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximise: bool = True
+) -> Figure:
+    """A metric against energy, one point a λ: those that no other beats are joined, the chosen one is ringed."""
+    made, axes = figure(6.4, 3.8)
+    ordered = sorted(points, key=lambda p: (p["energy"], -p["value"] if maximise else p["value"]))
+    kept: list[Mapping[str, float]] = []
+    for point in ordered:
+        if not kept or (point["value"] > kept[-1]["value"]) == maximise != (
+            point["value"] == kept[-1]["value"]
+        ):
+            kept.append(point)
+    axes.plot(
+        [p["energy"] for p in points], [p["value"] for p in points], "o", color=GREY, ms=5, label="tried"
+    )
+    axes.plot([p["energy"] for p in kept], [p["value"] for p in kept], "o-", color=BLUE, ms=5, label="front")
+    for point in points if len(points) <= LABELLED else ():
+        axes.annotate(f"λ={point['scale']:.3g}", (point["energy"], point["value"]), xytext=(5, -11),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
+    mine = min(points, key=lambda p: abs(p["scale"] - chosen))
+    axes.plot(
+        mine["energy"],
+        mine["value"],
+        "o",
+        ms=13,
+        mfc="none",
+        mec=ORANGE,
+        mew=2,
+        label=f"chosen, λ = {chosen:.3g}",
+    )
+    axes.margins(x=0.1, y=0.12)
+    axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
+    axes.set_ylabel(metric)
+    axes.legend(frameon=False)
+    return made
+
+
+def runs(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
+    """Several runs, a metric against energy; each keeps its number from the table."""
+    made, axes = figure(6.4, 3.8)
+    for number, row in enumerate(rows, 1):
+        axes.plot(row["energy"], row["value"], "o", color=BLUE, ms=8)
+        axes.annotate(
+            str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10
+        )
+    for original in sorted({row["original"] for row in rows if row.get("original") is not None}):
+        axes.axhline(original, color=GREY, ls="--")
+        axes.annotate("original", (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                      fontsize=8)  # fmt: skip
+    axes.margins(x=0.15, y=0.15)
+    axes.set_xlabel("energy relative to the original's MACs (counts)")
+    axes.set_ylabel(metric)
+    return made
 
 
 def draw_ledger(axes: Any, energy: Mapping[str, float]) -> None:

@@ -1,0 +1,79 @@
+"""What the documentation takes from the library itself: figures and help pages, made while it is built.
+
+`{{ figure: NAME }}` becomes a drawing, `{{ help: COMMAND }}` the command's help, `{{ commands }}` the list of commands.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from onespike.neurons import fire_function, mixed_levels, scale_fire
+from onespike.report import plots
+
+
+def fire() -> Any:
+    """The fire function G of eq. 12: consecutive levels, then a sparse tail."""
+    made, (near, far) = plots.figure(10.0, 3.6, columns=2)
+    levels = mixed_levels(8)
+    for axes, end in ((near, 14.0), (far, 300.0)):
+        x = torch.linspace(0, end, 3000)
+        axes.plot(x, x, color=plots.GREY, ls="--", label="activation")
+        axes.plot(x, fire_function(levels, "paper")(x + 0.5), color=plots.BLUE, label="G, paper")
+        axes.plot(x, fire_function(levels, "nearest")(x + 0.5), color=plots.ORANGE, lw=1, label="G, nearest")
+        axes.set_xlabel("activation, in steps λθ")
+        axes.set_ylabel("spike (integer)")
+    near.legend(frameon=False)
+    return made
+
+
+def scale() -> Any:
+    """Signal to noise of coding Gaussian activations over λ: the optimum the search looks for."""
+    made, axes = plots.figure(6.4, 3.6)
+    x = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
+    theta, scales = float(x.abs().quantile(0.98)), torch.logspace(-3, 0, 60)
+    for size, colour in ((4, plots.ORANGE), (8, plots.BLUE)):
+        levels = mixed_levels(size)
+        codes = [float(s) * theta * scale_fire(x, theta, theta, levels, scale=float(s)) for s in scales]
+        noise = [10 * float((x.square().sum() / (x - o).square().sum()).log10()) for o in codes]
+        axes.plot(scales, noise, color=colour, label=f"M = {size}, largest level {levels[-1]}")
+    axes.set_xscale("log")
+    axes.set_xlabel("λ")
+    axes.set_ylabel("signal to noise, dB")
+    axes.legend(frameon=False)
+    return made
+
+
+FIGURES = {"fire": fire, "scale": scale}
+
+
+def _help(name: str) -> str:
+    import typer.testing
+
+    from onespike.cli.app import app
+
+    shown = typer.testing.CliRunner().invoke(
+        app, [*name.split(), "--help"], terminal_width=100, prog_name="onespike"
+    )
+    return f"```text\n{shown.output.strip()}\n```"
+
+
+def _commands() -> str:
+    from onespike.cli.app import app
+
+    names = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
+    return "\n\n".join(f"## onespike {name}\n\n{_help(name)}" for name in names)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for each page."""
+
+    def figure(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<figure>{plots.svg(FIGURES[name](), name)}</figure>"
+
+    markdown = re.sub(r"\{\{ figure: (\w+) \}\}", figure, markdown)
+    markdown = re.sub(r"\{\{ help: ([\w ]+) \}\}", lambda match: _help(match[1]), markdown)
+    return markdown.replace("{{ commands }}", _commands()) if "{{ commands }}" in markdown else markdown

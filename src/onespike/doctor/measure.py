@@ -1,0 +1,231 @@
+"""All that the doctor measures: one evaluation with a survey, then variants of the run on a few inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onespike import pipeline
+from onespike.adapters import KNOWN, Normalisation, exchanged, normalisation
+from onespike.attach import neurons
+from onespike.calibrate import calibrate, evaluating
+from onespike.convert import convert
+from onespike.doctor.probe import Probe, analog, beyond_chance
+from onespike.invocation import convert_command
+from onespike.neurons import Neuron
+from onespike.pipeline import Pair, Progress, no_progress
+from onespike.recipe import Recipe
+from onespike.sensitivity import kind
+from onespike.survey import Survey
+from onespike.tasks import Items, batches, limit
+
+PROBE_IMAGES = 64
+SCALES = (1.0, 0.6, 0.35, 0.25, 0.18, 0.12, 0.08)
+WORST_KINDS = 2
+OWN = "of its own library"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "thresholds per channel": {"granularity": "channel"},
+    "softmax thresholds per head": {"softmax": "head"},
+    "nearest rounding": {"rounding": "nearest"},
+}
+"""Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Measured results, ready for JSON; `findings` needs nothing else. Divergences (kl) are in nats.
+
+    Attributes:
+        evaluation: accuracy, energy and speed of both networks on all images.
+        published: top-1 that the publisher of the weights states.
+        overlap: images that calibration has seen as well.
+        calibration_images: how many there were.
+        percentile: share of values (%) that each threshold should leave above it.
+        sites: the survey of each spiking site, by name, with its share of saturated elements.
+        kl: of the run itself on the probe.
+        probe_images: inputs of the probe.
+        kinds: kind of site → kl with that kind analog.
+        single: site → kl with that one site analog, for the worst kinds.
+        scales: λ, kl and energy of a sweep, and whether it beats the run beyond chance.
+        recalibrated: kl before and after calibrating on half of the probe, measured on the other half.
+        variants: name → kl before and after.
+        normalisations: name → top-1 of the original network; `as given` is the run's own.
+        better_normalisation: the name of one that beats it beyond chance.
+        commands: what to run for each remedy.
+    """
+
+    evaluation: dict[str, Any]
+    published: float | None
+    overlap: int
+    calibration_images: int
+    percentile: float
+    scale: float | None
+    sites: dict[str, dict[str, Any]]
+    kl: float
+    probe_images: int
+    kinds: dict[str, float]
+    single: dict[str, float]
+    scales: list[dict[str, Any]]
+    recalibrated: tuple[float, float]
+    variants: dict[str, tuple[float, float]]
+    normalisations: dict[str, float]
+    better_normalisation: str | None
+    commands: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def checkup(
+    pair: Pair,
+    items: Items,
+    run: Path,
+    *,
+    images: int = PROBE_IMAGES,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+) -> Checkup:
+    """Measure a run on these images: all of them once, and `images` of them in many variants."""
+    survey = Survey(visits=max(1, images // batch_size))
+    result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
+    few = limit(items, images)
+    inputs = [x for x, _ in batches(few, pair.loaded.transform, max(1, min(batch_size, len(few) // 2)))]
+    probe = Probe(pair.ann, inputs)
+    own = probe.distance(pair.snn)
+    kinds = _kinds(pair, probe, progress)
+    normalisations, better = _normalisations(pair, few, inputs)
+    recalibrated, variants = _variants(pair, probe, progress)
+    saturated = {str(site): row.saturated / max(row.elements, 1) for site, row in survey.sites.items()}
+    sites = {name: {**row.to_dict(), "saturated": saturated[name]} for name, row in survey.details.items()}
+    for name, row in sites.items():
+        row["calibrated_largest"] = pair.thresholds[name].largest
+        del row["histogram"]
+    scales = probe.sweep(pair.snn, SCALES, pair.recipe.scale, progress)
+    return Checkup(
+        evaluation=result.to_dict(),
+        published=pair.loaded.published_top1,
+        overlap=len(pipeline.overlap(pair.data, items)),
+        calibration_images=int(pair.thresholds.provenance["samples"]),
+        percentile=pair.recipe.percentile,
+        scale=result.scale,
+        sites=sites,
+        kl=own.kl,
+        probe_images=len(few),
+        kinds=kinds,
+        single=_single(pair, probe, kinds, progress),
+        scales=scales,
+        recalibrated=recalibrated,
+        variants=variants,
+        normalisations=normalisations,
+        better_normalisation=better,
+        commands=_commands(pair, run, items, scales, kinds, better),
+    )
+
+
+def _spiking(pair: Pair) -> list[str]:
+    return [str(site) for site, neuron in neurons(pair.snn) if isinstance(neuron, Neuron)]
+
+
+def _without(pair: Pair, probe: Probe, chosen: Callable[[str], bool]) -> float:
+    with analog(pair.snn, chosen):
+        return probe.distance(pair.snn).kl
+
+
+def _kinds(pair: Pair, probe: Probe, progress: Progress) -> dict[str, float]:
+    every = list(dict.fromkeys(kind(site) for site in _spiking(pair)))
+    shown = progress("one kind of site analog at a time", len(every))(every)
+    return {each: _without(pair, probe, lambda site, each=each: kind(site) == each) for each in shown}  # type: ignore[misc]
+
+
+def _single(pair: Pair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
+    worst = sorted(kinds, key=lambda k: kinds[k])[:WORST_KINDS]
+    every = [site for site in _spiking(pair) if kind(site) in worst]
+    shown = progress("one site analog at a time", len(every))(every)
+    return {each: _without(pair, probe, lambda site, each=each: site == each) for each in shown}  # type: ignore[misc]
+
+
+def _variants(
+    pair: Pair, probe: Probe, progress: Progress
+) -> tuple[tuple[float, float], dict[str, tuple[float, float]]]:
+    """Calibrated anew on one half of the probe, by the same recipe and by others; measured on the other half."""
+    inputs, rest = probe.halves()
+
+    def measured(recipe: Recipe) -> float:
+        return rest.distance(
+            convert(pair.ann, calibrate(pair.ann, inputs, recipe), recipe, share_weights=True)
+        ).kl
+
+    before, again = rest.distance(pair.snn).kl, measured(pair.recipe)
+    tried = {}
+    for name in progress("other recipes", len(VARIANTS))(VARIANTS):
+        recipe = pair.recipe.replace(**VARIANTS[name])
+        if recipe != pair.recipe:
+            tried[name] = (again, measured(recipe))
+    return (before, again), tried
+
+
+def _normalisations(
+    pair: Pair, items: Items, inputs: Sequence[Tensor]
+) -> tuple[dict[str, float], str | None]:
+    """Accuracy of the original network under each known normalisation, and the one that is clearly better."""
+    given = normalisation(pair.loaded.transform)
+    if given is None or not items.labelled:
+        return {}, None
+    labels = torch.tensor([item.label for item in items])
+    right, fit = dict[str, Tensor](), dict[str, float]()
+    with evaluating(pair.ann):
+        for name, other in {"as given": given, **_candidates(pair)}.items():
+            answers = [pair.ann(exchanged(x, given, other).to(_device(pair))) for x in inputs]
+            logits = torch.cat([getattr(a, "logits", a) for a in answers]).cpu()
+            right[name] = logits.argmax(-1) == labels
+            fit[name] = -float(F.cross_entropy(logits, labels))
+    best = max(fit, key=lambda name: fit[name])  # likelihood tells neighbours apart where accuracy ties
+    if OWN in right and not beyond_chance(right[best], right[OWN]):
+        best = OWN
+    scores = {name: 100 * float(hits.double().mean()) for name, hits in right.items()}
+    return scores, best if beyond_chance(right[best], right["as given"]) else None
+
+
+def _candidates(pair: Pair) -> dict[str, Normalisation]:
+    return KNOWN if pair.loaded.replaced is None else {OWN: pair.loaded.replaced, **KNOWN}
+
+
+def _device(pair: Pair) -> torch.device:
+    return next(pair.ann.parameters()).device
+
+
+def _commands(
+    pair: Pair,
+    run: Path,
+    items: Items,
+    scales: list[dict[str, Any]],
+    kinds: dict[str, float],
+    better: str | None,
+) -> dict[str, str]:
+    """What to type for each remedy; a new run gets a name beside the old one."""
+    out = f"{run}-2"
+    commands = {
+        "calibration": convert_command(pair, out, images=max(128, len(pair.data["names"]))),
+        "evaluate": f"onespike evaluate {run} --data OTHER-IMAGES",
+        "search": f"onespike search {run} --data {pair.data['source']} --objective kl --trials 12",
+        "normalisation": f"onespike convert {pair.loaded.spec} --help",
+        "per site": f"onespike search {run} --data {pair.data['source']} --per-site kind",
+    }
+    if better is not None:
+        commands["normalisation"] = convert_command(pair, out, normalisation=KNOWN.get(better))
+    if scales:
+        best = min(scales, key=lambda row: float(row["kl"]))
+        commands["scale"] = convert_command(pair, out, scale=best["scale"])
+    if kinds:
+        worst = min(kinds, key=lambda k: kinds[k])
+        commands["kind"] = convert_command(pair, out, exclude=(*pair.recipe.exclude, worst))
+    for name, changes in VARIANTS.items():
+        commands[name] = convert_command(pair, out, **changes)
+    return commands

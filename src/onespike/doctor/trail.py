@@ -1,0 +1,64 @@
+"""Where two networks part: how far the spiking one has drifted from the original, site after site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from onespike.attach import Meter, Neurons
+from onespike.calibrate import device_of, evaluating
+from onespike.sites import Site
+from onespike.survey import decibels
+
+KEPT = 1 << 16
+"""Elements compared at a site, evenly spaced: enough for a power, and memory stays small."""
+
+
+@contextmanager
+def visited_by(snn: nn.Module, visit: Meter) -> Iterator[None]:
+    """Within this context every site of a converted network is visited by this function."""
+    owners = [module for module in snn.modules() if isinstance(module, Neurons)]
+    for owner in owners:
+        owner.meter = visit
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner.meter = None
+
+
+def trail(snn: nn.Module, inputs: Tensor) -> list[tuple[str, float]]:
+    """Signal to noise (dB) of what each site receives, against the original network, in the order of execution.
+
+    Args:
+        snn: a converted network; with all its sites analog it is the original.
+        inputs: one batch.
+    """
+    kept: dict[str, list[Tensor]] = {}
+    found: list[tuple[str, float]] = []
+
+    def sample(x: Tensor) -> Tensor:
+        return x.detach().flatten()[:: max(1, x.numel() // KEPT)].double()
+
+    def original(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
+        kept.setdefault(str(Site(owner.owner, key)), []).append(sample(x))
+        return x
+
+    def spiking(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
+        site = str(Site(owner.owner, key))
+        if kept.get(site):
+            wanted, got = kept[site].pop(0), sample(x)
+            if wanted.shape == got.shape:
+                error = float((wanted - got).square().sum())
+                found.append((site, decibels(float(wanted.square().sum()), error)))
+        fired: Tensor = owner[key](x)
+        return fired
+
+    inputs = inputs.to(device_of(snn))
+    for visit in (original, spiking):
+        with evaluating(snn), visited_by(snn, visit):
+            snn(inputs)
+    return found

@@ -1,0 +1,92 @@
+"""`onespike report`, `compare` and `doctor` on an untrained network: what they write, print and refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from onespike import storage
+
+
+@pytest.fixture
+def run(vit_run, tmp_path):
+    """A copy, since a report is written into the run."""
+    return shutil.copytree(vit_run, tmp_path / "run")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("onespike.gather.SCALES", (1.0,))
+    monkeypatch.setattr("onespike.gather.EXAMPLES", 2)
+    monkeypatch.setattr("onespike.doctor.measure.SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.doctor.measure.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.doctor.measure.VARIANTS", {"nearest rounding": {"rounding": "nearest"}})
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_and_a_comparison(cli, run, images, tmp_path):
+    done = cli("report", run, "--data", images, "--limit", 4)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"written to {run / 'report'}: report.html (")
+    record = json.loads((run / "report" / "report.json").read_text())
+    assert record["evaluation"]["images"] == 4
+    assert record["command"].startswith("onespike convert bundled:cifar10-vit --weights vit.pth")
+    assert (run / "report" / "report.html").read_text().startswith("<!doctype html>")
+    assert (run / "report" / "report.md").read_text().startswith("# bundled:cifar10-vit as a spiking network")
+    storage.load(run)  # the report has not damaged it
+
+    other, out = shutil.copytree(run, tmp_path / "other"), tmp_path / "compared"
+    assert cli("compare", run, other, "--out", out).code == 0
+    assert sorted(p.name for p in out.iterdir()) == ["compare.html", "compare.json", "compare.md"]
+    (other / "report" / "report.json").write_text("{")
+    assert "the report is damaged" in cli("compare", run, other, "--out", out).message()
+    shutil.rmtree(other / "report")
+    assert (
+        cli("compare", run, other, "--out", out).message().startswith(f"{other}: it has no measured report.")
+    )
+    assert cli("compare", run, "--out", out).message() == (
+        "compare needs two runs or more. Use `onespike report` for one."
+    )
+
+
+def test_a_report_without_data_says_what_is_missing(cli, run, tmp_path):
+    assert cli("report", run, "--out", tmp_path / "page").code == 0
+    assert "Nothing is measured here" in (tmp_path / "page" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_doctor(cli, run, images, tmp_path):
+    done = cli("doctor", run, "--data", images, "--images", 4, "--sites", "--json", tmp_path / "d.json")
+    assert done.code == 0, done.err
+    assert "1. mistake: " in done.out and "   try: onespike " in done.out
+    record = json.loads((tmp_path / "d.json").read_text())
+    assert 1 <= len(record["findings"]) <= 5
+    assert {"sites", "kinds", "scales", "normalisations"} <= set(record)
+    assert cli("doctor", run, "--data", images, "--images", 1).message() == (
+        "the doctor needs at least 2 images, not 1. Try --images 64."
+    )
+
+
+@pytest.mark.parametrize("command", ["report", "doctor", "compare"])
+def test_a_damaged_run_is_named(cli, run, images, command):
+    weights = run / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    words = (run, run) if command == "compare" else (run,)
+    message = cli(command, *words, "--data", images).message()
+    assert message.startswith(
+        f"{run}: the run is damaged: weights.safetensors is not the file that was saved"
+    )
+
+
+def test_a_normalisation_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
+    given = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
+    words = ("convert", "bundled:cifar10-vit", "--weights", vit_weights, "--calibrate", images, "--limit", 2)
+    out = tmp_path / "other"
+    assert cli(*words, *given, "--out", out).code == 0
+    record = json.loads((out / "run.json").read_text())
+    assert record["network"]["normalisation"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert "then mean 0.5 0.5 0.5, std 0.5 0.5 0.5 instead" in cli("inspect", out).out
+    message = cli(*words, "--mean", "0.5", "--out", tmp_path / "x").message()
+    assert message == "--std takes three numbers, not None. Give both: --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5."

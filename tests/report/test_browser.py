@@ -1,0 +1,110 @@
+"""The page in a real browser, opened from disk: no request, no error; sorting, filtering, choosing by keyboard."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from report_record import HOSTILE, make_record
+
+from onespike.report import page
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no browser here: apt-get install chromium chromium-driver"
+)
+
+
+@pytest.fixture(scope="module")
+def record():
+    return make_record()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="the browser test needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, record, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(page.render(record), encoding="utf-8")
+    browser.get_log("performance")
+    browser.get(file.as_uri())
+    return browser
+
+
+def rows(browser):
+    script = "return [...document.querySelectorAll('#sites tbody tr')].filter(r => !r.hidden).map(r => r.cells[%d].dataset.value)"
+    return lambda column: browser.execute_script(script % column)
+
+
+def test_no_request_and_no_error(opened):
+    from selenium.webdriver.common.by import By
+
+    messages = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith("data:")] == [opened.current_url]
+    assert opened.get_log("browser") == []
+    heading = opened.find_element(By.TAG_NAME, "h1").text
+    assert heading == f"{HOSTILE} as a spiking network"  # shown, not run
+
+
+def test_sorting(opened):
+    from selenium.webdriver.common.by import By
+
+    header = opened.find_elements(By.CSS_SELECTOR, "#sites th")[1]
+    header.find_element(By.TAG_NAME, "button").send_keys("\n")
+    values = [float(v) for v in rows(opened)(1) if v]
+    assert values == sorted(values, reverse=True) and len(set(values)) > 1
+    assert header.get_attribute("aria-sort") == "descending"
+    header.find_element(By.TAG_NAME, "button").click()
+    values = rows(opened)(1)
+    assert [float(v) for v in values if v] == sorted(float(v) for v in values if v)
+    assert values[-1] == ""  # what was not measured stays at the end
+
+
+def test_filtering(opened, record):
+    from selenium.webdriver.common.by import By
+
+    field = opened.find_element(By.ID, "filter")
+    field.send_keys("linear1")
+    shown = rows(opened)(0)
+    assert shown and all("linear1" in site for site in shown)
+    assert opened.find_element(By.ID, "shown").text == f"{len(shown)} of {len(record['sites'])} sites shown"
+    field.clear()
+    field.send_keys("nothing has this name")
+    assert rows(opened)(0) == []
+
+
+def test_choosing_a_site(opened, record):
+    from selenium.webdriver.common.by import By
+
+    index = next(i for i, row in enumerate(record["sites"]) if row["role"] == "softmax")
+    opened.find_elements(By.CSS_SELECTOR, ".cell")[index].send_keys(" ")
+    assert opened.find_element(By.ID, "chosen-site").text == record["sites"][index]["site"]
+    assert "Softmax rows lose" in opened.find_element(By.ID, "chosen-words").text
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#distribution .bar")) > 1
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#distribution .level")) > 1
+    opened.find_element(By.CSS_SELECTOR, "input[value=error]").click()
+    shades = opened.execute_script("return [...document.querySelectorAll('.cell[data-shade]')].length")
+    assert shades == sum("snr_db" in row for row in record["sites"])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_screen(opened, width):
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,0 +1,32 @@
+"""Every example runs as it stands, top to bottom."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from onespike.sites import RULES
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+SAYS = {
+    "timm_vit": "sites spike, relative error",
+    "resnet": "λ = 0.1",
+    "hugging_face": "transformer.h.0.attn",
+    "custom_model": "are not covered",
+    "own_metric": "overconfidence: original",
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example(example, capsys):
+    before = dict(RULES)
+    try:
+        runpy.run_path(str(example), run_name="__main__")
+    finally:
+        RULES.clear()
+        RULES.update(before)
+    assert SAYS.get(example.stem, "") in capsys.readouterr().out
+    assert torch.is_grad_enabled()
