@@ -15,7 +15,7 @@ demo: $(READY) ## convert the bundled network, print its accuracy and energy, wr
 test: check ## everything that must hold: check, then all tests and doctests
 	$(BIN)/pytest -n 2
 
-bench: $(READY) ## time and memory beside the original network, under ten minutes (BENCH=--quick: one)
+bench: $(READY) ## time and memory beside the original network (BENCH=--quick for a short run)
 	$(BIN)/python benchmarks/speed.py $(BENCH)
 
 check: $(READY) ## format, lint, types and import contracts

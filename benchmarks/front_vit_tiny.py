@@ -1,6 +1,7 @@
 """Accuracy against energy of ViT-Tiny on real images: the literal method and the passes, in one table and one plot.
 
     python benchmarks/front_vit_tiny.py --out results [--assets ../shared/assets] [--images 1000] [--only counts]
+    python benchmarks/front_vit_tiny.py --out results --network bundled:cifar10-vit
 
 Calibration and tuning see images of the calibration folder only. Each row is written as soon as it is measured;
 given again, only the missing rows are. The original network's outputs are computed once. Energy is counted on
@@ -18,12 +19,11 @@ from pathlib import Path
 import torch
 
 from onespike import calibrate, convert, metered, pipeline, preset
-from onespike.ablate import Paired
 from onespike.adapters import load_model
 from onespike.calibrate import evaluating
 from onespike.files import write_atomically
 from onespike.passes import Given, State, chain
-from onespike.tasks import batches, limit
+from onespike.tasks import Paired, batches, limit
 
 UNTUNED = ("nearest", "layout", "positions", "center", "allocate")
 LITERAL = (0.4, 0.32, 0.25, 0.2, 0.15, 0.1)
@@ -47,20 +47,27 @@ def name(row: dict) -> str:
     return f"{'tuned' if 'tune' in row['passes'] else 'passes'} {row['energy']} {row['budget']:g}"
 
 
+def label(options: argparse.Namespace) -> str:
+    return f"{options.network.partition(':')[2]}-{options.images}"
+
+
 class Bench:
     """The network, its images and the original outputs, shared by all rows."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         assets, size = Path(options.assets), options.batch_size
-        weights = assets / "vit_tiny_patch16_224.safetensors"
-        self.loaded = load_model("timm:vit_tiny_patch16_224", weights=weights)
+        bundled = options.network.startswith("bundled:")
+        weights = None if bundled else assets / "vit_tiny_patch16_224.safetensors"
+        calibration = "bundled:cifar10-calibration" if bundled else str(assets / "imagenet" / "calibration")
+        self.loaded = load_model(options.network, weights=weights)
         self.ann, self.options = self.loaded.model.eval(), options
-        every = limit(pipeline.choose(str(assets / "imagenet" / "calibration"), None), options.calibration)
-        self.inputs = pipeline.Inputs(every, self.loaded, size)
-        self.items = pipeline.choose(str(assets / "imagenet" / "val"), options.images)
+        every = pipeline.choose(calibration, None)
+        self.inputs = pipeline.Inputs(limit(every, min(options.calibration, len(every))), self.loaded, size)
+        test = "bundled:cifar10-test" if bundled else str(assets / "imagenet" / "val")
+        self.items = pipeline.choose(test, options.images)
         self.memory: dict = {}
         self.base = calibrate(self.ann, [self.inputs[i] for i in range(-(-64 // size))], preset("sformer"))
-        self.original = self._original(Path(options.out) / f"original-{options.images}.pt")
+        self.original = self._original(Path(options.out) / f"original-{label(options)}.pt")
 
     def _original(self, file: Path) -> torch.Tensor:
         if file.is_file():
@@ -79,7 +86,9 @@ class Bench:
         state = State(self.base, recipe)
         if row["passes"]:
             given = Given(self.ann, self.inputs, row["budget"], row["energy"], memory=self.memory)
-            given = dataclasses.replace(given, folder=Path(self.options.out) / name(row).replace(" ", "-"))
+            given = dataclasses.replace(
+                given, folder=Path(self.options.out) / f"{label(self.options)}-{name(row).replace(' ', '-')}"
+            )
             state = chain(state, given, row["passes"])
         return state, time.perf_counter() - started
 
@@ -130,15 +139,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--assets", default=str(beside))
+    parser.add_argument("--network", default="timm:vit_tiny_patch16_224", help="or a bundled one")
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--calibration", type=int, default=512, help="images for tuning; the passes use 64")
+    parser.add_argument(
+        "--calibration", type=int, default=512, help="images for tuning; the other passes use 128"
+    )
     parser.add_argument("--metered", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     options = parser.parse_args()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    record = out / f"front-{options.images}.json"
+    record = out / f"front-{label(options)}.json"
     rows = json.loads(record.read_text()) if record.is_file() else []
     done, bench = {row["name"] for row in rows}, None
     for row in wanted():
@@ -155,7 +167,7 @@ def main() -> None:
             f"counts {energy['counts']:.3f}, binary {energy['binary']:.3f}, {found['conversion_seconds']:.0f} s",
             flush=True,
         )
-    draw(rows, out / f"front-{options.images}.png")
+    draw(rows, out / f"front-{label(options)}.png")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     loaded = load_model(options.model, weights=options.weights)
     pair = pipeline.convert_network(loaded, pipeline.choose(options.calibrate, 64), preset("sformer"))
-    items, _ = search_images(pair, options.data, options.images)
+    items, *_ = search_images(pair, options.data, options.images)
     data = batches(items, pair.loaded.transform, BATCH)
     measure = ScaleObjective(pair.ann, pair.snn, data, "kl", options.energy)
     for scale in options.scales:

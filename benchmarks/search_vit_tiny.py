@@ -64,7 +64,7 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
     outcome = search_run(
         run, str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
         limit=images, batch_size=BATCH, compiled=True, resume=True,
-        report=lambda trial, total: print(objective, trial, flush=True),
+        report=lambda trial, done, total: print(objective, done, trial, flush=True),
     )  # fmt: skip
     return {**outcome.to_dict(), "processor_seconds": time.process_time() - before}
 

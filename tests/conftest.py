@@ -11,8 +11,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("onespike", deadline=None)  # no test fails by the clock
+settings.load_profile("onespike")
 
 
 @pytest.fixture(scope="session")

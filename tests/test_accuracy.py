@@ -133,3 +133,18 @@ def test_vit_tiny_on_real_images(assets):
         < found["energy"]["counts"]
         < found["energy"]["strict"]
     )
+
+
+def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
+    """Boxes and masks in one step, with weights that were trained for them."""
+    from onespike.demo import run_scenes
+    from onespike.pipeline import no_progress
+
+    _, result, files = run_scenes(tmp_path, no_progress)
+    found = result.to_dict()
+    assert found["images"] == 100
+    for kind in ("bbox", "segm"):
+        assert found["ann"][kind]["AP50"] > 30
+        assert found["snn"][kind]["AP50"] > 0.7 * found["ann"][kind]["AP50"]
+    assert 0 < found["energy"]["nonzero"] <= found["energy"]["counts"] < 1
+    assert all((tmp_path / name).stat().st_size for name in files)

@@ -140,6 +140,25 @@ def test_resume_continues_and_repeats_nothing(tmp_path):
     assert len(set(measured[4:]) & set(finished)) == 0
 
 
+def test_a_fixed_value_whose_trial_failed_is_tried_again(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    def interrupted(scale, hopeless):
+        if scale == 0.25:
+            raise KeyboardInterrupt
+        return parabola(scale)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(interrupted, trials=3, fixed=(1.0, 0.25), storage=url)
+    reported = []
+    found = search(
+        parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True,
+        report=lambda trial, done, total: reported.append((done, total)),
+    )  # fmt: skip
+    assert [t.scale for t in found.trials[:2]] == [1.0, 0.25]
+    assert reported == [(2, 3), (3, 3)]
+
+
 def test_a_study_of_another_run_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     search(parabola, trials=2, storage=url, identity={"run": "a", "objective": "kl"})

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from onespike import pipeline
 from onespike.calibrate import calibrate
 from onespike.convert import convert
@@ -22,45 +20,9 @@ from onespike.passes.budget import check_budget, fit, target
 from onespike.pipeline import Inputs, Pair, Progress, no_progress
 from onespike.recipe import PRESETS, Recipe
 from onespike.storage import THRESHOLDS
-from onespike.tasks import Classification, Items, batches
+from onespike.tasks import Items, Paired, batches
 
 FOLDER, RECORD = "ablation", "ablation.json"
-
-
-class Paired(Classification):
-    """Classification that also says how sure the difference between the two networks is, image by image.
-
-    >>> task = Paired()
-    >>> right, wrong = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    >>> for spiking in (right, wrong, right, right):
-    ...     task.update(right, spiking, torch.tensor([0]))
-    >>> scores = task.compute()
-    >>> scores["difference"], round(scores["standard_error"], 1)
-    (-25.0, 21.7)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gained = self.lost = 0
-
-    def update(self, ann: Tensor, snn: Tensor, labels: Tensor | None) -> None:
-        super().update(ann, snn, labels)
-        if labels is not None:
-            before, after = ((x.argmax(1) == labels.to(x.device)) for x in (ann, snn))
-            self.gained += int((after & ~before).sum())
-            self.lost += int((before & ~after).sum())
-
-    def compute(self) -> dict[str, Any]:
-        scores = super().compute()
-        if not self.labelled:
-            return {**scores, "difference": None, "standard_error": None}
-        mean = (self.gained - self.lost) / self.images
-        variance = (self.gained + self.lost) / self.images - mean**2
-        return {
-            **scores,
-            "difference": 100 * mean,
-            "standard_error": 100 * (variance / self.images) ** 0.5,
-        }
 
 
 @dataclass(frozen=True)

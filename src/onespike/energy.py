@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from onespike.attach import UNRULED, Analog, Neurons
 from onespike.errors import UsageError
 from onespike.neurons import AffineFire, Neuron
+from onespike.operations import Operations, Owners
 from onespike.pairs import Pairs
 from onespike.sites import Site, is_activation
 from onespike.synapses import Synapses
-from onespike.trace import Operations, Owners
 
 AC_PJ, MAC_PJ = 0.9, 4.6
 """One 32-bit accumulate and one 32-bit multiply-accumulate in 45 nm (Horowitz 2014), as the paper takes them."""

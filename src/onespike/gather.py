@@ -30,8 +30,8 @@ from onespike.tune import FOLDER, METRICS
 from onespike.tune import RECORD as SEARCH
 
 VERSION = 1
-PROBE_IMAGES = 48
-SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
+PROBE_IMAGES = 32
+SCALES = (1.0, 0.5, 0.25, 0.12)
 EXAMPLES = 6
 THUMBNAIL = 96
 """The longer side of a shown image, in pixels."""
@@ -131,10 +131,14 @@ def _searched(run: Path) -> dict[str, Any] | None:
 def _swept(pair: Pair, probe: Probe, progress: Progress) -> dict[str, Any] | None:
     own = pair.recipe.scale
     rows = probe.sweep(pair.snn, sorted({*SCALES, own}, reverse=True), own, progress)
-    if not rows:
-        return None
     images = sum(len(inputs) for inputs, _ in probe.parts)
-    points = [{"scale": r["scale"], "value": r["agreement"], "energy": r["counts"]} for r in rows]
+    points = [
+        {"scale": r["scale"], "value": r["agreement"], "energy": r["counts"]}
+        for r in rows
+        if r["counts"] is not None  # neurons in place of ReLUs have no count of spikes
+    ]
+    if not points:
+        return None
     return {"from": "sweep", "metric": "agreement with the original, %", "energy": "counts", "images": images,
             "points": points, "chosen": own}  # fmt: skip
 

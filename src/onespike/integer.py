@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from onespike import synapses
 from onespike.attach import Neurons
-from onespike.calibrate import device_of
-from onespike.convert import is_converted
+from onespike.convert import is_converted, steps_of
 from onespike.errors import UsageError
-from onespike.neurons import Neuron
+from onespike.neurons import AffineFire, Neuron
 
 WEIGHT = 127
 """The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
@@ -125,6 +124,8 @@ def _obstacle(module: nn.Module, owner: Neurons, integer_units: bool) -> str | N
     if type(module) is not nn.Linear or set(owner) != {KEY}:
         return "only nn.Linear has an integer form"
     neuron: Any = owner[KEY]
+    if isinstance(neuron, AffineFire):
+        return "its neuron adds a constant to the spikes"
     if any(side.dim() for side in neuron.steps()):
         return "one step a channel is no common factor"
     if neuron.largest * WEIGHT * module.in_features >= 2**31:
@@ -136,10 +137,11 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised
     """Round the weights behind spikes to 8 bits and run linear maps on integers, in place."""
     if not is_converted(snn):
         raise UsageError("optimize: this network has no neurons. Convert it first.")
-    if device_of(snn).type != "cpu":
-        raise UsageError(
-            f"optimize: integer inference runs on the CPU, not on {device_of(snn)}. Use snn.cpu()."
-        )
+    if steps_of(snn) > 1:
+        raise UsageError("optimize: integer inference is for one timestep. Convert with steps=1.")
+    elsewhere = next((p.device for p in snn.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise UsageError(f"optimize: integer inference runs on the CPU, not on {elsewhere}. Use snn.cpu().")
     units = has_integer_units() if integer_units is None else integer_units
     done, simulated = 0, dict[str, str]()
     for name, module in list(snn.named_modules()):

@@ -11,7 +11,7 @@ from onespike.adapters import normalisation
 from onespike.pipeline import Pair
 from onespike.recipe import Recipe, preset
 
-NOT_AN_OPTION = ("preset", "factors", "fold_batchnorm")
+NOT_AN_OPTION = ("preset", "factors", "fixed", "fold_batchnorm")
 
 
 def recipe_options(recipe: Recipe) -> list[str]:

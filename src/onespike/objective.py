@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from onespike.calibrate import device_of, evaluating
 from onespike.convert import set_scale_
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, unknown
 from onespike.search import Hopeless, Measurement
+from onespike.trace import call, samples
 
-OBJECTIVES = {"top1": True, "kl": False}
-"""Name → whether larger is better: top-1 accuracy (percent, the paper's), or KL to the original's outputs (nats)."""
+OBJECTIVES = {"top1": True, "kl": False, "ap": True}
+"""Name → whether larger is better: top-1 accuracy (percent, the paper's), KL to the original's outputs (nats), or
+COCO's AP (percent, for detectors)."""
 
 COUNTED = 16
-"""Counting makes a forward half as dear again: on one input in sixteen, a trial stays within 5 % of a forward."""
+"""Counting makes a forward half as dear again, so it is done on one input in sixteen."""
 
 
 class ScaleObjective:
     """Measures one λ on a fixed set of inputs, which stay in memory with the original network's outputs.
 
     A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes are counted
-    on the first of the inputs only (one in `COUNTED`), so that counting costs next to nothing. A compiled network is compiled once: λ is a value
+    on the first of the inputs only (one in `COUNTED`), so that counting costs little. A compiled network is compiled once: λ is a value
     that it reads.
 
     Attributes:
@@ -42,8 +46,8 @@ class ScaleObjective:
         energy: str | None = None,
         compiled: bool = False,
     ) -> None:
-        if kind not in OBJECTIVES:
-            raise unknown("objective", kind, OBJECTIVES)
+        if kind not in ("top1", "kl"):
+            raise unknown("objective of a classifier", kind, ("top1", "kl"))
         self.snn, self.kind, self.energy = snn, kind, energy
         self.run: Callable[[Tensor], Any] = torch.compile(snn) if compiled else snn
         self.parts: list[tuple[Tensor, Tensor]] = []
@@ -60,10 +64,7 @@ class ScaleObjective:
                 self.parts.append((inputs, expected.to(device)))
                 self.images += len(inputs)
                 self.forwards += len(inputs) if kind == "kl" else 0
-        if not self.images:
-            raise DataError(
-                "search: there are no images to search on. Give a folder with images of their own."
-            )
+        _check(self.images)
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
@@ -100,6 +101,48 @@ class ScaleObjective:
             output.double().log_softmax(-1), expected.double(), reduction="sum", log_target=True
         )
         return float(divergence)
+
+
+class OverallObjective:
+    """Measures one λ by a figure of all outputs together, such as AP, which no sum over batches gives.
+
+    Spikes are counted on the first batch, where energy is asked for; no trial is given up early.
+
+    Args:
+        snn: the converted network.
+        batches: (inputs, labels); they stay in memory.
+        score: from the (output, labels) of every batch to the figure.
+        energy: the ledger's column that is asked for.
+    """
+
+    def __init__(
+        self,
+        snn: nn.Module,
+        batches: Iterable[tuple[Any, Any]],
+        score: Callable[[Sequence[tuple[Any, Any]]], float],
+        energy: str | None = None,
+    ) -> None:
+        device = device_of(snn)
+        self.snn, self.score, self.energy, self.forwards = snn, score, energy, 0
+        self.parts = [(tree_map_only(Tensor, lambda x: x.to(device), x), labels) for x, labels in batches]
+        self.images = sum(samples(x) for x, _ in self.parts)
+        _check(self.images)
+
+    def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
+        set_scale_(self.snn, scale)
+        outputs, ledger = [], Ledger()
+        with evaluating(self.snn):
+            for step, (inputs, labels) in enumerate(self.parts):
+                counts = step == 0 and self.energy is not None
+                with metered(self.snn, ledger) if counts else nullcontext():
+                    outputs.append((call(self.snn, inputs), labels))
+        self.forwards += self.images
+        return Measurement(self.score(outputs), None if self.energy is None else ledger.ratio(self.energy))
+
+
+def _check(images: int) -> None:
+    if not images:
+        raise DataError("search: there are no images to search on. Give a folder with images of their own.")
 
 
 def _logits(output: Any) -> Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from onespike.kernels import count_
+
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -30, 21
 """Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, answered by the exact maximum."""
 
@@ -34,6 +36,7 @@ class Histogram:
         self.axis = axis
         self.mantissa_bits = (9 if axis is None else 4) if mantissa_bits is None else mantissa_bits
         self.bins = ((HIGHEST_EXPONENT - LOWEST_EXPONENT) << self.mantissa_bits) + 2
+        self.lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits  # the bits at which bin 1 begins
         self.counts: Tensor | None = None  # channels × (positive, negative) × bins
         self.maximum: Tensor | None = None
         self.minimum: Tensor | None = None
@@ -51,8 +54,11 @@ class Histogram:
             counts = self.counts = torch.zeros(len(x), 2, self.bins, dtype=torch.int64, device=x.device)
         # in parts that fit a processor's cache: faster, and without a second copy of a large activation
         for part in x.split(max(1, PART // len(x)), dim=1):
-            counts += self._count(part.float())
-        low, high = x.aminmax(dim=1)
+            part = part.float()
+            if self.axis is not None or not count_(counts[0], part, 23 - self.mantissa_bits, self.lowest):
+                counts += self._count(part)
+        # without a dimension it is vectorised: a tenth of the time
+        low, high = x.aminmax(dim=1) if len(x) > 1 else (extreme[None] for extreme in x.aminmax())
         self.maximum = high.float() if self.maximum is None else torch.maximum(self.maximum, high.float())
         self.minimum = low.float() if self.minimum is None else torch.minimum(self.minimum, low.float())
 
@@ -64,8 +70,9 @@ class Histogram:
 
     def _count(self, x: Tensor) -> Tensor:
         bits = x.contiguous().view(torch.int32)
-        lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits
-        index = ((bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)).sub_(lowest - 1).clamp_(0, self.bins - 1)
+        index = (
+            ((bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)).sub_(self.lowest - 1).clamp_(0, self.bins - 1)
+        )
         index -= (bits >> 31) * self.bins  # −1 where the sign bit is set
         if len(x) > 1:
             index += torch.arange(len(x), device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
@@ -98,8 +105,7 @@ class Histogram:
 
     def _middle(self, index: Tensor) -> Tensor:
         shift = 23 - self.mantissa_bits
-        lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits
-        bits = ((index + lowest - 1) << shift) + (1 << (shift - 1))
+        bits = ((index + self.lowest - 1) << shift) + (1 << (shift - 1))
         return torch.where(index > 0, bits.to(torch.int32).view(torch.float32), 0.0)
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:

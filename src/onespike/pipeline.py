@@ -15,18 +15,19 @@ from onespike import storage
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalisation, renormalised
 from onespike.calibrate import Thresholds, calibrate
 from onespike.convert import convert
+from onespike.devices import check_device as check_device
+from onespike.devices import place_
 from onespike.energy import Ledger
 from onespike.errors import DataError, UsageError, unknown
 from onespike.evaluate import Evaluation, Metric, evaluate
 from onespike.files import sha256
 from onespike.passes import check_recipe, improve
-from onespike.placement import check_device as check_device
-from onespike.placement import place_
 from onespike.processes import ALONE, Processes
 from onespike.recipe import Recipe
 from onespike.report.plots import png
 from onespike.report.predictions import predictions
 from onespike.tasks import (
+    SCENES,
     Classification,
     Coco,
     Detection,
@@ -62,7 +63,7 @@ class Pair:
 
 def choose(data: str, count: int | None) -> Items:
     """The images of a folder, or `count` of them evenly spaced."""
-    items = list_images(data)
+    items = list_coco(data)[0] if data.removeprefix("bundled:") in SCENES else list_images(data)
     return items if count is None else limit(items, count)
 
 
@@ -254,14 +255,12 @@ def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:
 
 
 def choose_labelled(
-    pair: Pair, data: str, annotations: Path | None, count: int | None
+    loaded: LoadedModel, data: str, annotations: Path | None, count: int | None
 ) -> tuple[Items, Coco | None]:
     """Images with the labels that the network's task is scored by: of their folders, or in a COCO file."""
-    if pair.loaded.results is None:
+    if loaded.results is None:
         if annotations is not None:
-            raise UsageError(
-                f"{pair.loaded.spec} classifies, and has no use for boxes. Leave --annotations out."
-            )
+            raise UsageError(f"{loaded.spec} classifies, and has no use for boxes. Leave --annotations out.")
         return choose(data, count), None
     items, coco = list_coco(data, annotations)
     return (items if count is None else limit(items, count)), coco
@@ -275,6 +274,13 @@ def metric_for(pair: Pair, items: Items, coco: Coco | None = None) -> Metric:
         return Classification()
     if coco is None:
         raise DataError(f"{loaded.spec}: boxes are scored with annotations. Give --annotations FILE.")
+    return detection(loaded, coco)
+
+
+def detection(loaded: LoadedModel, coco: Coco) -> Detection:
+    """How a detector is scored by these annotations."""
+    if loaded.results is None:
+        raise UsageError(f"{loaded.spec} classifies, and finds no boxes. Give a detector.")
     return Detection(coco, loaded.results, loaded.task, category_ids(loaded.class_names, coco.categories))
 
 

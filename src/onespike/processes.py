@@ -115,5 +115,12 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
     if torch.cuda.is_available():  # `--device cuda` then means the one of this process
         torch.cuda.set_device(int(known.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        try:
+            torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise UsageError(
+                f"WORLD_SIZE is {count}, and the other processes cannot be reached ({reason}). "
+                "Start them with accelerate launch, or unset WORLD_SIZE."
+            ) from error
     return Processes(rank, count)

@@ -154,7 +154,10 @@ class Recipe:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": VERSION, **dataclasses.asdict(self)}
+        fields = dataclasses.asdict(self)
+        if not self.passes:  # what the passes are to meet says nothing without them
+            fields = {k: v for k, v in fields.items() if k not in ("passes", "budget", "energy")}
+        return {"version": VERSION, **fields}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Self:
@@ -183,7 +186,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-eva-detection": {"scale": 0.350, "softmax": 0.0036},
     "paper-eva-segmentation": {"scale": 0.333, "softmax": 0.0036},
     "best": {
-        "passes": ("nearest", "layout", "positions", "center", "allocate", "tune"),
+        "passes": ("nearest", "layout", "positions", "center", "allocate"),
         "budget": 0.2,
         "energy": "binary",
     },
@@ -204,6 +207,8 @@ def preset(name: str, **changes: Any) -> Recipe:
 
     >>> preset("sformer", scale=0.3).scale
     0.3
+    >>> preset("paper-eva-segmentation").scale, preset("paper-eva-detection").softmax
+    (0.333, 0.0036)
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)

@@ -49,6 +49,9 @@ class Trial:
     seconds: float
 
 
+Report = Callable[[Trial, int, int], None]
+
+
 @dataclass(frozen=True)
 class Search:
     """All finished trials in their order, and the best of them."""
@@ -225,7 +228,7 @@ def search(
     identity: Mapping[str, Any] | None = None,
     resume: bool = False,
     seed: int = 0,
-    report: Callable[[Trial, int], None] = lambda trial, total: None,
+    report: Report = lambda trial, done, total: None,
 ) -> Search:
     """Find the best λ in (0, 1].
 
@@ -241,7 +244,7 @@ def search(
         identity: what the search belongs to; a study with another identity is refused.
         resume: continue a study that exists.
         seed: of the sampler.
-        report: called after each trial, with the number of trials in all.
+        report: called after each trial, with how many are finished and how many there are to be.
 
     >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
     >>> abs(found.best.scale - 0.3) < 0.05
@@ -265,7 +268,10 @@ def search(
             _abandon_dead(study)
             wanted = list(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
             for scale in wanted:
-                study.enqueue_trial({"scale": scale}, skip_if_exists=True)
+                if scale not in map(
+                    _scale, _alive_trials(study, waiting=True)
+                ):  # one that failed is tried again
+                    study.enqueue_trial({"scale": scale})
         _run(study, objective, trials, budget, turn, report)
         found = _finished(study)
     measured = [t for t in found if t.value is not None and t.value == t.value]
@@ -294,13 +300,12 @@ def _run(
     trials: int,
     budget: float | None,
     turn: AbstractContextManager[None],
-    report: Callable[[Trial, int], None],
+    report: Report,
 ) -> None:
     from optuna.trial import TrialState
 
     while True:
-        others = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
-        if len(others) >= trials:
+        if len(_alive_trials(study)) >= trials:
             return
         with turn:
             trial = study.ask()
@@ -335,16 +340,24 @@ def _run(
             raise UsageError(
                 f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
             )
-        report(_trial(frozen), trials)
+        report(_trial(frozen), len(_finished(study)), trials)
 
 
 def _started_before(study: Any, trial: Any) -> list[Any]:
     """Trials that other processes began before this one and that are running or finished."""
+    mine = (trial.datetime_start, trial.number)
+    return [t for t in _alive_trials(study) if (t.datetime_start, t.number) < mine]
+
+
+def _alive_trials(study: Any, waiting: bool = False) -> list[Any]:
+    """Trials that are running or finished, and by choice those that are planned."""
     from optuna.trial import TrialState
 
-    alive = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
-    mine = (trial.datetime_start, trial.number)
-    return [t for t in alive if (t.datetime_start, t.number) < mine]
+    planned = (TrialState.WAITING,) if waiting else ()
+    found: list[Any] = study.get_trials(
+        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, *planned)
+    )
+    return found
 
 
 def _scale(frozen: Any) -> float | None:

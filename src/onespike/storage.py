@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.devices import state_of
 from onespike.errors import LoadError
 from onespike.files import atomic_directory, sha256, write_atomically
-from onespike.placement import state_of
 from onespike.recipe import Recipe
 
 VERSION = 1

@@ -7,75 +7,23 @@ that the first products, the classifier head and operands that play a weight are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry
 
+from onespike.operations import Operations, Owners
 from onespike.plain import plain
 from onespike.sites import LEAVES, RULES, Site, is_activation
 from onespike.synapses import Synapses
 
 IMAGE, TOKEN = "input", "token"
 """Where a tensor without a product behind it comes from: a floating-point input, or integers (tokens, indices)."""
-
-PRODUCTS = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "addbmm",
-        "mv",
-        "addmv",
-        "dot",
-        "vdot",
-        "linear",
-        "matmul",
-        "bilinear",
-        "_trilinear",
-        "einsum",
-        "tensordot",
-        "convolution",
-        "_convolution",
-        "convolution_overrideable",
-        "mkldnn_linear",
-        "mkldnn_convolution",
-        "mkldnn_rnn_layer",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "_native_multi_head_attention",
-        "_transformer_encoder_layer_fwd",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-        "_flash_attention_forward",
-        "_efficient_attention_forward",
-        "_addmm_activation",
-        "_int_mm",
-        "_scaled_mm",
-        "_grouped_mm",
-        "_cudnn_rnn",
-        "miopen_rnn",
-        "_cdist_forward",
-        "deform_conv2d",
-    ]
-)
-"""Operations (aten's, and one of torchvision's) that multiply activations with weights or with each other."""
-
-HARMLESS_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "_c10d_functional"})
 
 
 @dataclass
@@ -163,80 +111,6 @@ class _Functions(TorchFunctionMode):
         return result
 
 
-class Owners:
-    """Whose forward is running: a stack of module names, each with its number of calls of every slot."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
-        self.stack: list[tuple[str, dict[str, int]]] = []
-
-    @property
-    def current(self) -> str:
-        return self.stack[-1][0] if self.stack else ""
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.stack.append((self.names.get(id(module), self.current), {}))
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self.stack.pop()
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
-            yield
-        finally:
-            self.stack.clear()
-            for handle in handles:
-                handle.remove()
-
-
-class Operations(TorchDispatchMode):
-    """Counts the MACs of products for which `covered()` does not hold, by module and operation."""
-
-    def __init__(
-        self, owners: Owners, covered: Callable[[], bool], uncovered: dict[tuple[str, str], int]
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.owners, self.covered, self.uncovered = owners, covered, uncovered
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name, namespace = function._overloadpacket.__name__, function.namespace
-        if namespace == "aten":  # inference mode hands composite operations down whole
-            with self:
-                decomposed = function.decompose(*args, **kwargs)
-            if decomposed is not NotImplemented:
-                return decomposed
-        if name not in PRODUCTS and namespace in HARMLESS_NAMESPACES:
-            return function(*args, **kwargs)
-        result = function(*args, **kwargs)
-        if not self.covered():
-            key = (self.owners.current, name if namespace == "aten" else f"{namespace}.{name}")
-            self.uncovered[key] = self.uncovered.get(key, 0) + _macs(function, args, kwargs, result)
-        return result
-
-
-def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """The size of an operation without a rule; 0 where nobody knows a formula."""
-    name = function._overloadpacket.__name__
-    if "_scaled_dot_product" in name:
-        query, key, value = args[:3]
-        return int(query.numel() * key.shape[-2] + query.shape[:-1].numel() * key.shape[-2] * value.shape[-1])
-    if name == "mkldnn_rnn_layer":  # steps × batch × features, then the two weights
-        return int(args[0].shape[:2].numel() * (args[1].numel() + args[2].numel()))
-    if name == "_trilinear" and args[1].dim() == 3:  # torch.bilinear: outputs × left × right features
-        return int(result.numel() * args[1][0].numel())
-    if name == "deform_conv2d":
-        return int(result.numel() * args[1][0].numel())
-    formula = flop_registry.get(function._overloadpacket)
-    if formula is None:
-        return int(args[0].numel()) if name in {"mv", "dot", "vdot"} else 0
-    return int(formula(*args, **kwargs, out_val=result)) // 2
-
-
 class Tracer:
     """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way.
 
@@ -293,17 +167,14 @@ class Tracer:
         facts.latest = self.trace.forwards
         facts.macs += count().macs
         facts.sources |= _sources(x)
-        # means, so that what is the same for every input is so for batches of any size; all softmax has one mean
-        size = max(x.numel(), 1)
-        mean = float(x.sum(dtype=torch.float64)) / size
-        square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / size**0.5
-        fingerprint = (tuple(x.shape[-2:]), f"{mean:.9g}", f"{square:.9g}")
-        facts.varies |= facts.fingerprint not in (None, fingerprint)
-        facts.fingerprint = fingerprint
         if not is_activation(slot):
             self.pending.append((site, _sources(x)))
-        if self.observe is not None:
-            self.observe(site, x)
+        # What looks at x is no part of the network: following its operations would take longer than they do.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            facts.varies |= facts.fingerprint not in (None, fingerprint := _fingerprint(x))
+            facts.fingerprint = fingerprint
+            if self.observe is not None:
+                self.observe(site, x)
         return x
 
     def product(self, result: Tensor) -> None:
@@ -351,6 +222,14 @@ class Tracer:
                 self.trace.unpaired.add(convolution)
         self.used_by.clear()
         self.norms.clear()
+
+
+def _fingerprint(x: Tensor) -> tuple[Any, ...]:
+    """Means, so that what is the same for every input is so for batches of any size; all softmax has one mean."""
+    size = max(x.numel(), 1)
+    mean = float(x.sum(dtype=torch.float64)) / size
+    square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / size**0.5
+    return tuple(x.shape[-2:]), f"{mean:.9g}", f"{square:.9g}"
 
 
 def _is_property(function: Any) -> bool:

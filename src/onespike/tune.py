@@ -7,7 +7,6 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,16 @@ from onespike.convert import convert, set_scale_
 from onespike.energy import COLUMNS, metered
 from onespike.errors import DataError, LoadError, UsageError, unknown
 from onespike.files import sha256, write_atomically
-from onespike.objective import OBJECTIVES, ScaleObjective
+from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective
 from onespike.pipeline import Pair, Progress, no_progress
 from onespike.recipe import preset
-from onespike.search import LOWEST, Search, Trial, search
+from onespike.search import LOWEST, Report, Search, Trial, search
 from onespike.sensitivity import factors, sensitivities
-from onespike.tasks import Items, batches
+from onespike.tasks import Coco, Items, batches
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
-METRICS = {"top1": "top-1 accuracy, %", "kl": "KL to the original, nats"}
+METRICS = {"top1": "top-1 accuracy, %", "kl": "KL to the original, nats", "ap": "AP, %"}
 SHARE = 0.02
 """The paper's split: 2 % of the images, at least 100 of them here."""
 
@@ -69,13 +68,15 @@ class Outcome:
         return record if self.per_site is None else {**record, "per_site": self.per_site}
 
 
-def search_images(pair: Pair, data: str, count: int | None) -> tuple[Items, int]:
-    """Images that calibration has not seen, evenly spaced, and how many there are in all.
+def search_images(
+    pair: Pair, data: str, count: int | None, annotations: Path | None = None
+) -> tuple[Items, int, Coco | None]:
+    """Images that calibration has not seen, evenly spaced, how many there are in all, and a detector's truth.
 
     They are shuffled (always alike), so that the first of them, which decide whether a trial is given up and on which
     spikes are counted, are of all classes.
     """
-    everything = pipeline.choose(data, None)
+    everything, coco = pipeline.choose_labelled(pair.loaded, data, annotations, None)
     seen = set(pipeline.overlap(pair.data, everything))
     free = pipeline.without(everything, seen)
     if not free:
@@ -84,7 +85,7 @@ def search_images(pair: Pair, data: str, count: int | None) -> tuple[Items, int]
     chosen = limit_items(free, count)
     order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
     shuffled = tuple(chosen[place] for place in order)
-    return dataclasses.replace(chosen, items=shuffled), len(everything)
+    return dataclasses.replace(chosen, items=shuffled), len(everything), coco
 
 
 def searched(folder: Path) -> dict[str, Any]:
@@ -105,6 +106,7 @@ def search_run(
     folder: Path,
     data: str,
     *,
+    annotations: Path | None = None,
     trials: int = 50,
     objective: str | None = None,
     sampler: str = "gp",
@@ -118,10 +120,13 @@ def search_run(
     compiled: bool = False,
     url: str | None = None,
     resume: bool = False,
-    report: Callable[[Trial, int], None] = lambda trial, total: None,
+    report: Report = lambda trial, done, total: None,
     progress: Progress = no_progress,
 ) -> Outcome:
-    """Search λ of a run on images of its own, store every trial, and keep the best λ in the run."""
+    """Search λ of a run on images of its own, store every trial, and keep the best λ in the run.
+
+    Classifiers are searched by top-1 accuracy or by KL, detectors by AP with `annotations`.
+    """
     started = time.perf_counter()
     if objective is not None and objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
@@ -134,25 +139,20 @@ def search_run(
     if per_site not in (None, "site", "kind"):
         raise unknown("per-site choice", per_site, ("site", "kind"))
     pair = pipeline.load_run(folder, device=device)
-    if pair.loaded.results is not None:
-        raise UsageError(
-            f"search: {pair.loaded.spec} is a detector, and this command searches classifiers. "
-            "Search by AP in Python, as docs/detection.md shows."
-        )
+    _check_task(pair, objective, per_site, compiled)
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = pipeline.with_recipe(pair, pair.recipe.replace(factors=()))
-    items, available = search_images(pair, data, limit)
-    objective = objective or ("top1" if items.labelled else "kl")
+    items, available, coco = search_images(pair, data, limit, annotations)
     column = energy if budget is not None or front or per_site else None
-    steps = -(-len(items) // batch_size)
-    measure = ScaleObjective(
-        pair.ann,
-        pair.snn,
-        progress("original network", steps)(batches(items, pair.loaded.transform, batch_size)),
-        objective,
-        column,
-        compiled,
-    )
+    inputs = batches(items, pair.loaded.transform, batch_size, collate=pair.loaded.collate)
+    measure: ScaleObjective | OverallObjective
+    if coco is not None:
+        objective, score = "ap", pipeline.detection(pair.loaded, coco).precision
+        measure = OverallObjective(pair.snn, inputs, score, column)
+    else:
+        objective = objective or ("top1" if items.labelled else "kl")
+        shown = progress("original network", -(-len(items) // batch_size))(inputs)
+        measure = ScaleObjective(pair.ann, pair.snn, shown, objective, column, compiled)
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     found = search(
@@ -176,7 +176,7 @@ def search_run(
         report=report,
     )
     chosen = None
-    if per_site is not None:
+    if isinstance(measure, ScaleObjective) and per_site is not None:
         chosen = allocate(pair, measure, found, per_site, items, batch_size)
     outcome = Outcome(
         found, objective, column, len(items), available, measure.forwards, time.perf_counter() - started,
@@ -184,6 +184,18 @@ def search_run(
     )  # fmt: skip
     _keep(folder, pair, items, outcome, chosen)
     return outcome
+
+
+def _check_task(pair: Pair, objective: str | None, per_site: str | None, compiled: bool) -> None:
+    """Detectors are measured by AP, and have no logits from which a sensitivity follows."""
+    spec, detects = pair.loaded.spec, pair.loaded.results is not None
+    if objective is not None and (objective == "ap") != detects:
+        fitting = "ap" if detects else "top1 or kl"
+        raise UsageError(
+            f"search: the objective of {spec} is {fitting}, not {objective}. Leave --objective out."
+        )
+    if detects and (per_site or compiled):
+        raise UsageError(f"search: --per-site and --compile are for classifiers. Leave them out for {spec}.")
 
 
 @dataclass(frozen=True)
@@ -241,7 +253,7 @@ def allocate(
     if result.energy is None or found.best.value is None:
         raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
     sign = 1 if found.maximise else -1
-    better = sign * result.value > sign * found.best.value
+    better = result.energy <= budget and sign * result.value > sign * found.best.value
     return Allocation(by, high, result.value, result.energy, found.best.value, better, found_factors)
 
 

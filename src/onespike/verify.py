@@ -58,8 +58,7 @@ def _tick(owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) ->
     """A meter that compiles: it marks the neuron as reached in a buffer."""
     neuron: Any = owner[key]
     neuron.ticks.add_(1)
-    fired: Tensor = neuron(x)
-    return fired
+    return owner.value(key, x)
 
 
 def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:

@@ -110,7 +110,7 @@ def test_a_folder_without_a_model(tmp_path):
         load_model(f"transformers:{tmp_path}", pretrained=True)
     message = str(error.value)
     assert message.startswith(
-        f"transformers:{tmp_path}: the folder holds no image classifier that can be loaded ("
+        f"transformers:{tmp_path}: the folder holds no image classifier or detector that can be loaded ("
     )
     assert message.endswith("Write one there with save_pretrained, of the model and of its image processor.")
 

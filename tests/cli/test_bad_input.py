@@ -10,6 +10,7 @@ import torch
 from command_line import CALIBRATION, TEST, VIT, noise
 
 from onespike.adapters.base import OPTIONS
+from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS
 
 
@@ -33,8 +34,7 @@ def convert(cli, tmp_path):
 OPTION_VALUES = {
     ("--preset", "sforme"): "unknown preset 'sforme'. Did you mean 'sformer'? "
     f"Known: {', '.join(sorted(PRESETS))}.",
-    ("--neuron", "snf"): "unknown neuron 'snf'. Did you mean 'sfn'? "
-    "Known: dual-if, dual-mtn, if, mtn, sfn, uniform.",
+    ("--neuron", "snf"): f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
     ("--rounding", "up"): "unknown rounding 'up'. Known: nearest, paper.",
     ("--domain", "al"): "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
     ("--io", "digital"): "unknown io 'digital'. Known: analog, spiking.",

@@ -111,9 +111,9 @@ def test_missing_images_are_named(cli, run, coco, tmp_path):
     assert "1.png: the file of image id 7 is missing" in message
 
 
-def test_search_is_for_classifiers(cli, run, coco):
+def test_search_needs_annotations(cli, run, coco):
     message = cli("search", run, "--data", coco[0], "--trials", 2).message()
-    assert "is a detector, and this command searches classifiers" in message
+    assert "boxes are scored with annotations" in message
 
 
 def test_classifiers_have_no_use_for_boxes(cli, vit_run, images, coco):

@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_the_finished_trials(cli, made, tmp_path):
     result = cli(*words, "--resume", "--json", tmp_path / "s.json")
     assert result.code == 0, result
     assert [line.split(":")[0] for line in result.err.splitlines() if line.startswith("trial")] == [
-        "trial 4/3"
+        "trial 3/3"
     ]
     assert [round(t["scale"], 6) for t in json.loads((tmp_path / "s.json").read_text())["trials"]] == [
         1,

@@ -249,6 +249,14 @@ def test_alone():
         launched({"WORLD_SIZE": "two"})
 
 
+def test_processes_that_nobody_started(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    message = r"^WORLD_SIZE is 2, and the other processes cannot be reached \(.*\)\. Start them with accelerate launch"
+    with pytest.raises(UsageError, match=message):
+        launched({"WORLD_SIZE": "2"})
+
+
 def test_a_metric_that_cannot_be_shared():
     class Metric:
         pass

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onespike.kernels import native
 from onespike.observers import Histogram, Maximum
 
 DISTRIBUTIONS = {
@@ -119,3 +120,21 @@ def test_maximum_by_channel():
 def test_nothing_seen():
     with pytest.raises(ValueError, match="saw nothing"):
         Histogram().quantile(1, +1)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mantissa_bits", [4, 9])
+def test_the_kernel_counts_as_the_plain_form(
+    dtype: torch.dtype, mantissa_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    special = torch.tensor(
+        [0.0, -0.0, torch.nan, -torch.nan, torch.inf, -torch.inf, 1e-45, 2.0**-30, 2.0**21]
+    )
+    x = torch.cat([torch.randn(5000, generator=torch.Generator().manual_seed(0)).exp(), special]).to(dtype)
+    x = torch.cat([x, -x]).reshape(2, -1).t()
+    fast, plain = Histogram(None, mantissa_bits), Histogram(None, mantissa_bits)
+    fast.update(x)
+    monkeypatch.setattr("onespike.observers.count_", lambda *args: False)
+    plain.update(x)
+    assert torch.equal(fast.counts, plain.counts) and int(fast.counts.sum()) == x.numel()

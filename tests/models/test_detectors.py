@@ -30,6 +30,7 @@ from transformers import (
 
 import onespike
 from contract.conversion_contract import ConversionContract, images, randomise_
+from onespike.adapters.scenes import SceneDetector
 from onespike.convert import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
@@ -268,6 +269,17 @@ class TestVitDet(Eager):
             patch_size=16, window_block_indices=[0], window_size=2, use_relative_position_embeddings=True,
         )  # fmt: skip
         return randomise_(VitDetBackbone(config)), named()
+
+
+class TestScenes(Eager):
+    inputs = ("backbone.stage1.0:conv0_input",)
+    heads = ("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs")
+    spiking, softmax = 36, 3
+
+    @classmethod
+    def build(cls):
+        torch.manual_seed(0)
+        return randomise_(SceneDetector(32, detections=4)), images(64)
 
 
 def test_levels_of_a_pyramid_share_their_neurons():

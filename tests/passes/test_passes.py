@@ -173,6 +173,16 @@ def test_passes_work_on_a_convolutional_network():
     assert divergence(model, found, inputs) < divergence(model, chain(state, given, ("nearest",)), inputs)
 
 
+def test_what_a_budget_leaves_over_is_not_spent():
+    """One small layer of three spikes: no spikes lower its error further, and the ratio stays below the budget."""
+    model = convolutional()
+    inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
+    state, given = start(model, inputs, budget=0.3, energy="binary")
+    found = chain(state, given, ALL)
+    assert measured(found, given).ratio("binary") < 0.3
+    assert divergence(model, found, inputs) < 1e-3
+
+
 def test_constants_of_products_of_activations_are_charged():
     """q·μ is one product for each row that shares μ: its MACs stand in every column."""
     model, inputs = attention(), tokens()

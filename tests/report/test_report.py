@@ -62,7 +62,7 @@ def test_energy_shares_sum_to_one_and_examples_have_a_trail(record):
     for example in record["examples"]:
         assert len(example["trail"]) == len(record["sites"])
         assert example["trail"][0][1] == 99.0  # nothing has spiked before the first site
-    assert [p["scale"] for p in record["front"]["points"]] == [1.0, 0.5, 0.35, 0.25, 0.15, 0.08]
+    assert [p["scale"] for p in record["front"]["points"]] == [1.0, 0.5, 0.25, 0.12]
 
 
 def test_comparison_shows_what_differs(record):

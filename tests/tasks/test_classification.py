@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
@@ -14,6 +14,7 @@ from onespike.errors import DataError
 from onespike.tasks import Classification, Task
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     classes=st.integers(3, 12),

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from onespike.adapters import scenes
 from onespike.adapters.base import LoadedModel, Source, adapter, describe_normalisation, require
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS
+from onespike.adapters.detection import backbone_of
+from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS, SCENES
 from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, unknown
 
@@ -28,12 +30,26 @@ def load(name: str, source: Source) -> LoadedModel:
     if name not in NETWORKS:
         raise unknown("bundled model", name, NETWORKS)
     spec = f"bundled:{name}"
-    require("timm", "timm", spec)
+    if name != SCENES:
+        require("timm", "timm", spec)
     file = None if source.random else source.file or weights_file(name)
     model = NETWORKS[name]()
     if file:
         load_checkpoint_(model, file)
     shipped = file is not None and source.file is None
+    if name == SCENES:
+        return LoadedModel(
+            model=model,
+            spec=spec,
+            transform=scenes.to_input,
+            preprocessing=f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5",
+            weights="bundled" if shipped else source.describe(),
+            attention="sdpa",
+            class_names=scenes.SCENE_CLASSES,
+            task="segmentation",
+            results=scenes.scene_results,
+            backbone=backbone_of(model),
+        )
     return LoadedModel(
         model=model,
         spec=spec,

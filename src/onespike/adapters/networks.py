@@ -1,4 +1,4 @@
-"""The two small CIFAR-10 networks that ship with onespike; `training/train_cifar10.py` trains them."""
+"""The small networks that ship with onespike; `training/` holds the scripts that trained them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+
+from onespike.adapters.scenes import SceneDetector
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
@@ -51,4 +53,5 @@ def cifar10_resnet18() -> nn.Module:
     return network
 
 
-NETWORKS = {"cifar10-vit": cifar10_vit, "cifar10-resnet18": cifar10_resnet18}
+SCENES = "scenes"
+NETWORKS = {"cifar10-vit": cifar10_vit, "cifar10-resnet18": cifar10_resnet18, SCENES: SceneDetector}

@@ -18,7 +18,7 @@ from onespike.passes import parse_passes
 
 @command(
     "onespike ablate run --data imagenet/val",
-    "onespike ablate run --data photos --passes nearest,center,allocate --budget 0.25 --limit 200",
+    "onespike ablate run --data photos --limit 200 \\\n    --passes nearest,center,allocate --budget 0.25",
 )
 def ablate(
     run: RunFolder,

@@ -44,20 +44,25 @@ from onespike.theory import check_all
 from onespike.tune import searched
 
 
-@command("onespike demo --out my-demo")
+@command("onespike demo --out my-demo", "onespike demo --task segmentation")
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for figures and JSON.")] = Path(
         "onespike-demo"
     ),
+    task: Annotated[
+        str, typer.Option(metavar="KIND", help="classification or segmentation.")
+    ] = "classification",
 ) -> None:
-    """Convert the bundled network and measure it.
+    """Convert a bundled network and measure it.
 
-    The network is a small vision transformer for CIFAR-10. Its accuracy and energy are printed, and figures and
-    JSON written into a folder.
+    The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Its
+    accuracy and energy are printed, and figures and JSON written into a folder.
     """
-    from onespike.demo import run_demo
+    from onespike.demo import DEMOS
 
-    pair, result, files = run_demo(out, progress)
+    if task not in DEMOS:
+        raise unknown("demo", task, DEMOS)
+    pair, result, files = DEMOS[task](out, progress)
     show.network(pair)
     show.sites(pair.snn, brief=True)
     show.line()
@@ -251,7 +256,7 @@ def evaluate(
     """
     _refuse_both(device_map)
     pair = pipeline.load_run(run, device=device, device_map=device_map)
-    items, coco = pipeline.choose_labelled(pair, data, annotations, limit)
+    items, coco = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
     metric = pipeline.metric_for(pair, items, coco)
     if picture is not None and coco is None:
         raise UsageError("--picture draws boxes, and this network classifies. Leave it out.")

@@ -62,9 +62,8 @@ def _message(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return "the device has too little memory. Give a smaller --batch-size."
-    if (
-        isinstance(error, OSError) and error.errno != errno.EPIPE
-    ):  # EPIPE: the reader went away, as `head` does
+    # where the reader of a pipe went away, as `head` does, there is nobody to tell
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:
         place = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
         return f"{place}{reason}. Check the path, its permissions and the disk."

@@ -16,6 +16,7 @@ from onespike.doctor import Checkup, Finding, checkup, findings
 from onespike.doctor.measure import PROBE_IMAGES
 from onespike.errors import UsageError
 from onespike.files import write_atomically
+from onespike.report.text import figure
 
 
 @command("onespike doctor run --data imagenet/val --limit 500")
@@ -70,7 +71,7 @@ def _figures(measured: Checkup) -> None:
     )
     show.line()
     if measured.scales:
-        cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", f"{r['counts']:.3f}") for r in measured.scales]
+        cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", figure(r["counts"], 3)) for r in measured.scales]
         show.rows(("λ", "KL", "energy (counts)"), cells)
         show.line()
 

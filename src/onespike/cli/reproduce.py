@@ -8,16 +8,21 @@ from typing import Annotated
 import typer
 
 from onespike import pipeline
-from onespike.adapters import load_model
+from onespike.adapters import LoadedModel, load_model
 from onespike.cli import show
 from onespike.cli.commands import command
-from onespike.cli.options import BatchSize, Limit
+from onespike.cli.options import Annotations, BatchSize, Limit
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.reproduce import STUDIES, Bench, run_study
 from onespike.reproduce.bench import split
+from onespike.tasks import Coco, Items
 
-CALIBRATION, TEST = "bundled:cifar10-calibration", "bundled:cifar10-test"
+BUNDLED = {
+    False: ("bundled:cifar10-calibration", "bundled:cifar10-test"),
+    True: ("bundled:scenes-calibration", "bundled:scenes-test"),
+}
+"""The images that serve a classifier and a detector where none are given."""
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 """How many test images the bundled networks take by default: all studies together stay within 20 minutes."""
 
@@ -25,6 +30,7 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 @command(
     "onespike reproduce list",
     "onespike reproduce table-ablation",
+    "onespike reproduce table-detection",
     "onespike reproduce table-energy --model timm:vit_base_patch16_224 --weights vit.safetensors --data imagenet/val",
 )
 def reproduce(
@@ -37,6 +43,7 @@ def reproduce(
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Labelled images; the bundled ones by default.")
     ] = None,
+    annotations: Annotations = None,
     calibrate: Annotated[
         str | None,
         typer.Option(
@@ -71,14 +78,16 @@ def reproduce(
         raise UsageError(f"calibration needs at least 2 images, not {calibration_images}. Try 64.")
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):
         spec = model or f"bundled:{study.network}"
-        source = pipeline.choose(data or TEST, None)
-        given = calibrate or (None if data else CALIBRATION)
-        images = None if given is None else pipeline.choose(given, 2 * calibration_images)
-        count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
-        sets = split(source, images, calibration_images, count)
-        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
         loaded = load_model(spec, weights=weights, pretrained=pretrained)
-        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
+        if study.detects != (loaded.results is not None):
+            if name == "all":
+                continue
+            kind = "detectors" if study.detects else "classifiers"
+            raise UsageError(f"{study.name} measures {kind}, and {spec} is none. Give another --model.")
+        count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
+        sets, truths = _images(loaded, data, annotations, calibrate, calibration_images, count)
+        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
+        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress, truths=truths)
         rows, files = run_study(study, bench)
         show.line(study.title)
         columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -87,6 +96,28 @@ def reproduce(
         show.line(study.note)
         show.line(f"written to {', '.join(str(file) for file in files)}")
         show.line()
+
+
+def _images(
+    loaded: LoadedModel,
+    data: str | None,
+    annotations: Path | None,
+    calibrate: str | None,
+    each: int,
+    count: int | None,
+) -> tuple[tuple[Items, Items, Items], dict[str, Coco]]:
+    """Images for calibration, for searches and for the figures, and the annotations of their sources."""
+    if loaded.results is not None and calibrate is not None:
+        raise UsageError(
+            "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out."
+        )
+    strip, test = BUNDLED[loaded.results is not None]
+    found = [pipeline.choose_labelled(loaded, data or test, annotations, None)]
+    given = calibrate or (None if data else strip)
+    if given is not None:
+        found.append(pipeline.choose_labelled(loaded, given, None, 2 * each))
+    sets = split(found[0][0], found[1][0] if given is not None else None, each, count)
+    return sets, {items.source: coco for items, coco in found if coco is not None}
 
 
 def _cell(value: object) -> str:

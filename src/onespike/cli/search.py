@@ -10,7 +10,7 @@ import typer
 
 from onespike.cli import show
 from onespike.cli.commands import command, when_interrupted
-from onespike.cli.options import BatchSize, Device, Json, Limit, RunFolder
+from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.files import write_atomically
 from onespike.report import plots
@@ -22,6 +22,7 @@ from onespike.tune import FOLDER, METRICS, Outcome, search_run
     "onespike search run --data imagenet/train --trials 50",
     "onespike search run --data photos --objective kl --trials 12 --budget 0.17",
     "onespike search run --data imagenet/train --resume",
+    "onespike search run --data coco/train2017 \\\n    --annotations coco/annotations/instances_train2017.json",
 )
 def search(
     ctx: typer.Context,
@@ -29,9 +30,11 @@ def search(
     data: Annotated[
         str, typer.Option(metavar="DIR", help="Images to search on; those of the calibration are skipped.")
     ],
+    annotations: Annotations = None,
     trials: Annotated[int, typer.Option(metavar="N", help="Values of λ in all.")] = 50,
     objective: Annotated[
-        str | None, typer.Option(help="top1, or kl (no labels; the default where there are none).")
+        str | None,
+        typer.Option(help="top1, or kl (no labels; the default where there are none); ap for detectors."),
     ] = None,
     sampler: Annotated[str, typer.Option(help="gp, tpe or grid.")] = "gp",
     budget: Annotated[float | None, typer.Option(help="The largest energy ratio allowed.")] = None,
@@ -65,17 +68,15 @@ def search(
     interrupted, and shared between machines.
     """
 
-    def report(trial: Trial, total: int) -> None:
+    def report(trial: Trial, done: int, total: int) -> None:
         value = "given up early" if trial.value is None else f"{trial.value:.4g}"
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
-        show.note(
-            f"trial {trial.number + 1}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)"
-        )
+        show.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
     when_interrupted(ctx, "interrupted; finished trials are kept. Go on with the same command and --resume.")
     outcome = search_run(
-        run, data, trials=trials, objective=objective, sampler=sampler, budget=budget, energy=energy,
-        front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,
+        run, data, annotations=annotations, trials=trials, objective=objective, sampler=sampler,
+        budget=budget, energy=energy, front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,
         compiled=compiled, url=storage, resume=resume, report=report, progress=progress,
     )  # fmt: skip
     if json_file is not None:

@@ -144,12 +144,11 @@ def _scale(m: Checkup) -> Iterator[Finding]:
     if share < WORTH or math.isclose(best["scale"], m.scale, rel_tol=1e-3):
         return
     far = best["better"] and m.kl > FAR_SCALE * best["kl"]
-    energy = m.evaluation["energy"]["counts"]
     yield Finding(
         "scale",
         f"λ = {m.scale:g} is far from its optimum" if far else f"A λ near {best['scale']:g} is more exact",
-        f"divergence {m.kl:.3f} nats at λ = {m.scale:g} (energy {energy:.3f}), "
-        f"{best['kl']:.3f} at λ = {best['scale']:g} (energy {best['counts']:.3f})",
+        f"divergence {m.kl:.3f} nats at λ = {m.scale:g}{_energy(m.evaluation['energy']['counts'])}, "
+        f"{best['kl']:.3f} at λ = {best['scale']:g}{_energy(best['counts'])}",
         share,
         m.commands["search"] if far else m.commands["scale"],
         far,
@@ -227,6 +226,10 @@ def _dead(m: Checkup) -> Iterator[Finding]:
             m.commands["per site"],
             False,
         )
+
+
+def _energy(ratio: float | None) -> str:
+    return "" if ratio is None else f" (energy {ratio:.3f})"
 
 
 def _worst(m: Checkup, column: str) -> str:

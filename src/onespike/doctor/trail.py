@@ -30,6 +30,15 @@ def visited_by(snn: nn.Module, visit: Meter) -> Iterator[None]:
             owner.meter = None
 
 
+def passed_on(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
+    """What a site would pass on without a visitor."""
+    visitor, owner.meter = owner.meter, None
+    try:
+        return owner.visit(key, x, count)
+    finally:
+        owner.meter = visitor
+
+
 def trail(snn: nn.Module, inputs: Tensor) -> list[tuple[str, float]]:
     """Signal to noise (dB) of what each site receives, against the original network, in the order of execution.
 
@@ -54,8 +63,7 @@ def trail(snn: nn.Module, inputs: Tensor) -> list[tuple[str, float]]:
             if wanted.shape == got.shape:
                 error = float((wanted - got).square().sum())
                 found.append((site, decibels(float(wanted.square().sum()), error)))
-        fired: Tensor = owner[key](x)
-        return fired
+        return passed_on(owner, key, x, count)
 
     inputs = inputs.to(device_of(snn))
     for visit in (original, spiking):

@@ -71,6 +71,8 @@ def _plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
 
 def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
     """(channels, inner, steps of each): element i of memory has channel (i // inner) % channels; None if it has not."""
+    if sides[0].dim() == sides[1].dim() == 0:
+        return 1, 1, sides
     wide = next((side for side in sides if side.numel() > 1), None)
     if any(side.dim() > x.dim() for side in sides):
         return None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("fire.c")
+SOURCE = Path(__file__).with_name("native.c")
 EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 """Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
 VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f")}
@@ -63,7 +63,7 @@ def _load() -> ctypes.CDLL:
     capability = torch.backends.cpu.get_cpu_capability()
     source, flags = SOURCE.read_bytes(), (*EXACT, *VECTORS.get(capability, ()))
     key = hashlib.sha256(source + repr((flags, platform.system(), platform.machine())).encode()).hexdigest()
-    target = cache_folder() / f"fire-{key[:16]}.so"
+    target = cache_folder() / f"native-{key[:16]}.so"
     if not target.exists():
         if compiler is None:
             raise RuntimeError("no C compiler found")
@@ -75,6 +75,15 @@ def _load() -> ctypes.CDLL:
         ctypes.c_int32, ctypes.c_int32,
     )  # fmt: skip
     loaded.onespike_fire.restype = ctypes.c_int32
+    loaded.onespike_count.argtypes = (
+        pointer,
+        number,
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.c_int32,
+        pointer,
+    )
+    loaded.onespike_count.restype = None
     return loaded
 
 

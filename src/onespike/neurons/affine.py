@@ -28,7 +28,7 @@ class AffineFire(ScaleFire):
 
     >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), centre=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
     >>> cell.spikes(torch.tensor([3.0, 3.0])).tolist(), cell(torch.tensor([3.0, 4.0])).tolist()
-    ([2, 0], [3.0, 4.0])
+    ([2, 1], [3.0, 4.0])
     """
 
     centre: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from onespike.passes.statistics import Fisher, Sample, fisher, samples
 
 GRID = tuple(2 ** (k / 3) for k in range(-18, 10))
 """Steps that are tried, in units of a channel's mean magnitude."""
+FREE = 1e-26
+"""A multiplier at which spikes cost next to nothing."""
 SHARE = 1 / 8
 """What a spike of an operand that drives nothing is charged with: free in the ledger, but not on a chip."""
 
@@ -99,9 +102,13 @@ def allocate(state: State, given: Given) -> State:
         site: curve(t, drawn[site], information[site], state, given.energy, t.role == "softmax")
         for site, t in state.spiking.items()
     }
-    aim, result = goal, state
+    additions = goal * state.thresholds.macs * MAC_PJ / AC_PJ
+    finest, most = _with_steps(state, curves, FREE)
+    if most < additions and measured(finest, given).ratio(given.energy) <= goal:
+        return finest  # spikes that lower the error further do not exist: the rest of the budget is left
+    aim, result = additions, state
     for _ in range(3):
-        result = _with_steps(state, curves, aim * state.thresholds.macs * MAC_PJ / AC_PJ)
+        result, _ = _with_steps(state, curves, _multiplier(curves, aim))
         ratio = measured(result, given).ratio(given.energy)
         if abs(ratio / goal - 1) < 0.02:
             break
@@ -109,17 +116,23 @@ def allocate(state: State, given: Given) -> State:
     return fit(result, given, goal)
 
 
-def _with_steps(state: State, curves: dict[str, Curve], additions: float) -> State:
-    """The steps that take this many additions for one input, by bisection on the multiplier."""
-    low, high = -60.0, 20.0  # of its logarithm
+def _multiplier(curves: dict[str, Curve], additions: float) -> float:
+    """The multiplier at which the steps take this many additions for one input, by bisection of its logarithm."""
+    low, high = log(FREE), 20.0
     for _ in range(40):
         middle = (low + high) / 2
-        spent = sum(c.choose(2.718281828**middle)[1] for c in curves.values())
+        spent = sum(found.choose(exp(middle))[1] for found in curves.values())
         low, high = (middle, high) if spent > additions else (low, middle)
-    changes = {}
+    return exp(high)
+
+
+def _with_steps(state: State, curves: dict[str, Curve], multiplier: float) -> tuple[State, float]:
+    """The state with the steps of a multiplier, and the additions they take."""
+    changes, spent = {}, 0.0
     for site, found in curves.items():
-        step = found.choose(2.718281828**high)[0] / state.scale(site)
-        threshold = state.thresholds[site]
+        step, cost = found.choose(multiplier)
+        spent += cost
+        threshold, step = state.thresholds[site], step / state.scale(site)
         negative = bool((threshold.negative > 0).any())
         changes[site] = {"positive": step.float(), "negative": (step if negative else step * 0).float()}
-    return state.with_sites(changes)
+    return state.with_sites(changes), spent

@@ -26,13 +26,13 @@ class Given:
 
     Attributes:
         model: the original network; no pass changes it.
-        inputs: calibration batches, in memory.
+        inputs: calibration batches, in memory or read when they are asked for.
         budget: the energy ratio to meet, or None for that of the thresholds as they come in.
         energy: the column of the ledger that is meant.
-        images: a source of further unlabelled batches, for tuning.
         seed: of whatever is drawn.
         folder: where a long pass keeps what it needs to resume, or None.
         progress: progress(title, total) wraps the batches of a long stage.
+        memory: what several passes measure once and share.
     """
 
     model: nn.Module

@@ -8,8 +8,7 @@ from onespike.energy import naf_weight
 from onespike.neurons import mixed_levels
 from onespike.passes.base import Given, State, calibration_pass
 
-UNIFORM, TAIL = 64, 8
-SOFTMAX = "mixed:8"
+UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = 2, 2048
 
 
@@ -25,9 +24,10 @@ def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
 
 @calibration_pass("layout")
 def layout(state: State, given: Given) -> State:
-    """Uniform up to 64 and a tail to 319; where binary digits are paid for, all integers of at most two digits.
+    """Uniform up to 64 and a tail to 2111; where binary digits are paid for, all integers of at most two digits.
 
-    Softmax sites keep their mixed levels, and with them the step max/263: their values spread over three decades.
+    Steps stay as they are, those of softmax sites too: more levels cost nothing where spikes are counted, and the
+    step decides what is lost.
     """
     levels = digit_levels(DIGITS, LARGEST) if given.energy == "binary" else mixed_levels(UNIFORM, TAIL)
-    return state.with_sites({s: {"levels": levels} for s, t in state.spiking.items() if t.role != "softmax"})
+    return state.with_sites({site: {"levels": levels} for site in state.spiking})

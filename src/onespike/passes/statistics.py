@@ -12,12 +12,13 @@ from torch import Tensor
 from onespike.attach import Neurons
 from onespike.calibrate import device_of
 from onespike.convert import convert
+from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.passes.axes import reduced
 from onespike.passes.base import Given, State
 from onespike.sites import Site
 
-FISHER_IMAGES = 64
+FISHER_IMAGES, SAMPLED_IMAGES = 128, 64
 SAMPLES = 2**17
 """Values kept of each site, shared by the groups of its positions."""
 
@@ -70,6 +71,11 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
         fan = float(fan.double().mean()) if isinstance(fan, Tensor) else float(fan)
         size = reduced(x.detach().abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
+        if row.magnitude.shape != size.shape:
+            raise UsageError(
+                f"passes: {site} sees {list(row.magnitude.shape)} and then {list(size.shape)} positions and channels. "
+                "Give calibration inputs of one size."
+            )
         row.magnitude += size
         row.elements += x.numel() / size.numel()
         x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -114,11 +120,11 @@ class Sample:
 
 def samples(state: State, given: Given) -> dict[str, list[Sample]]:
     """For each site and each group of its positions with one gain, values drawn from the original network."""
-    identity = tuple((site, str(t.gain)) for site, t in state.spiking.items())
+    identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
         return kept
-    batches = _first(given, FISHER_IMAGES)
+    batches = _first(given, SAMPLED_IMAGES)
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}

@@ -19,10 +19,10 @@ from onespike.files import write_atomically
 from onespike.neurons.fire import fire_function
 from onespike.passes.allocate import spike_cost
 from onespike.passes.base import Given, State, calibration_pass
-from onespike.passes.budget import fit, target
+from onespike.passes.budget import fit, measured, target
 from onespike.passes.statistics import probed
 
-STEPS, BATCH, RATE, EVERY, PATIENCE, HELD, AVERAGE = 200, 8, 0.004, 20, 5, 32, 0.95
+STEPS, BATCH, RATE, EVERY, PATIENCE, HELD, AVERAGE = 200, 8, 0.001, 20, 5, 64, 0.95
 SECONDS = 25 * 60
 """A tuning that takes longer than this ends with the best it has found."""
 HINGE = 3.0
@@ -149,7 +149,8 @@ def tune(state: State, given: Given) -> State:
     """
     for t in state.spiking.values():
         check_symmetric(t)
-    goal = target(state, given)
+    # what `allocate` left of the budget is not needed
+    goal = min(target(state, given), measured(state, given).ratio(given.energy))
     learner = Learner(state, given.energy)
     training = Training(learner, state, given, goal)
     training.run()
@@ -167,7 +168,7 @@ class Training:
         self.optimiser = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
         self.average = {k: v.detach().clone() for k, v in learner.moves.items()}
         self.best, self.best_loss, self.step, self.waited, self.seconds = (
-            dict(self.average),
+            {k: v.clone() for k, v in self.average.items()},
             math.inf,
             0,
             0,

@@ -26,7 +26,8 @@ def render(record: Mapping[str, Any]) -> str:
     evaluation, front = record["evaluation"], record["front"]
     figures = {}
     if evaluation is not None:
-        figures["ledger"] = plots.svg(plots.ledger(evaluation["energy"]), "ledger")
+        known = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        figures["ledger"] = plots.svg(plots.ledger(known), "ledger")
     if front is not None:
         drawn = plots.front(
             front["points"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,8 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
     """Several runs, a metric against energy; each keeps its number from the table."""
     made, axes = figure(6.4, 3.8)
     for number, row in enumerate(rows, 1):
+        if row["energy"] is None:
+            continue
         axes.plot(row["energy"], row["value"], "o", color=BLUE, ms=8)
         axes.annotate(
             str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10
@@ -211,10 +214,7 @@ def scale_search(
         mew=2,
         label=f"chosen: λ = {best.scale:.3g}",
     )
-    left.set_xscale("log")
-    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if t >= 0.9 * measured[0].scale]
-    left.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    left.set_xticks([], minor=True)
+    _logarithmic(left.xaxis, [t.scale for t in measured])
     left.set_xlabel("λ")
     left.set_ylabel(metric)
     left.legend(frameon=False)
@@ -224,7 +224,22 @@ def scale_search(
         right.plot([t.energy for t in front], [t.value for t in front], "o-", color=BLUE, ms=5, label="front")
         if best.energy is not None:
             right.plot(best.energy, best.value, "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="chosen")
+        _logarithmic(right.xaxis, [t.energy for t in known])
         right.set_xlabel(f"energy ratio ({energy})")
         right.set_ylabel(metric)
         right.legend(frameon=False)
+    values = [t.value for t in measured]
+    if min(values) > 0 and max(values) > 20 * min(values):  # a divergence spans decades, an accuracy does not
+        for part in axes if known else (axes,):
+            _logarithmic(part.yaxis, values)
     return made
+
+
+def _logarithmic(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 times the powers of ten that the values reach."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = min(values), max(values)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**d for d in decades for m in (1, 2, 5) if 0.9 * low <= m * 10.0**d <= 1.1 * high]
+    axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
+    axis.set_ticks([], minor=True)

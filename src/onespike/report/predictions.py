@@ -30,13 +30,13 @@ def predictions(
         categories: category id → name.
         smallest: results below this score are left out.
     """
-    made, grid = figure(3.2 * len(images), 6.4, columns=len(images), rows=2)
+    made, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
     for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
         for column, (image, number) in enumerate(images):
             axes = grid[row][column]
             axes.imshow(image, interpolation="nearest")
             axes.axis("off")
-            axes.set_title(f"{title}, image {number}", fontsize=9)
+            axes.set_title(f"{title}, image {number}", fontsize=9, pad=12)
             shown = [r for r in found[network] if r["image_id"] == number and r["score"] >= smallest]
             for result in sorted(shown, key=lambda r: r["score"]):
                 _draw(axes, result, categories, image.size)
@@ -56,7 +56,8 @@ def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], s
         mask = decode(result["segmentation"])[..., None]
         axes.imshow(mask * [*to_rgb(colour), 0.45], interpolation="nearest")
     axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=colour, lw=1.5))
+    right = x > 0.6 * size[0]  # there the label ends where the box ends, to stay inside the picture
     axes.text(
-        min(max(x, 0), size[0]), max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
-        color="black", va="bottom", bbox=dict(fc=colour, ec="none", pad=0.8, alpha=0.85),
+        x + width if right else x, max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
+        color="black", va="bottom", ha="right" if right else "left", bbox=dict(fc=colour, ec="none", pad=0.8, alpha=0.85),
     )  # fmt: skip

@@ -61,7 +61,7 @@ def _accuracy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
             figure(evaluation[key]["top5"]),
             figure(evaluation["images"] / evaluation["seconds"][key], 1),
         ]
-        for key, name in (("ann", "original"), ("snn", "spiking, T = 1"))
+        for key, name in (("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}"))
     ]
     published = record["network"]["published_top1"]
     note = "" if published is None else f" Published top-1 of these weights: {published:.2f} %."

@@ -1,5 +1,6 @@
 """The paper by command: every table and figure measured again, beside the numbers it prints."""
 
+from onespike.reproduce import detectors as detectors
 from onespike.reproduce import distributions as distributions
 from onespike.reproduce import equivalence as equivalence
 from onespike.reproduce import sweeps as sweeps

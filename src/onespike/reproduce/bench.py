@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from onespike.energy import metered
 from onespike.errors import DataError, UsageError
 from onespike.evaluate import evaluate
 from onespike.files import write_atomically
-from onespike.objective import OBJECTIVES, ScaleObjective
+from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective
 from onespike.pipeline import Progress, no_progress
 from onespike.recipe import Recipe
 from onespike.search import LOWEST, Search, search
-from onespike.tasks import Classification, Items, batches, limit
+from onespike.tasks import Coco, Items, Paired, batches, limit
 
 CACHE = "measured.json"
 CALIBRATED = (
@@ -54,26 +54,6 @@ class Replayed(nn.Module):
         return self.outputs[self.place - 1]
 
 
-class _Paired(Classification):
-    """Also the standard error of the difference in top-1, image by image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.differences: list[Tensor] = []
-
-    def update(self, ann: Tensor, snn: Tensor, labels: Tensor | None) -> None:
-        super().update(ann, snn, labels)
-        if labels is not None:
-            hits = [(logits.argmax(1).cpu() == labels.cpu()).double() for logits in (snn, ann)]
-            self.differences.append(hits[0] - hits[1])
-
-    def error(self) -> float | None:
-        if not self.differences:
-            return None
-        every = torch.cat(self.differences)
-        return 100 * float(every.std()) / math.sqrt(len(every)) if len(every) > 1 else None
-
-
 class Bench:
     """Measures recipes on one network.
 
@@ -85,6 +65,7 @@ class Bench:
         folder: where finished measurements are kept.
         batch_size: images a forward.
         progress: for bars.
+        truths: for a detector, the annotations of each source of images.
     """
 
     def __init__(
@@ -97,10 +78,11 @@ class Bench:
         *,
         batch_size: int = 50,
         progress: Progress = no_progress,
+        truths: Mapping[str, Coco] | None = None,
     ) -> None:
         self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
         self.folder, self.batch_size, self.progress = folder, batch_size, progress
-        self.ann = loaded.model
+        self.ann, self.truths = loaded.model, truths or {}
         self.identity = {
             "network": loaded.spec,
             "weights": loaded.weights,
@@ -145,25 +127,37 @@ class Bench:
             fields["scale"] = recipe.scale
         key = json.dumps(fields)
         if key not in self.thresholds:
-            steps = -(-len(self.calibration) // self.batch_size)
-            self.thresholds[key] = calibrate(
-                self.ann, self._inputs(self.calibration), recipe, progress=self.progress("calibrating", steps)
-            )
+            bar = self.progress("calibrating", self.steps(self.calibration))
+            inputs = self._inputs(self.calibration)
+            self.thresholds[key] = calibrate(self.ann, inputs, recipe, progress=bar)
         return self.thresholds[key]
 
-    def _inputs(self, items: Items) -> Any:
-        return (x for x, _ in batches(items, self.loaded.transform, self.batch_size))
+    def steps(self, items: Items) -> int:
+        return -(-len(items) // self.batch_size)
+
+    def labelled(self, items: Items) -> Iterator[tuple[Any, Any]]:
+        """Batches of inputs and labels."""
+        return batches(items, self.loaded.transform, self.batch_size, collate=self.loaded.collate)
+
+    def _inputs(self, items: Items) -> Iterator[Any]:
+        return (x for x, _ in self.labelled(items))
+
+    def truth(self, items: Items) -> Coco:
+        """The annotations of these images."""
+        if items.source not in self.truths:
+            raise DataError(f"{items.source}: boxes are scored with annotations. Give --annotations FILE.")
+        return self.truths[items.source]
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
 
     def measure(self, recipe: Recipe) -> dict[str, Any]:
         """Accuracy, divergence, energy and time of the network under a recipe, on the test images."""
-        return self.once("measure " + _spell(recipe), lambda: self._measure(recipe))
+        return self.once("measure " + spell(recipe), lambda: self._measure(recipe))
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
-        snn, metric = self.converted(recipe), _Paired()
-        steps = -(-len(self.test) // self.batch_size)
+        snn, metric = self.converted(recipe), Paired()
+        steps = self.steps(self.test)
         device = next(self.ann.parameters()).device
         if not self.outputs:
             with evaluating(self.ann):
@@ -173,7 +167,7 @@ class Bench:
         result = evaluate(
             Replayed(self.outputs, device),
             snn,
-            batches(self.test, self.loaded.transform, self.batch_size),
+            self.labelled(self.test),
             metric,
             progress=self.progress(title, steps),
         )
@@ -182,7 +176,7 @@ class Bench:
         return {
             "ann": record["ann"]["top1"],
             "top1": record["snn"]["top1"],
-            "error": metric.error(),
+            "error": record["standard_error"],
             "agreement": record["agreement"],
             "kl": record["kl"],
             **record["energy"],
@@ -194,21 +188,29 @@ class Bench:
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
         """λ by search on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
-        key = f"search {objective} {trials} " + _spell(recipe.replace(scale=1.0))
+        key = f"search {objective} {trials} " + spell(recipe.replace(scale=1.0))
         return self.once(key, lambda: self._search(recipe, trials, objective))
 
     def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
         title = f"{trials} λ trials, {objective}"
-        measure = ScaleObjective(
-            self.ann, self.converted(recipe), batches(self.held, self.loaded.transform, self.batch_size), objective
-        )  # fmt: skip
+        snn, held = self.converted(recipe), self.labelled(self.held)
+        measure: ScaleObjective | OverallObjective
+        if objective == "ap":
+            score = pipeline.detection(self.loaded, self.truth(self.held)).precision
+            measure = OverallObjective(snn, held, score)
+        else:
+            measure = ScaleObjective(self.ann, snn, held, objective)
         bar = iter(self.progress(title, trials)(range(trials)))
+
+        def advance() -> None:
+            next(bar, None)
+
         found: Search = search(
             measure,
             trials=trials,
             maximise=OBJECTIVES[objective],
             fixed=(1.0, 0.25),
-            report=lambda trial, total: next(bar, None) and None,
+            report=lambda trial, done, total: advance(),
         )
         for _ in bar:
             pass
@@ -222,7 +224,7 @@ class Bench:
 
     def at_energy(self, recipe: Recipe, column: str, ratio: float) -> Recipe:
         """The recipe with the λ whose energy on a few held-out images is this ratio, as nearly as λ can."""
-        key = f"at {column} {ratio:.6f} " + _spell(recipe.replace(scale=1.0))
+        key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
             snn, x = self.converted(recipe), next(iter(self._inputs(limit(self.held, self.batch_size))))
@@ -238,7 +240,7 @@ class Bench:
         return recipe.replace(scale=self.once(key, bisect)["scale"])
 
 
-def _spell(recipe: Recipe) -> str:
+def spell(recipe: Recipe) -> str:
     """A recipe as a key: all of its fields but the name of its preset."""
     fields: Mapping[str, Any] = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
     return json.dumps(fields, sort_keys=True)

@@ -32,6 +32,7 @@ class Study:
         measure: from a bench to rows.
         draw: from rows to a figure.
         note: how our numbers and the paper's may be compared.
+        detects: whether it measures detectors, and not classifiers.
     """
 
     name: str
@@ -40,20 +41,26 @@ class Study:
     measure: Callable[[Bench], list[Row]]
     draw: Callable[[Sequence[Row]], Figure]
     note: str
+    detects: bool = False
 
 
 STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str, title: str, draw: Callable[[Sequence[Row]], Figure], note: str, network: str = "cifar10-vit"
+    name: str,
+    title: str,
+    draw: Callable[[Sequence[Row]], Figure],
+    note: str,
+    network: str = "cifar10-vit",
+    detects: bool = False,
 ) -> Callable[[Callable[[Bench], list[Row]]], Callable[[Bench], list[Row]]]:
     """Registers a function from a bench to rows as a study."""
 
     def register(measure: Callable[[Bench], list[Row]]) -> Callable[[Bench], list[Row]]:
         if name in STUDIES:
             raise UsageError(f"the study '{name}' is registered already. Choose another name.")
-        STUDIES[name] = Study(name, title, network, measure, draw, note)
+        STUDIES[name] = Study(name, title, network, measure, draw, note, detects)
         return measure
 
     return register

@@ -1,17 +1,19 @@
 """What a batch is and how it is scored."""
 
 from onespike.tasks.base import Task
-from onespike.tasks.classification import Classification
-from onespike.tasks.coco import Coco, category_ids, list_coco, read_coco
+from onespike.tasks.classification import Classification, Paired
+from onespike.tasks.coco import SCENES, Coco, category_ids, list_coco, read_coco
 from onespike.tasks.detection import Detection, average_precision
 from onespike.tasks.images import Item, Items, batches, limit, list_images, read_image
 
 __all__ = [
+    "SCENES",
     "Classification",
     "Coco",
     "Detection",
     "Item",
     "Items",
+    "Paired",
     "Task",
     "average_precision",
     "batches",

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from onespike.errors import DataError
-from onespike.tasks.images import Item, Items, image_size
+from onespike.tasks.images import BUNDLED, Item, Items, image_size, unknown_strip
+
+SCENES = {"scenes-test": "scenes_test", "scenes-calibration": "scenes_calibration"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,17 @@ def _check(file: Path, record: dict[str, Any], images: dict[int, Any]) -> None:
 
 
 def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tuple[Items, Coco]:
-    """The annotated images of a folder, sorted by id, and the truth about them."""
+    """The annotated images of a folder, sorted by id, and the truth about them.
+
+    `bundled:scenes-test` and `bundled:scenes-calibration` bring their annotations along.
+    """
+    if str(folder).startswith("bundled:"):
+        name = str(folder).removeprefix("bundled:")
+        if name not in SCENES:
+            raise unknown_strip(str(folder), SCENES)
+        coco, strip = read_coco(BUNDLED / f"{SCENES[name]}.json"), BUNDLED / f"{SCENES[name]}.png"
+        scenes = (Item(f"{name}/{i:04d}", i, strip, row, i) for row, i in enumerate(sorted(coco.images)))
+        return Items(str(folder), tuple(scenes)), coco
     if annotations is None:
         raise DataError(
             f"{folder}: boxes are scored with annotations. Give the instances JSON with --annotations FILE."

@@ -56,14 +56,28 @@ class Detection:
         if labels is None:
             raise DataError("these images have no ids. List them together with their annotations.")
         numbers = [int(i) for i in labels]
-        records = [self.coco.images[i] for i in numbers]
         for network, output in (("ann", ann), ("snn", snn)):
-            self.found[network].extend(self._checked(self.results(output, records), network, numbers))
+            self.found[network].extend(self._checked(output, network, numbers))
         self.images.extend(numbers)
 
-    def _checked(self, results: Iterable[Result], network: str, numbers: list[int]) -> Iterable[Result]:
+    def precision(self, outputs: Iterable[tuple[Any, Tensor]]) -> float:
+        """AP of the spiking network alone, by its outputs for the images with these ids: of masks, or else of boxes."""
+        found: list[Result] = []
+        images: list[int] = []
+        for output, labels in outputs:
+            numbers = [int(i) for i in labels]
+            found.extend(self._checked(output, "snn", numbers))
+            images.extend(numbers)
+        figure = average_precision(self.coco, found, self.kinds[-1], images)[0]["AP"]
+        if figure is None:
+            raise DataError(
+                f"{self.coco.source}: the chosen images show no object. Give other images, or more."
+            )
+        return figure
+
+    def _checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         known = self.coco.categories
-        for result in results:
+        for result in self.results(output, [self.coco.images[i] for i in numbers]):
             if self.categories is not None:
                 if result["category_id"] not in self.categories:
                     continue

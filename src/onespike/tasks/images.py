@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 BUNDLED = Path(__file__).parent / "bundled"
 STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
-SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,9 @@ def read_image(item: Item) -> Image:
     from PIL import Image
 
     if item.row is not None:
-        size = SIDE * SIDE * 3
-        return Image.frombytes(
-            "RGB", (SIDE, SIDE), _strip(item.path)[item.row * size : (item.row + 1) * size]
-        )
+        side, pixels = _strip(item.path)
+        size = side * side * 3
+        return Image.frombytes("RGB", (side, side), pixels[item.row * size : (item.row + 1) * size])
     try:
         with Image.open(item.path) as image:
             image.verify()  # checksums, where the format has them; the file must then be opened anew
@@ -228,7 +227,7 @@ def _labels(classes: list[str], folder: Path) -> dict[str, int]:
 def _list_strip(source: str) -> Items:
     name = source.removeprefix("bundled:")
     if name not in STRIPS:
-        raise unknown("bundled images", source, [f"bundled:{n}" for n in STRIPS])
+        raise unknown_strip(source, STRIPS)
     record = json.loads((BUNDLED / f"{STRIPS[name]}.json").read_text(encoding="utf-8"))
     path = BUNDLED / f"{STRIPS[name]}.png"
     rows = zip(record["indices"], record["labels"], strict=True)
@@ -236,13 +235,17 @@ def _list_strip(source: str) -> Items:
     return Items(source, tuple(items), tuple(record["classes"]))
 
 
+def unknown_strip(source: str, known: Iterable[str]) -> UsageError:
+    return unknown("bundled images", source, [f"bundled:{name}" for name in known])
+
+
 @lru_cache(maxsize=2)
-def _strip(path: Path) -> bytes:
-    """All pixels of a strip, which has one 32×32 image in each of its rows."""
+def _strip(path: Path) -> tuple[int, bytes]:
+    """The side and all pixels of a strip, which has one square image in each of its rows."""
     from PIL import Image
 
     with Image.open(path) as image:
-        return image.convert("RGB").tobytes()
+        return math.isqrt(image.width), image.convert("RGB").tobytes()
 
 
 def _require_pillow(name: str) -> None:

@@ -12,10 +12,10 @@ from contract.networks import sequences, transformer
 from onespike import calibrate, convert, preset, verify
 from onespike.calibrate import device_of
 from onespike.convert import convert_
+from onespike.devices import place_, state_of
 from onespike.errors import ConversionError, LoadError, UsageError
 from onespike.evaluate import evaluate
 from onespike.neurons import Neuron
-from onespike.placement import place_, state_of
 from onespike.tasks import Classification
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -1,4 +1,5 @@
-/* The fire function in one pass over memory: what neurons/fire.py and neurons/sides.py say, operation for operation.
+/* The fire function in one pass over memory: what neurons/fire.py and neurons/sides.py say, operation for operation;
+ * and the counting of bit patterns, as observers.py does it.
  *
  * Divisions are true divisions and nothing may be contracted to a fused multiply-add: this file is compiled with
  * -ffp-contract=off and without -ffast-math. Every choice is written so that a compiler can turn it into a vector
@@ -100,4 +101,15 @@ int32_t onespike_fire(const float *x, float *out, int64_t n, int64_t channels, i
         }
     }
     return 0;
+}
+
+/* Adds to counts[sign][bin], the bin being the bits of |x| from `shift` on, less lowest - 1, within 0 ... bins - 1. */
+void onespike_count(const float *x, int64_t n, int32_t shift, int32_t lowest, int32_t bins, int64_t *counts) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        const int32_t above = (int32_t)((bits & 0x7FFFFFFF) >> shift) - (lowest - 1);
+        const int32_t bin = above < 0 ? 0 : above < bins ? above : bins - 1;
+        counts[(bits >> 31) * (int64_t)bins + bin]++;
+    }
 }
