@@ -144,7 +144,7 @@ def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
     found = result.to_dict()
     assert found["images"] == 100
     for kind in ("bbox", "segm"):
-        assert found["ann"][kind]["AP50"] > 30
-        assert found["snn"][kind]["AP50"] > 0.7 * found["ann"][kind]["AP50"]
+        assert found["ann"][kind]["AP50"] > 75
+        assert found["snn"][kind]["AP50"] > 0.93 * found["ann"][kind]["AP50"]
     assert 0 < found["energy"]["nonzero"] <= found["energy"]["counts"] < 1
     assert all((tmp_path / name).stat().st_size for name in files)

@@ -59,7 +59,6 @@ class Evaluation:
             "images": self.images,
             "scale": self.scale,
             "seconds": self.seconds,
-            "steps": self.steps,
         }
 
 

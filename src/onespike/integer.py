@@ -3,20 +3,22 @@
 A neuron's value is step⁺ times a positive count or step⁻ times a negative one, so that a linear map of it is
 (step⁺·(c⁺·W) − step⁻·(c⁻·W))·s + b, where W are 8-bit weights and s their scales, one an output. The products in
 parentheses are sums of integers. They are exact, whatever the order of the summands. Where both steps are equal, or
-one side is off, one of them is enough.
+one side is off, one of them is enough; and so it is where step⁻/step⁺ is a fraction p/q of small integers, for
+q·c⁺ − p·c⁻ counts one unit, step⁺/q. The kernel of our own makes it such a fraction, as weights are made integers.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial, update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike import synapses
+from onespike import kernels, synapses
 from onespike.attach import Neurons
 from onespike.convert import is_converted, steps_of
 from onespike.errors import UsageError
@@ -27,6 +29,8 @@ WEIGHT = 127
 DIGIT = 128
 """Counts are written in this base, each digit in one signed byte."""
 KEY = "linear0_input"
+NEAR = 2**-9
+"""How far a step may move, relatively, to be in a ratio of small integers: half of what rounds the largest weight."""
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,16 +64,59 @@ def integer_product(counts: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
+def common_unit(positive: float, negative: float, limit: int) -> tuple[int, int] | None:
+    """(q, p) up to `limit` with p/q ≈ negative/positive, or None if none is near enough; (1, 1) for one side alone.
+
+    >>> common_unit(1.0, 0.75, 100), common_unit(0.0, 0.5, 1), common_unit(1.0, 0.7, 1)
+    ((4, 3), (1, 1), None)
+    """
+    if not positive or not negative:
+        return 1, 1
+    ratio = Fraction(negative) / Fraction(positive)
+    near = ratio.limit_denominator(limit) if ratio <= 1 else 1 / (1 / ratio).limit_denominator(limit)
+    return (near.denominator, near.numerator) if near and abs(near / ratio - 1) <= NEAR else None
+
+
+def _largest_sum(weight: Tensor) -> int:
+    """What the largest output would be of inputs that are ±1."""
+    return int(weight.int().abs().sum(1).max())
+
+
 class IntegerWeight(nn.Module):
-    """The 8-bit weight of a linear map with one scale an output."""
+    """The 8-bit weight of a linear map with one scale an output; `packed` where our own kernel multiplies."""
 
     weight: Tensor
     scale: Tensor
+    packed: Tensor | None = None
+    times: tuple[int, int] | None = (1, 1)
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
+
+    def pack_(self, neuron: Neuron) -> None:
+        """Lay the weights out for the kernel and bring the neuron's steps to a common unit, if there is one."""
+        room = min(kernels.COUNT, (2**31 - 1) // max(_largest_sum(self.weight), 1)) // neuron.largest
+        up, down = neuron.steps()
+        self.times, self.packed = common_unit(float(up), float(down), room), kernels.pack(self.weight)
+        if self.times not in (None, (1, 1)):
+            q, p = self.times
+            neuron.negative.copy_(neuron.positive.double() * p / q)
+
+    def fused(self, x: Tensor, neuron: Neuron, bias: Tensor | None) -> Tensor | None:
+        """Values of [rows, inputs] with the bias from the kernel; None where the plain form must run."""
+        if self.packed is None:
+            return None
+        up, down = neuron.active(neuron.steps())
+        call = partial(kernels.fire_product, x, form=neuron.form, packed=self.packed, scale=self.scale)
+        if self.times is not None:
+            return call((up, down), times=self.times, bias=bias)
+        parts = [call(sides, times=(1, 1), bias=None) for sides in ((up, None), (None, down))]
+        if parts[0] is None or parts[1] is None:
+            return None
+        value = parts[0].add_(parts[1])
+        return value if bias is None else value.add_(bias)
 
     def forward(self, counts: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """Counts of shape [rows, inputs] → values of shape [rows, outputs], without the bias."""
@@ -89,7 +136,11 @@ def _integer_forward(module: Any, x: Tensor) -> Tensor:
     neuron: Any = owner[KEY]
     if owner.meter is not None:
         owner.meter(owner, KEY, x, partial(synapses.linear, x, module.integer.weight))
-    counts = neuron.counts(x.reshape(-1, x.shape[-1]))
+    rows = x.reshape(-1, x.shape[-1])
+    fused: Tensor | None = module.integer.fused(rows, neuron, module.bias)
+    if fused is not None:
+        return fused.view(*x.shape[:-1], -1)
+    counts = neuron.counts(rows)
     values: Tensor = module.integer(counts.nan_to_num(nan=0.0), *neuron.steps())
     if module.bias is not None:
         values = values + module.bias
@@ -115,11 +166,15 @@ class Optimised:
 
 
 def has_integer_units() -> bool:
-    """Whether this processor multiplies bytes fast (VNNI or AMX); without, torch's integer product is a plain loop."""
+    """Whether torch multiplies bytes fast here (VNNI or AMX), or our own kernel 16-bit counts (AVX2 and a compiler)."""
+    return _has_byte_units() or kernels.is_fast()
+
+
+def _has_byte_units() -> bool:
     return bool(torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _obstacle(module: nn.Module, owner: Neurons, integer_units: bool) -> str | None:
+def _obstacle(module: nn.Module, owner: Neurons, weight: Tensor, integer_units: bool) -> str | None:
     """Why a product with rounded weights is simulated in float, or None if it runs on integers."""
     if type(module) is not nn.Linear or set(owner) != {KEY}:
         return "only nn.Linear has an integer form"
@@ -128,9 +183,11 @@ def _obstacle(module: nn.Module, owner: Neurons, integer_units: bool) -> str | N
         return "its neuron adds a constant to the spikes"
     if any(side.dim() for side in neuron.steps()):
         return "one step a channel is no common factor"
-    if neuron.largest * WEIGHT * module.in_features >= 2**31:
+    if neuron.largest * _largest_sum(weight) >= 2**31:
         return "the largest counts could overflow 32 bits"
-    return None if integer_units else "this processor has no VNNI or AMX"
+    if not _has_byte_units() and (neuron.form() is None or neuron.largest > kernels.COUNT):
+        return "its neuron, or its largest count, has no place in the integer kernel"
+    return None if integer_units else "this processor has no VNNI, AMX or AVX2, or there is no compiler"
 
 
 def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised:
@@ -153,7 +210,7 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised
         if weight.dtype != torch.float32:
             raise UsageError(f"optimize: {name} has weights of type {weight.dtype}. Use snn.float().")
         integers, scale = quantise(weight)
-        reason = _obstacle(module, owner, units)
+        reason = _obstacle(module, owner, integers, units)
         if reason is not None:
             simulated[name] = reason
             rows = scale.view(-1, *[1] * (weight.dim() - 1))
@@ -161,6 +218,9 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised
             continue
         done += 1
         module.integer = IntegerWeight(integers, scale)
+        neuron = owner[KEY]
+        if not _has_byte_units() and isinstance(neuron, Neuron):
+            module.integer.pack_(neuron)
         module.weight = None
         module.forward = update_wrapper(partial(_integer_forward, module), nn.Linear.forward)
     if not done and not simulated:

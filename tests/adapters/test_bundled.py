@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from onespike.adapters import bundled, load_model
-from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS
+from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
 from onespike.errors import LoadError, UsageError
 from onespike.tasks import batches, limit, list_images
 
@@ -18,11 +18,11 @@ def test_unknown_name():
         load_model("bundled:cifar10-vti")
     assert str(error.value) == (
         "unknown bundled model 'cifar10-vti'. Did you mean 'cifar10-vit' or 'cifar10-resnet18'? "
-        "Known: cifar10-resnet18, cifar10-vit."
+        "Known: cifar10-resnet18, cifar10-vit, scenes."
     )
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", ["cifar10-resnet18", "cifar10-vit"])
 def test_random_weights_and_weights_from_a_file(tmp_path, name):
     random = load_model(f"bundled:{name}", random_weights=True)
     assert (random.weights, random.class_names, random.published_top1) == ("random", CIFAR10_CLASSES, None)

@@ -32,7 +32,7 @@ def convert(cli, tmp_path):
 
 
 OPTION_VALUES = {
-    ("--preset", "sforme"): "unknown preset 'sforme'. Did you mean 'sformer'? "
+    ("--preset", "sforme"): "unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? "
     f"Known: {', '.join(sorted(PRESETS))}.",
     ("--neuron", "snf"): f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
     ("--rounding", "up"): "unknown rounding 'up'. Known: nearest, paper.",
@@ -106,7 +106,7 @@ def test_unknown_models(convert, model):
 def test_models_that_are_no_models(convert):
     assert convert(model="bundled:cifar10-vt") == (
         "unknown bundled model 'cifar10-vt'. Did you mean 'cifar10-vit' or 'cifar10-resnet18'? "
-        "Known: cifar10-resnet18, cifar10-vit."
+        "Known: cifar10-resnet18, cifar10-vit, scenes."
     )
     assert convert(model="tim:vit") == (
         "unknown adapter 'tim'. Did you mean 'timm'? Known: bundled, timm, torchvision, transformers."
@@ -315,7 +315,7 @@ def test_verify_and_list(cli, vit_run):
     assert cli("verify", "--data", TEST).message() == both
     assert cli("verify", "--trials", 0).message() == "trials must be at least 1, not 0. Try 200."
     assert cli("list", "neuron").message() == (
-        "unknown list 'neuron'. Did you mean 'neurons'? Known: models, neurons, presets."
+        "unknown list 'neuron'. Did you mean 'neurons'? Known: models, neurons, passes, presets."
     )
 
 

@@ -88,7 +88,7 @@ def test_calibration_images_are_skipped(cli, made, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--objective", "loss"), "unknown objective 'loss'. Known: kl, top1."),
+    (("--objective", "loss"), "unknown objective 'loss'. Known: ap, kl, top1."),
     (("--sampler", "random"), "unknown sampler 'random'. Known: gp, grid, tpe."),
     (("--budget", "0"), "the budget must be above 0, not 0. The paper's networks use 0.15 to 0.19."),
     (("--energy", "joule"), "unknown energy column 'joule'. Known: binary, counts, nonzero, strict."),

@@ -180,7 +180,7 @@ def test_only_the_first_process_speaks(both):
     (3, "1/2.png: the image cannot be read (it is not an image). Replace or remove it."),
     (4, "absent: no run here (run.json is missing). Make one with: "),
     (5, "run.json/x: a part of this path is a file. Choose another place."),
-    (7, "unknown list 'nothing'. Known: models, neurons, presets."),
+    (7, "unknown list 'nothing'. Known: models, neurons, passes, presets."),
 ])  # fmt: skip
 def test_a_failure_is_everyones_and_said_once(both, number, message):
     (code, _, err), (other, _, _) = both[1][number]

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import onespike
+from onespike import kernels
 from onespike.errors import UsageError
-from onespike.integer import integer_product, optimize_, quantise
+from onespike.integer import common_unit, integer_product, optimize_, quantise
 
 X = torch.randn(64, 5, 12, generator=torch.Generator().manual_seed(1))
 
@@ -29,6 +30,78 @@ def snn(**recipe: object) -> nn.Module:
     return onespike.convert(model, onespike.calibrate(model, [X], made), made)
 
 
+@pytest.fixture
+def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with VNNI: torch multiplies, and our own kernel does not."""
+    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: True)
+
+
+def in_units(fast: nn.Linear, plain: nn.Linear, x: Tensor) -> Tensor:
+    """What the kernel computes, with its sums in float64: counts of one unit, the step over its multiple."""
+    neuron, (q, p) = fast.neurons["linear0_input"], fast.integer.times
+    counts, (up, _) = neuron.counts(x).double(), neuron.steps()
+    units = q * counts.clamp(min=0) - p * (-counts).clamp(min=0)
+    weight, scale = quantise(plain.weight)
+    value = (units @ weight.double().t()).float() * (up / q * scale)
+    return value if plain.bias is None else value + plain.bias
+
+
+@pytest.mark.skipif(kernels.native.library() is None, reason="no kernels here")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_equals_the_float64_simulation(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    converted = snn(scale=0.02)
+    fast = onespike.optimize(converted, integer_units=True)
+    before, after = (n.two.neurons["linear0_input"] for n in (converted, fast))
+    assert fast.two.integer.times != (1, 1) and fast.one.integer.times == (1, 1)
+    assert (after.negative / before.negative - 1).abs() < 2**-9
+    with torch.inference_mode():
+        for name, size in (("two", 24), ("one", 20)):
+            for rows in (1, 7, 200):
+                x = 40 * torch.randn(rows, 3, size, generator=torch.Generator().manual_seed(2))
+                made, plain = getattr(fast, name), getattr(converted, name)
+                assert (
+                    made.integer.fused(x.flatten(0, 1), made.neurons["linear0_input"], made.bias) is not None
+                )
+                assert torch.equal(made(x), in_units(made, plain, x))
+        x[1] = torch.nan
+        assert made(x)[1].isnan().all() and made(x)[0].isfinite().all()
+
+
+@pytest.mark.skipif(kernels.native.library() is None, reason="no kernels here")
+def test_steps_without_a_common_unit_are_multiplied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
+    monkeypatch.setattr(torch, "_int_mm", None)  # torch's plain loop must never run here
+    converted = snn()
+    before = converted.two.neurons["linear0_input"]
+    before.negative.copy_(before.positive * 0.0031)
+    fast = onespike.optimize(converted, integer_units=True)
+    assert fast.two.integer.times is None
+    assert torch.equal(fast.two.neurons["linear0_input"].negative, before.negative)
+    x = torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        assert torch.equal(fast.two(x), simulated(converted.two, x))
+
+
+def test_one_step_for_both_signs_is_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
+    converted = snn(neuron="uniform", levels="bits:8", scale=1.0)
+    fast = onespike.optimize(converted, integer_units=True)
+    before, after = (n.two.neurons["linear0_input"] for n in (converted, fast))
+    assert fast.two.integer.times == (1, 1) and torch.equal(before.negative, after.negative)
+    x = torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        assert torch.allclose(fast.two(x), simulated(converted.two, x), atol=1e-5)
+
+
+def test_steps_find_a_common_unit_or_stay() -> None:
+    assert common_unit(3.0, 2.0, 10) == (3, 2) and common_unit(2.0, 3.0, 10) == (2, 3)
+    assert common_unit(1.0, 0.97, 15) is None
+    q, p = common_unit(1.234, 0.777, 124) or (1, 0)
+    assert abs(p / q / (0.777 / 1.234) - 1) < 2**-9 and max(p, q) <= 124
+
+
 def simulated(linear: nn.Linear, x: Tensor) -> Tensor:
     """The same linear map with its sums in float64, where integers of this size are exact."""
     neuron = linear.neurons["linear0_input"]
@@ -42,7 +115,7 @@ def simulated(linear: nn.Linear, x: Tensor) -> Tensor:
     return value if linear.bias is None else value + linear.bias
 
 
-def test_linear_maps_equal_the_float64_simulation() -> None:
+def test_linear_maps_equal_the_float64_simulation(plain_products: None) -> None:
     converted = snn(scale=0.02)  # so small a step makes counts beyond one byte
     fast = onespike.optimize(converted, integer_units=True)
     with torch.inference_mode():
@@ -54,7 +127,7 @@ def test_linear_maps_equal_the_float64_simulation() -> None:
     assert converted.two.weight is not None and not hasattr(converted.two, "integer")  # a copy was changed
 
 
-def test_equal_steps_need_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_steps_need_one_product(plain_products: None, monkeypatch: pytest.MonkeyPatch) -> None:
     converted = snn()
     neuron = converted.two.neurons["linear0_input"]
     neuron.negative.copy_(neuron.positive)
@@ -119,7 +192,7 @@ def test_what_has_no_integer_form_is_named() -> None:
     assert "0 of 2 weighted products run on 8-bit integers" in str(report) and "one step a channel" in str(
         report
     )
-    assert "no VNNI or AMX" in str(optimize_(snn(), integer_units=False))
+    assert "no VNNI, AMX or AVX2" in str(optimize_(snn(), integer_units=False))
     assert "overflow" in str(optimize_(snn(levels="exponential:12"), integer_units=True))
     assert str(optimize_(snn(), integer_units=True)) == "2 of 2 weighted products run on 8-bit integers"
 

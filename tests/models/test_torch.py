@@ -13,7 +13,7 @@ import onespike
 from contract.conversion_contract import Case, ConversionContract, randomise_
 from onespike.errors import ConversionError
 from onespike.plain import encoder_layer, multi_head_attention, plain
-from onespike.sites import Sites
+from onespike.sites import Sites, is_activation
 
 
 def sequences(padded: bool = True) -> list[Any]:
@@ -228,7 +228,7 @@ def test_fused_modules_hide_their_products_and_plain_ones_do_not():
     keys.clear()
     with torch.no_grad(), plain(model), Sites(visit):
         model(rand(3, 5, 8))
-    assert len(keys) == 8
+    assert sum(not is_activation(key) for key in keys) == 8
 
 
 class Opaque(nn.Module):

@@ -31,7 +31,7 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
     "onespike reproduce list",
     "onespike reproduce table-ablation",
     "onespike reproduce table-detection",
-    "onespike reproduce table-energy --model timm:vit_base_patch16_224 --weights vit.safetensors --data imagenet/val",
+    "onespike reproduce table-energy --model timm:vit_base_patch16_224 \\\n    --weights vit.safetensors --data imagenet/val",
 )
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study, `all`, or `list` for their names.")],

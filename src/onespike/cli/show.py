@@ -72,7 +72,7 @@ def _analog(rows: list[dict[str, Any]]) -> str:
 
 def evaluation(result: Evaluation, published: float | None = None) -> None:
     """Accuracies, agreement and the energy ledger with the meaning of its columns."""
-    record = result.to_dict()
+    record = {**result.to_dict(), "steps": result.steps}
     scale = "" if record["scale"] is None else f", λ = {record['scale']:g}"
     if "classes" in record:
         _precision(record, scale)

@@ -54,7 +54,7 @@ def table_form(bounds: tuple[float, ...], levels: tuple[int, ...]) -> Form:
     )
 
 
-def _plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
+def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
     """Whether something watches or transforms torch's operations, so that they must be made of torch's operations."""
     return (
         torch.compiler.is_compiling()
@@ -67,6 +67,12 @@ def _plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:
+    """What magnitudes are held below: steps that have dimensions, and a side that is off, hold infinity down."""
+    up, down = (math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative))
+    return up, down
 
 
 def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
@@ -88,7 +94,12 @@ def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[
 
 
 def fire(
-    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: Callable[[], Form], *, decoded: bool
+    x: Tensor,
+    positive: Tensor | None,
+    negative: Tensor | None,
+    form: Callable[[], Form | None],
+    *,
+    decoded: bool,
 ) -> Tensor | None:
     """Signed counts in float32, or with `decoded` steps times counts in x's type; None where the plain form must run.
 
@@ -96,13 +107,13 @@ def fire(
         x: activations, of any type and strides.
         positive: the step of the positive side, which is its threshold too; None if it is off.
         negative: likewise.
-        form: how a magnitude becomes a count; asked for only if the kernel runs.
+        form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
         decoded: values instead of counts.
     """
-    if _plain_is_needed(x, positive, negative):
+    if plain_is_needed(x, positive, negative):
         return None
-    kernels = native.library()
-    if kernels is None:
+    kernels, how = native.library(), form()
+    if kernels is None or how is None:
         return None
     source: Any = x.float()
     out = torch.empty_like(source)
@@ -113,12 +124,10 @@ def fire(
     if layout is None:
         return None
     channels, inner, (up, down) = layout
-    # Steps that have dimensions hold infinity down, as the plain form does; so does a side that is off.
-    most = [math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative)]
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
     refused = kernels.onespike_fire(
         source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
-        *most, ctypes.addressof(form()), decoded, threads,
+        *limits(positive, negative), ctypes.addressof(how), decoded, threads,
     )  # fmt: skip
     if refused:
         return None

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("native.c")
+FOLDER = Path(__file__).parent
+SOURCES = tuple(FOLDER / name for name in ("native.c", "product.c"))
+HEADERS = (FOLDER / "fire.h",)
 EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 """Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
 VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f")}
@@ -61,7 +63,8 @@ def _load() -> ctypes.CDLL:
         raise RuntimeError(f"{SWITCH}=plain")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     capability = torch.backends.cpu.get_cpu_capability()
-    source, flags = SOURCE.read_bytes(), (*EXACT, *VECTORS.get(capability, ()))
+    source = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+    flags = (*EXACT, *VECTORS.get(capability, ()))
     key = hashlib.sha256(source + repr((flags, platform.system(), platform.machine())).encode()).hexdigest()
     target = cache_folder() / f"native-{key[:16]}.so"
     if not target.exists():
@@ -76,14 +79,14 @@ def _load() -> ctypes.CDLL:
     )  # fmt: skip
     loaded.onespike_fire.restype = ctypes.c_int32
     loaded.onespike_count.argtypes = (
-        pointer,
-        number,
-        ctypes.c_int32,
-        ctypes.c_int32,
-        ctypes.c_int32,
-        pointer,
-    )
+        pointer, number, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, pointer,
+    )  # fmt: skip
     loaded.onespike_count.restype = None
+    loaded.onespike_product.argtypes = (
+        pointer, pointer, number, number, number, pointer, pointer, pointer, pointer, pointer, ctypes.c_float,
+        ctypes.c_float, ctypes.c_int32, ctypes.c_int32, pointer, ctypes.c_int32,
+    )  # fmt: skip
+    loaded.onespike_product.restype = ctypes.c_int32
     return loaded
 
 
@@ -94,7 +97,7 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         built = Path(folder) / target.name
         for threads in (("-fopenmp",), ()):
             run = subprocess.run(  # noqa: S603 (the user's own compiler on our own source)
-                [compiler, *flags, *threads, str(SOURCE), "-o", str(built), "-lm"],
+                [compiler, *flags, *threads, *map(str, SOURCES), "-o", str(built), "-lm"],
                 capture_output=True, text=True, timeout=120, check=False,
             )  # fmt: skip
             if run.returncode == 0:

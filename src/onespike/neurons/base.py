@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
 from onespike.neurons.fire import ROUNDINGS, recognise
 from onespike.neurons.levels import check_levels
@@ -185,9 +186,13 @@ class Neuron(Float32):
         twin._settle_sides()
         return twin
 
+    def form(self) -> kernels.Form | None:
+        """How the kernels turn a magnitude into a count; None for a neuron that they do not know."""
+        return None
+
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
         """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
-        return None
+        return kernels.fire(x, *self.active(self.thresholds()), self.form, decoded=decoded)
 
     def forward(self, x: Tensor) -> Tensor:
         """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -71,10 +69,9 @@ class MultiThreshold(Neuron):
         fused = self.fused(x, decoded=False)
         return super().counts(x) if fused is None else fused
 
-    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """The same in one pass over memory: levels 1 … N without a tail, and the half within the quotient."""
-        form = partial(kernels.closed_form, self.largest, 0, 0.0, 0, inside=True)
-        return kernels.fire(x, *self.active(self.thresholds()), form, decoded=decoded)
+    def form(self) -> kernels.Form:
+        """Levels 1 … N without a tail, and the half within the quotient."""
+        return kernels.closed_form(self.largest, 0, 0.0, 0, inside=True)
 
     def _describe(self) -> str:
         return f"N={self.largest}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from onespike import kernels
 from onespike.errors import UsageError
+from onespike.kernels import Form
 from onespike.neurons.base import Neuron, neuron
 from onespike.neurons.fire import fire_function, fused_form
 from onespike.neurons.sides import as_side, magnitude, with_sign
@@ -74,7 +73,6 @@ class ScaleFire(Neuron):
         up, down = self.active(self.thresholds())
         return with_sign(x, self._fire(magnitude(x, up, down) + 0.5), up, down)
 
-    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """The same in one pass over memory."""
-        form = partial(fused_form, self.levels, self.rounding)
-        return kernels.fire(x, *self.active(self.thresholds()), form, decoded=decoded)
+    def form(self) -> Form:
+        """G as the kernels take it."""
+        return fused_form(self.levels, self.rounding)

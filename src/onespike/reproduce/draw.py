@@ -15,9 +15,9 @@ Row = dict[str, Any]
 COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GREY, "#CC79A7", "#56B4E9")
 LABELS = {
     "top1": "top-1 accuracy, %", "counts": "energy ratio (counts)", "paper top1": "top-1 accuracy, %",
-    "binary": "energy ratio (binary)", "ours": "energy ratio (the method's own count)", "kl": "KL, nats",
+    "binary": "energy ratio (binary)", "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
     "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels a side": "levels a side",
-    "seconds": "seconds", "ms an image": "ms an image", "softmax step": "softmax step",
+    "seconds": "seconds", "ms an image": "ms an image", "firing": "spikes a neuron and input",
 }  # fmt: skip
 
 
