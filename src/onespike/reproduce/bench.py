@@ -163,7 +163,7 @@ class Bench:
             with evaluating(self.ann):
                 inputs = self.progress("original network", steps)(self._inputs(self.test))
                 self.outputs = [_logits(self.ann(x.to(device))) for x in inputs]
-        title = f"{recipe.preset} {recipe.levels} T={recipe.steps} λ={recipe.scale:.3g}"
+        title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         result = evaluate(
             Replayed(self.outputs, device),
             snn,
