@@ -34,6 +34,13 @@ def test_minimises_too():
     assert abs(found.best.scale - 0.6) < 0.1
 
 
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "grid"])
+def test_values_that_are_all_alike_do_not_stall_it(sampler):
+    """A broken detector has AP 0 at every λ; each trial is still another λ."""
+    found = search(lambda s, h: Measurement(0.0), trials=14, sampler=sampler)
+    assert len({trial.scale for trial in found.trials}) == 14
+
+
 def test_the_fixed_values_come_first_and_count():
     found = search(parabola, trials=4, fixed=(1.0, 0.25))
     assert [t.scale for t in found.trials[:2]] == [1.0, 0.25]

@@ -304,15 +304,19 @@ def _run(
 ) -> None:
     from optuna.trial import TrialState
 
+    own, repeated = study.sampler, False
     while True:
         if len(_alive_trials(study)) >= trials:
             return
         with turn:
+            # A sampler that has nothing to learn from (all values alike) asks for one λ again and again.
+            study.sampler = _sampler("random", len(study.trials)) if repeated else own
             trial = study.ask()
             trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")
             scale = trial.suggest_float("scale", LOWEST, 1.0, log=True)
         earlier = _started_before(study, trial)
-        if len(earlier) >= trials or scale in map(_scale, earlier):
+        repeated = scale in map(_scale, earlier)
+        if len(earlier) >= trials or repeated:
             study.tell(trial, state=TrialState.FAIL)  # another process has this one
             continue
         started = time.perf_counter()
