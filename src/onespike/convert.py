@@ -172,6 +172,7 @@ def convert(
         recipe: how to convert; the paper's recipe by default.
         share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
 
+    >>> import torch
     >>> from onespike.calibrate import calibrate
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> snn = convert(model, calibrate(model, [torch.randn(64, 2)]))
