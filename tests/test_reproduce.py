@@ -132,6 +132,9 @@ def test_images_serve_one_purpose_each():
     assert not names[0] & names[1] | names[0] & names[2] | names[1] & names[2]
     with pytest.raises(DataError, match=r"41 images are too few .* Give at least 43, or --calibrate DIR\."):
         split(limit(source, 41), None, 21, None)
+    same = split(source, limit(source, 40), 20, None)  # --calibrate and --data name one folder
+    assert [len(items) for items in same] == [20, 20, len(source) - 40]
+    assert not set(same[2].names) & {*same[0].names, *same[1].names}
 
 
 def test_the_same_name_twice_is_refused():

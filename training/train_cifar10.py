@@ -68,13 +68,16 @@ def augment(x: Tensor, size: int) -> Tensor:
 
 
 def orthogonal(gradient: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix, by Newton–Schulz iteration."""
+    """The nearest semi-orthogonal matrix, by Newton–Schulz iteration on the short side's square."""
     x = gradient / (gradient.norm() + 1e-7)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
+    square = x @ x.T
+    total = one = torch.eye(len(square))
     for _ in range(iterations):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        factor = 3.4445 * one - 4.7750 * square + 2.0315 * square @ square
+        total, square = factor @ total, factor @ square @ factor
+    x = total @ x
     return x.T if tall else x
 
 

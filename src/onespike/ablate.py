@@ -12,7 +12,7 @@ from typing import Any
 from onespike import pipeline
 from onespike.calibrate import calibrate
 from onespike.convert import convert
-from onespike.errors import DataError
+from onespike.errors import DataError, LoadError
 from onespike.evaluate import evaluate
 from onespike.files import sha256, write_atomically
 from onespike.passes import NEEDS, Given, State, chain, check_passes
@@ -162,8 +162,13 @@ def _measure(
 def _known(place: Path, identity: dict[str, Any]) -> dict[tuple[str, ...], Row]:
     if not place.is_file():
         return {}
-    record = json.loads(place.read_text(encoding="utf-8"))
-    if {k: record.get(k) for k in identity} != identity:
-        return {}
-    rows = [dict(row) for row in record["rows"]]
-    return {tuple(r["passes"]): Row(r.pop("what"), tuple(r.pop("passes")), r) for r in rows}
+    try:
+        record = json.loads(place.read_text(encoding="utf-8"))
+        if {k: record.get(k) for k in identity} != identity:
+            return {}
+        rows = [dict(row) for row in record["rows"]]
+        return {tuple(r["passes"]): Row(r.pop("what"), tuple(r.pop("passes")), r) for r in rows}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(
+            f"{place}: the record of the ablation is damaged. Remove it to measure again."
+        ) from error

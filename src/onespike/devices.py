@@ -10,6 +10,7 @@ import atexit
 import json
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
         folder = tempfile.mkdtemp(prefix="onespike-offload-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
+        with (
+            warnings.catch_warnings()
+        ):  # accelerate places parameters by name too, and warns that they are no modules
+            warnings.filterwarnings("ignore", message="The following device_map keys")
+            placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
     except (ValueError, RuntimeError) as error:  # parts without a device; too little memory
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UsageError(

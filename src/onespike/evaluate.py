@@ -18,7 +18,7 @@ from onespike.convert import scale_of, steps_of
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, UsageError
 from onespike.processes import ALONE, Processes
-from onespike.trace import call, samples
+from onespike.trace import call, logits, samples
 
 
 class Metric(Protocol):
@@ -81,7 +81,7 @@ def evaluate(
         raise UsageError(
             f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
         )
-    take = getattr(metric, "take", _logits)
+    take = getattr(metric, "take", logits)
     ledger = ledger if ledger is not None else Ledger()
     images, seconds = 0, {"ann": 0.0, "snn": 0.0}
     device = device_of(ann)
@@ -117,10 +117,6 @@ def _merged(
         ledger.merge(counted)
     totals = {name: sum(part[3][name] for part in parts) for name in seconds}
     return metric, ledger, sum(part[2] for part in parts), totals
-
-
-def _logits(output: Any) -> Any:
-    return getattr(output, "logits", output)
 
 
 def _timed(model: nn.Module, inputs: Any, before: float) -> tuple[Any, float]:

@@ -14,8 +14,8 @@ from onespike.calibrate import device_of, evaluating
 from onespike.convert import set_scale_
 from onespike.energy import Ledger, metered
 from onespike.errors import DataError, unknown
-from onespike.search import Hopeless, Measurement
-from onespike.trace import call, samples
+from onespike.search import LOWEST, Hopeless, Measurement
+from onespike.trace import call, logits, samples
 
 OBJECTIVES = {"top1": True, "kl": False, "ap": True}
 """Name → whether larger is better: top-1 accuracy (percent, the paper's), KL to the original's outputs (nats), or
@@ -60,7 +60,7 @@ class ScaleObjective:
                     raise DataError(
                         "search: the images have no labels. Use --objective kl, which needs none."
                     )
-                expected = _logits(ann(inputs)).log_softmax(-1) if labels is None or kind == "kl" else labels
+                expected = logits(ann(inputs)).log_softmax(-1) if labels is None or kind == "kl" else labels
                 self.parts.append((inputs, expected.to(device)))
                 self.images += len(inputs)
                 self.forwards += len(inputs) if kind == "kl" else 0
@@ -76,10 +76,10 @@ class ScaleObjective:
                 if step == 1 and self.energy is not None:
                     counted = self.counted()
                     with metered(self.snn, ledger):
-                        outputs.append(_logits(self.snn(counted)))
+                        outputs.append(logits(self.snn(counted)))
                     inputs = inputs[len(counted) :]
                 if len(inputs):
-                    outputs.append(_logits(self.run(inputs)))
+                    outputs.append(logits(self.run(inputs)))
                 output = torch.cat(outputs)
                 total += self._score(output, expected)
                 seen += len(output)
@@ -101,6 +101,19 @@ class ScaleObjective:
             output.double().log_softmax(-1), expected.double(), reduction="sum", log_target=True
         )
         return float(divergence)
+
+
+def scale_within(snn: nn.Module, inputs: Tensor, column: str, ratio: float, halvings: int = 12) -> float:
+    """The smallest λ whose energy on these inputs stays within a ratio; energy falls as λ grows."""
+    low, high = LOWEST, 1.0
+    with evaluating(snn):
+        for _ in range(halvings):
+            middle = (low * high) ** 0.5
+            set_scale_(snn, middle)
+            with metered(snn) as ledger:
+                snn(inputs)
+            low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
+    return high
 
 
 class OverallObjective:
@@ -143,8 +156,3 @@ class OverallObjective:
 def _check(images: int) -> None:
     if not images:
         raise DataError("search: there are no images to search on. Give a folder with images of their own.")
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = getattr(output, "logits", output)
-    return logits

@@ -262,6 +262,11 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
     return model(batch)
 
 
+def logits(output: Any) -> Any:
+    """A classifier's scores: its output, or what its output holds under that name, as in transformers."""
+    return getattr(output, "logits", output)
+
+
 def samples(batch: Any) -> int:
     """How many inputs a batch holds: rows of its first tensor, or members of its first argument if that is a list."""
     first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch

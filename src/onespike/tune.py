@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from onespike import pipeline, storage
-from onespike.calibrate import evaluating
-from onespike.convert import convert, set_scale_
-from onespike.energy import COLUMNS, metered
+from onespike.convert import convert
+from onespike.energy import COLUMNS
 from onespike.errors import DataError, LoadError, UsageError, unknown
 from onespike.files import sha256, write_atomically
-from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective
+from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective, scale_within
 from onespike.pipeline import Pair, Progress, no_progress
 from onespike.recipe import preset
-from onespike.search import LOWEST, Report, Search, Trial, search
+from onespike.search import Report, Search, Trial, search
 from onespike.sensitivity import factors, sensitivities
 from onespike.tasks import Coco, Items, batches
 from onespike.tasks import limit as limit_items
@@ -214,7 +213,7 @@ class Allocation:
         return dataclasses.asdict(self)
 
 
-SENSITIVITY_IMAGES = 48
+SENSITIVITY_IMAGES, HALVINGS = 48, 12
 
 
 def allocate(
@@ -234,27 +233,17 @@ def allocate(
             "search: the best trial has no energy to compare with. Search again without --resume."
         )
     first = measure.counted()
-
-    def energy(scale: float) -> float:
-        set_scale_(snn, scale)
-        measure.forwards += len(first)
-        with evaluating(snn), metered(snn) as ledger:
-            snn(first)
-        return ledger.ratio(column)
-
-    low, high = LOWEST, 1.0  # energy falls as λ grows: the smallest λ within the budget
-    for _ in range(10):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if energy(middle) <= budget else (middle, high)
+    scale = scale_within(snn, first, column, budget, HALVINGS)
+    measure.forwards += HALVINGS * len(first)
     objective = copy.copy(measure)
     objective.snn = objective.run = snn
-    result = objective(high, lambda step, value: False)
+    result = objective(scale, lambda step, value: False)
     measure.forwards = objective.forwards
     if result.energy is None or found.best.value is None:
         raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
     sign = 1 if found.maximise else -1
     better = result.energy <= budget and sign * result.value > sign * found.best.value
-    return Allocation(by, high, result.value, result.energy, found.best.value, better, found_factors)
+    return Allocation(by, scale, result.value, result.energy, found.best.value, better, found_factors)
 
 
 def _identity(folder: Path) -> str:

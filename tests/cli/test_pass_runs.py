@@ -79,3 +79,8 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair):
     kept = (tmp_path / "run" / "ablation" / "ablation.json").read_bytes()
     again = cli(*words)
     assert again.out == found.out and (tmp_path / "run" / "ablation" / "ablation.json").read_bytes() == kept
+    (tmp_path / "run" / "ablation" / "ablation.json").write_text("{")
+    message = cli(*words).message()
+    assert message.endswith(
+        "ablation.json: the record of the ablation is damaged. Remove it to measure again."
+    )

@@ -42,3 +42,14 @@ def test_what_cannot_be_meant(cli, tmp_path):
         cli("reproduce", "table-energy", "--calibration-images", 1, "--out", tmp_path).message()
         == "calibration needs at least 2 images, not 1. Try 64."
     )
+
+
+def test_ctrl_c_says_that_finished_rows_are_kept(cli, tmp_path, monkeypatch):
+    from onespike.reproduce import Bench
+
+    def interrupt(self, recipe):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "measure", interrupt)
+    message = cli("reproduce", "table-percentile", "--limit", 4, "--out", tmp_path).message()
+    assert message == "interrupted, finished rows are kept. Run the same command again to go on."

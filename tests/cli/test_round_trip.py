@@ -319,3 +319,20 @@ def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weigh
         assert done.code == 0, done.err
         found.append(load_file(run / "weights.safetensors"))
     assert all(torch.equal(tensor, state[name]) for tensors in found for name, tensor in tensors.items())
+
+
+def test_a_device_map_is_read_by_convert_and_evaluate(cli, tmp_path, vit_weights, vit_run):
+    """Weights of the blocks on disk: the same thresholds, and a map that is none is refused."""
+    words = ("convert", VIT, "--weights", vit_weights, "--calibrate", CALIBRATION, "--limit", 4)
+    network = load_model(VIT, random_weights=True).model
+    parts = [
+        *(n for n, _ in network.named_children()),
+        *(n for n, _ in network.named_parameters(recurse=False)),
+    ]
+    (tmp_path / "map.json").write_text(json.dumps({p: "disk" if p == "blocks" else "cpu" for p in parts}))
+    result = cli(*words, "--device-map", tmp_path / "map.json", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert sha256(tmp_path / "run" / "thresholds.safetensors") == sha256(vit_run / "thresholds.safetensors")
+    for refused in ((*words, "--out", tmp_path / "other"), ("evaluate", vit_run, "--data", TEST)):
+        message = cli(*refused, "--device-map", "nowhere").message()
+        assert message.startswith("device map 'nowhere': neither a strategy")

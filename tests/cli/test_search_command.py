@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_the_finished_trials(cli, made, tmp_path):
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=900)
-    message = "interrupted; finished trials are kept. Go on with the same command and --resume."
+    message = "interrupted, finished trials are kept. Go on with the same command and --resume."
     assert Result(process.returncode, "", err).message() == message
     result = cli(*words, "--resume", "--json", tmp_path / "s.json")
     assert result.code == 0, result

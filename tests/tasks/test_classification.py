@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from onespike.errors import DataError
-from onespike.tasks import Classification, Task
+from onespike.tasks import Classification, Paired, Task
 
 
 @settings(deadline=None)
@@ -87,3 +87,16 @@ def test_nothing_scored():
 
 def test_it_has_the_form_of_a_task():
     assert isinstance(Classification(), Task)
+
+
+def test_paired_scores_of_two_parts_are_those_of_the_whole():
+    ann, snn, labels = torch.randn(30, 4), torch.randn(30, 4), torch.randint(4, (30,))
+    parts = [Paired(), Paired()]
+    whole = Paired()
+    whole.update(ann, snn, labels)
+    for task, part in zip(parts, (slice(None, 11), slice(11, None)), strict=True):
+        task.update(ann[part], snn[part], labels[part])
+    parts[0].merge(parts[1])
+    found, expected = parts[0].compute(), whole.compute()
+    assert found.pop("kl") == pytest.approx(expected.pop("kl"))
+    assert found == expected

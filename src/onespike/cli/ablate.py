@@ -19,6 +19,7 @@ from onespike.passes import parse_passes
 @command(
     "onespike ablate run --data imagenet/val",
     "onespike ablate run --data photos --limit 200 \\\n    --passes nearest,center,allocate --budget 0.25",
+    interrupted="finished rows are kept. Run the same command again to go on.",
 )
 def ablate(
     run: RunFolder,

@@ -201,6 +201,7 @@ def convert(
         recipe,
         batch_size=batch_size,
         device=device,
+        device_map=device_map,
         progress=progress,
         processes=processes_of(),
         work=work,

@@ -45,7 +45,7 @@ class Commands(TyperGroup):
             with processes.one_fate():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            _say(ctx.meta.get(INTERRUPTED, NOTHING_WRITTEN))
+            _say(f"interrupted, {INTERRUPTED.get(ctx.invoked_subcommand, NOTHING_WRITTEN)}")
             raise typer.Exit(2) from error
         except Exception as error:
             message = _message(error)
@@ -74,13 +74,9 @@ def _say(message: str) -> None:
     typer.echo(f"onespike: {message}", err=True)
 
 
-INTERRUPTED = "onespike.interrupted"
-NOTHING_WRITTEN = "interrupted, nothing was written. Run the same command again."
-
-
-def when_interrupted(ctx: typer.Context, message: str) -> None:
-    """What Ctrl-C is answered with from now on; by default, that nothing was written."""
-    ctx.find_root().meta[INTERRUPTED] = message
+NOTHING_WRITTEN = "nothing was written. Run the same command again."
+INTERRUPTED: dict[str | None, str] = {}
+"""Command → what Ctrl-C leaves, for those that keep what is finished."""
 
 
 app = typer.Typer(
@@ -96,7 +92,9 @@ app = typer.Typer(
 Command = Callable[..., None]
 
 
-def command(*examples: str, name: str | None = None, shared: bool = False) -> Callable[[Command], Command]:
+def command(
+    *examples: str, name: str | None = None, shared: bool = False, interrupted: str = NOTHING_WRITTEN
+) -> Callable[[Command], Command]:
     """Register a command whose help ends with these examples, which are not wrapped.
 
     Of several launched processes all run a `shared` command, each its part; only the first runs any other.
@@ -105,6 +103,8 @@ def command(*examples: str, name: str | None = None, shared: bool = False) -> Ca
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
 
     def register(function: Command) -> Command:
+        INTERRUPTED[name or function.__name__] = interrupted
+
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> None:
             if shared or processes_of().first:

@@ -16,6 +16,7 @@ from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.reproduce import STUDIES, Bench, run_study
 from onespike.reproduce.bench import split
+from onespike.reproduce.study import cell, columns_of
 from onespike.tasks import Coco, Items
 
 BUNDLED = {
@@ -24,7 +25,7 @@ BUNDLED = {
 }
 """The images that serve a classifier and a detector where none are given."""
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
-"""How many test images the bundled networks take by default: all studies together stay within 20 minutes."""
+"""How many test images the bundled networks take by default, so that every study ends within minutes."""
 
 
 @command(
@@ -32,6 +33,7 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
     "onespike reproduce table-ablation",
     "onespike reproduce table-detection",
     "onespike reproduce table-energy --model timm:vit_base_patch16_224 \\\n    --weights vit.safetensors --data imagenet/val",
+    interrupted="finished rows are kept. Run the same command again to go on.",
 )
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study, `all`, or `list` for their names.")],
@@ -90,9 +92,9 @@ def reproduce(
         bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress, truths=truths)
         rows, files = run_study(study, bench)
         show.line(study.title)
-        columns = list(dict.fromkeys(column for row in rows for column in row))
+        columns = columns_of(rows)
         if len(rows) <= 60:
-            show.rows(tuple(columns), [tuple(_cell(row.get(c)) for c in columns) for row in rows])
+            show.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
         show.line(study.note)
         show.line(f"written to {', '.join(str(file) for file in files)}")
         show.line()
@@ -118,9 +120,3 @@ def _images(
         found.append(pipeline.choose_labelled(loaded, given, None, 2 * each))
     sets = split(found[0][0], found[1][0] if given is not None else None, each, count)
     return sets, {items.source: coco for items, coco in found if coco is not None}
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

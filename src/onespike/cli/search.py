@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onespike.cli import show
-from onespike.cli.commands import command, when_interrupted
+from onespike.cli.commands import command
 from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, RunFolder
 from onespike.cli.progress import progress
 from onespike.files import write_atomically
@@ -23,9 +23,9 @@ from onespike.tune import FOLDER, METRICS, Outcome, search_run
     "onespike search run --data photos --objective kl --trials 12 --budget 0.17",
     "onespike search run --data imagenet/train --resume",
     "onespike search run --data coco/train2017 \\\n    --annotations coco/annotations/instances_train2017.json",
+    interrupted="finished trials are kept. Go on with the same command and --resume.",
 )
 def search(
-    ctx: typer.Context,
     run: RunFolder,
     data: Annotated[
         str, typer.Option(metavar="DIR", help="Images to search on; those of the calibration are skipped.")
@@ -73,7 +73,6 @@ def search(
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
         show.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
-    when_interrupted(ctx, "interrupted; finished trials are kept. Go on with the same command and --resume.")
     outcome = search_run(
         run, data, annotations=annotations, trials=trials, objective=objective, sampler=sampler,
         budget=budget, energy=energy, front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,

@@ -21,6 +21,7 @@ from onespike.passes.allocate import spike_cost
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, measured, target
 from onespike.passes.statistics import probed
+from onespike.trace import logits
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, HELD, AVERAGE = 200, 8, 0.001, 20, 5, 64, 0.95
 SECONDS = 25 * 60
@@ -192,9 +193,9 @@ class Training:
     def _loss(self, batch: Tensor) -> tuple[Tensor, float, float]:
         batch = batch.to(device_of(self.network))
         with torch.inference_mode():
-            expected = _logits(self.teacher(batch)).log_softmax(-1)
+            expected = logits(self.teacher(batch)).log_softmax(-1)
         self.spent.clear()
-        output = _logits(self.network(batch)).log_softmax(-1)
+        output = logits(self.network(batch)).log_softmax(-1)
         divergence = F.kl_div(output, expected.clone(), reduction="batchmean", log_target=True)
         share = sum(self.spent, torch.zeros(())) / len(batch) / self.allowed
         self.spent.clear()
@@ -308,8 +309,3 @@ class Training:
                 self.optimiser.state[value] = moments
         step, waited, self.best_loss, self.seconds = tensors["facts"].tolist()
         self.step, self.waited = int(step), int(waited)
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = getattr(output, "logits", output)
-    return logits

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from onespike import pipeline
 from onespike.adapters import LoadedModel
 from onespike.calibrate import Thresholds, calibrate, evaluating
-from onespike.convert import convert, set_scale_
-from onespike.energy import metered
+from onespike.convert import convert
 from onespike.errors import DataError, UsageError
 from onespike.evaluate import evaluate
 from onespike.files import write_atomically
-from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective
+from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective, scale_within
 from onespike.pipeline import Progress, no_progress
 from onespike.recipe import Recipe
-from onespike.search import LOWEST, Search, search
+from onespike.search import Search, search
 from onespike.tasks import Coco, Items, Paired, batches, limit
+from onespike.trace import logits
 
 CACHE = "measured.json"
 CALIBRATED = (
@@ -91,7 +91,6 @@ class Bench:
         self.kept = self._read()
         self.thresholds: dict[str, Thresholds] = {}
         self.outputs: list[Tensor] = []
-        self._objectives: dict[tuple[str, str], ScaleObjective] = {}
 
     def sets(self) -> dict[str, Items]:
         return {"calibration": self.calibration, "search": self.held, "test": self.test}
@@ -162,7 +161,7 @@ class Bench:
         if not self.outputs:
             with evaluating(self.ann):
                 inputs = self.progress("original network", steps)(self._inputs(self.test))
-                self.outputs = [_logits(self.ann(x.to(device))) for x in inputs]
+                self.outputs = [logits(self.ann(x.to(device))) for x in inputs]
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         result = evaluate(
             Replayed(self.outputs, device),
@@ -227,15 +226,8 @@ class Bench:
         key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
-            snn, x = self.converted(recipe), next(iter(self._inputs(limit(self.held, self.batch_size))))
-            low, high = LOWEST, 1.0
-            for _ in range(12):
-                middle = (low * high) ** 0.5
-                set_scale_(snn, middle)
-                with evaluating(snn), metered(snn) as ledger:
-                    snn(x)
-                low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
-            return {"scale": high}
+            few = next(iter(self._inputs(limit(self.held, self.batch_size))))
+            return {"scale": scale_within(self.converted(recipe), few, column, ratio)}
 
         return recipe.replace(scale=self.once(key, bisect)["scale"])
 
@@ -248,11 +240,6 @@ def spell(recipe: Recipe) -> str:
 
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = getattr(output, "logits", output)
-    return logits
 
 
 def split(
@@ -274,4 +261,6 @@ def split(
         raise DataError(f"{calibration.source}: calibration and search need two images. Give more.")
     first = limit(calibration, max(len(calibration) // 2, 1))
     rest = pipeline.without(calibration, first.names)
+    if Path(calibration.source).resolve() == Path(source.source).resolve():
+        source = pipeline.without(source, calibration.names)
     return first, rest, source if count is None else limit(source, count)

@@ -75,7 +75,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     2,
     """
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, _columns(rows), lineterminator="\n")
+    writer = csv.DictWriter(buffer, columns_of(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
@@ -83,21 +83,27 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def as_markdown(study: Study, rows: Sequence[Row], bench: Bench) -> str:
     """A page: the title, the table, what was measured on what, and how to read it beside the paper."""
-    columns = _columns(rows)
-    table = [columns, ["---"] * len(columns), *([_cell(row.get(c)) for c in columns] for row in rows)]
+    columns = columns_of(rows)
+    table = [
+        columns,
+        ["---"] * len(columns),
+        *([cell(row.get(c)).replace("|", "\\|") for c in columns] for row in rows),
+    ]
     lines = [f"# {study.title}", "", *("| " + " | ".join(line) + " |" for line in table), ""]
     sets = ", ".join(f"{name} {len(items)} images of {items.source}" for name, items in bench.sets().items())
     return "\n".join([*lines, f"Network: {bench.loaded.spec}; {sets}.", "", study.note, ""])
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Every column that any row has, in the order of their first appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:

@@ -112,6 +112,12 @@ class Paired(Classification):
             self.gained += int((after & ~before).sum())
             self.lost += int((before & ~after).sum())
 
+    def merge(self, other: Classification) -> None:
+        super().merge(other)
+        if isinstance(other, Paired):
+            self.gained += other.gained
+            self.lost += other.lost
+
     def compute(self) -> dict[str, Any]:
         scores = super().compute()
         if not self.labelled:
