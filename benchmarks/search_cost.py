@@ -1,6 +1,6 @@
 """What a λ trial costs beside a plain forward of the converted network, and whether memory grows with trials.
 
-    python benchmarks/search_cost.py [--images 64] [--rounds 7] [--trials 40]
+    python benchmarks/search_cost.py [--images 100] [--rounds 7] [--trials 40]
 
 The bundled vision transformer; forwards and trials take turns, and the best of all rounds counts, in processor time.
 """
@@ -36,7 +36,7 @@ def seconds(work) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--trials", type=int, default=40)
     options = parser.parse_args()

@@ -77,8 +77,7 @@ class Neurons(nn.ModuleDict):
         """The signed counts of one step, for those who count them, and the value passed on."""
         if self.clock is not None:
             return self.clock.fire(self.owner, key, neuron, x)
-        fired = neuron.counts(x)
-        return fired, neuron.decode(fired, x.dtype)
+        return neuron.both(x)
 
     @property
     def now(self) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -63,6 +64,39 @@ def naf_weight(count: Tensor) -> Tensor:
     return ones
 
 
+@cache
+def _worth(largest: int) -> Tensor:
+    """What a spike of size 0, 1, … adds to counts, nonzero and binary, and to the saturated ones."""
+    size = torch.arange(largest + 1)
+    return torch.stack((size, size > 0, naf_weight(size), size == largest)).double()
+
+
+def _totals(worth: Tensor, size: Tensor, weights: Tensor | None = None) -> list[float]:
+    """Sums over all spikes, each with its weight."""
+    weights = None if weights is None else weights.double()
+    number = torch.bincount(size, weights, minlength=worth.shape[1])
+    totals: list[float] = (worth @ number.double().cpu()).tolist()
+    return totals
+
+
+@lru_cache(maxsize=1024)
+def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, ...]:
+    """Indices of one row in `every`, drawn at random and always alike."""
+    rows = math.prod(shape)
+    chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
+    return torch.unravel_index(chosen.sort().values, shape)
+
+
+def sample(x: Tensor, every: int) -> Tensor:
+    """The elements of one row (along the last dimension) in `every`; all of a tensor with few rows.
+
+    >>> sample(torch.zeros(160, 1000), 16).shape, sample(torch.zeros(10, 10), 16).shape
+    (torch.Size([10000]), torch.Size([100]))
+    """
+    few = math.prod(x.shape[:-1]) < every
+    return x.flatten() if few else x[_rows(x.shape[:-1], every)].flatten()
+
+
 @dataclass
 class SiteCount:
     """What passed one site, summed over all inputs. `counts`, `nonzero` and `binary` are accumulates."""
@@ -108,6 +142,8 @@ class Ledger:
     unruled: dict[tuple[str, str], int] = field(default_factory=dict)
     """MACs of products that ran outside every rule, by module and operation."""
     announced: int = 0
+    every: int = 1
+    """Count one run of elements in so many, and multiply: an estimate without the column `strict`, for searches."""
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
@@ -131,31 +167,60 @@ class Ledger:
             return x
         if isinstance(neuron, AffineFire) and neuron.shifts and not key.startswith(("linear", "conv")):
             row.constant_macs += synapses.macs / _shared(neuron.offset, x)
+        if self.every > 1:
+            return self._sample(row, owner, key, neuron, x, synapses.fan_out)
         fired, output = owner.fire(key, neuron, x)
         started, fired = time.perf_counter(), fired.detach()
-        size = fired.abs().to(torch.int32).flatten()
-        number = torch.bincount(size).double()
-        level = torch.arange(len(number), device=number.device)
-        if isinstance(synapses.fan_out, Tensor):
-            fan = synapses.fan_out.double().expand_as(fired).flatten()
-            reached = torch.bincount(size, weights=fan)
-        else:
-            reached = number * synapses.fan_out
-        added = {
-            "counts": float((reached * level).sum()),
-            "nonzero": float(reached[1:].sum()),
-            "binary": float((reached * naf_weight(level)).sum()),
-        }
-        for column, accumulates in added.items():
-            setattr(row, column, getattr(row, column) + accumulates)
-            if owner.now > 1:
-                row.later[column] = row.later.get(column, 0.0) + accumulates
-        row.spikes += float((number * level).sum())
-        row.active += int(number[1:].sum())
-        row.saturated += int(number[neuron.largest :].sum())
+        fan_out = synapses.fan_out
+        if isinstance(fan_out, Tensor):
+            fan_out = fan_out.expand_as(fired).flatten()
+        self._add(row, owner, neuron, fired.flatten(), fan_out)
         self._count_pairs(row, owner, key, fired, output)
         self.seconds += time.perf_counter() - started
         return output
+
+    def _sample(
+        self, row: SiteCount, owner: Neurons, key: str, neuron: Neuron, x: Tensor, fan_out: int | Tensor
+    ) -> Tensor:
+        """The same, on a part of the elements; where all have one threshold, the others are not even counted."""
+        started, own = time.perf_counter(), neuron.named_buffers(recurse=False)
+        output: Tensor
+        if owner.clock is None and all(buffer.numel() == 1 for _, buffer in own):
+            fired, output = neuron.counts(sample(x, self.every)), neuron(x)
+        else:
+            fired, output = owner.fire(key, neuron, x)
+            fired = sample(fired, self.every)
+        if isinstance(fan_out, Tensor):
+            fan_out = sample(fan_out.expand_as(x), self.every)
+        self._add(row, owner, neuron, fired.detach(), fan_out, x.numel() / max(len(fired), 1))
+        self.seconds += time.perf_counter() - started
+        return output
+
+    def _add(
+        self,
+        row: SiteCount,
+        owner: Neurons,
+        neuron: Neuron,
+        fired: Tensor,
+        fan_out: int | Tensor,
+        each: float = 1.0,
+    ) -> None:
+        """Take in counts, each of which stands for so many."""
+        size = fired.abs().to(torch.int32)
+        worth = _worth(neuron.largest)
+        spikes, active, digits, saturated = _totals(worth, size)
+        added = (
+            [fan_out * total for total in (spikes, active, digits)]
+            if isinstance(fan_out, int)
+            else _totals(worth, size, fan_out)
+        )
+        for column, accumulates in zip(("counts", "nonzero", "binary"), added, strict=False):
+            setattr(row, column, getattr(row, column) + each * accumulates)
+            if owner.now > 1:
+                row.later[column] = row.later.get(column, 0.0) + each * accumulates
+        row.spikes += each * spikes
+        row.active += round(each * active)
+        row.saturated += round(each * saturated)
 
     def _count_pairs(self, row: SiteCount, owner: Neurons, key: str, fired: Tensor, output: Tensor) -> None:
         """Both operands of a product, once the second is there; the sum stands at the first."""
@@ -233,6 +298,10 @@ class Ledger:
             raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
         if any(is_activation(site.key) for site in self.sites):
             return math.nan
+        if column == "strict" and self.every > 1:
+            raise UsageError(
+                "norms and activation functions are not sampled. Count with every=1 for 'strict'."
+            )
         additions = self.accumulates("counts" if column == "strict" else column, double) * AC_PJ
         additions += sum(row.constant_macs for row in self.sites.values()) * MAC_PJ
         return (additions + (self.analog_macs * MAC_PJ if column == "strict" else 0.0)) / whole
@@ -310,7 +379,8 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
         owner.meter = ledger.visit
     try:
         with ExitStack() as stack:
-            stack.enter_context(_Functions(ledger))
+            if ledger.every == 1:
+                stack.enter_context(_Functions(ledger))
             if watch or (watch is None and any(_has_unruled(owner) for owner in owners)):
                 names = Owners(model)
                 stack.enter_context(names.following())

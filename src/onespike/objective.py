@@ -21,16 +21,21 @@ OBJECTIVES = {"top1": True, "kl": False, "ap": True}
 """Name → whether larger is better: top-1 accuracy (percent, the paper's), KL to the original's outputs (nats), or
 COCO's AP (percent, for detectors)."""
 
-COUNTED = 16
-"""Counting makes a forward half as dear again, so it is done on one input in sixteen."""
+EVERY = 16
+"""Counting would double the cost of a forward, so in a search one element in sixteen of the first batch is counted."""
+
+
+def every_of(column: str | None) -> int:
+    """One element in how many is counted for a column; `strict` has parts that are counted as a whole."""
+    return 1 if column == "strict" else EVERY
 
 
 class ScaleObjective:
     """Measures one λ on a fixed set of inputs, which stay in memory with the original network's outputs.
 
-    A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes are counted
-    on the first of the inputs only (one in `COUNTED`), so that counting costs little. A compiled network is compiled once: λ is a value
-    that it reads.
+    A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes of the first
+    batch are counted (one element in `EVERY`, always the same ones), so that counting costs little. A compiled network is compiled
+    once: λ is a value that it reads.
 
     Attributes:
         images: number of inputs.
@@ -68,19 +73,15 @@ class ScaleObjective:
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
-        total, seen, ledger = 0.0, 0, Ledger()
+        total, seen, ledger = 0.0, 0, Ledger(every=every_of(self.energy))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
         with evaluating(self.snn):
             for step, (inputs, expected) in enumerate(self.parts, 1):
-                outputs = []
                 if step == 1 and self.energy is not None:
-                    counted = self.counted()
                     with metered(self.snn, ledger):
-                        outputs.append(logits(self.snn(counted)))
-                    inputs = inputs[len(counted) :]
-                if len(inputs):
-                    outputs.append(logits(self.run(inputs)))
-                output = torch.cat(outputs)
+                        output = logits(self.snn(inputs))
+                else:
+                    output = logits(self.run(inputs))
                 total += self._score(output, expected)
                 seen += len(output)
                 self.forwards += len(output)
@@ -89,10 +90,6 @@ class ScaleObjective:
                 if asks and hopeless(step, total / seen):
                     return Measurement(total / seen, finished=False)
         return Measurement(total / seen, None if self.energy is None else ledger.ratio(self.energy))
-
-    def counted(self) -> Tensor:
-        """The inputs on which spikes are counted."""
-        return self.parts[0][0][: max(1, self.images // COUNTED)]
 
     def _score(self, output: Tensor, expected: Tensor) -> float:
         if self.kind == "top1":
@@ -103,14 +100,20 @@ class ScaleObjective:
         return float(divergence)
 
 
-def scale_within(snn: nn.Module, inputs: Tensor, column: str, ratio: float, halvings: int = 12) -> float:
-    """The smallest λ whose energy on these inputs stays within a ratio; energy falls as λ grows."""
+HALVINGS = 12
+
+
+def scale_within(snn: nn.Module, inputs: Tensor, column: str, ratio: float, every: int = 1) -> float:
+    """The smallest λ whose energy on these inputs, counted on one element in `every`, stays within a ratio.
+
+    Energy falls as λ grows; the interval is halved `HALVINGS` times.
+    """
     low, high = LOWEST, 1.0
     with evaluating(snn):
-        for _ in range(halvings):
+        for _ in range(HALVINGS):
             middle = (low * high) ** 0.5
             set_scale_(snn, middle)
-            with metered(snn) as ledger:
+            with metered(snn, Ledger(every=every)) as ledger:
                 snn(inputs)
             low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
     return high
@@ -143,7 +146,7 @@ class OverallObjective:
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
-        outputs, ledger = [], Ledger()
+        outputs, ledger = [], Ledger(every=every_of(self.energy))
         with evaluating(self.snn):
             for step, (inputs, labels) in enumerate(self.parts):
                 counts = step == 0 and self.energy is not None

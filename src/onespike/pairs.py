@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onespike.neurons import Neuron
@@ -30,7 +31,7 @@ class Pairs:
         if not site.key.startswith("matmul") or fired.dim() < 2:
             return None
         along = -2 if left else -1
-        size, active = fired.abs().double().sum(along), (fired != 0).double().sum(along)
+        size, active = fired.abs().sum(along, dtype=torch.float64), fired.count_nonzero(along).double()
         earlier = None
         if call is not None:  # there are further timesteps
             earlier = self.before.pop((site, call), None) if now > 1 else None

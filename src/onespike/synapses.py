@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
     """
     rows = a.shape[-2] if a.dim() > 1 else 1
     columns = b.shape[-1] if b.dim() > 1 else 1
-    batch = math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    batch = math.prod(map(max, zip_longest(a.shape[-3::-1], b.shape[-3::-1], fillvalue=1)))
     macs = batch * rows * a.shape[-1] * columns
     return Synapses(macs, macs // max(operand.numel(), 1))
 

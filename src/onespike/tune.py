@@ -16,7 +16,7 @@ from onespike.convert import convert
 from onespike.energy import COLUMNS
 from onespike.errors import DataError, LoadError, UsageError, unknown
 from onespike.files import sha256, write_atomically
-from onespike.objective import OBJECTIVES, OverallObjective, ScaleObjective, scale_within
+from onespike.objective import HALVINGS, OBJECTIVES, OverallObjective, ScaleObjective, every_of, scale_within
 from onespike.pipeline import Pair, Progress, no_progress
 from onespike.recipe import preset
 from onespike.search import Report, Search, Trial, search
@@ -213,7 +213,7 @@ class Allocation:
         return dataclasses.asdict(self)
 
 
-SENSITIVITY_IMAGES, HALVINGS = 48, 12
+SENSITIVITY_IMAGES = 48
 
 
 def allocate(
@@ -232,8 +232,8 @@ def allocate(
         raise UsageError(
             "search: the best trial has no energy to compare with. Search again without --resume."
         )
-    first = measure.counted()
-    scale = scale_within(snn, first, column, budget, HALVINGS)
+    first = measure.parts[0][0]
+    scale = scale_within(snn, first, column, budget, every_of(column))
     measure.forwards += HALVINGS * len(first)
     objective = copy.copy(measure)
     objective.snn = objective.run = snn

@@ -305,3 +305,25 @@ def test_the_table_of_sites_adds_up_to_the_totals():
     products = [row for row in rows if "matmul0" in row["site"] and row["spiking"]]
     assert [row["drives"] for row in products[:2]] == [True, False]
     assert all(0 <= row["active share"] <= 1 for row in rows)
+
+
+def test_a_sample_estimates_the_whole():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(2),
+        nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4),
+    )  # fmt: skip
+    x = torch.randn(32, 3, 8, 8)
+    for recipe in (Recipe(), Recipe(granularity="channel")):  # one threshold, and one for each channel
+        snn = convert(model, calibrate(model, [x], recipe), recipe)
+        exact, estimate = Ledger(), Ledger(every=4)
+        outputs = []
+        for ledger in (exact, estimate):
+            with metered(snn, ledger), torch.inference_mode():
+                outputs.append(snn(x))
+        assert torch.equal(*outputs)
+        assert estimate.macs == exact.macs
+        for column in ("counts", "nonzero", "binary"):
+            assert estimate.ratio(column) == pytest.approx(exact.ratio(column), rel=0.05)
+            assert estimate.ratio(column) != exact.ratio(column)
+        with pytest.raises(UsageError, match=r"Count with every=1 for 'strict'\."):
+            estimate.ratio("strict")

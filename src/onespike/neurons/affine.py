@@ -65,6 +65,11 @@ class AffineFire(ScaleFire):
         """offset + gain·step±·spikes, rounded to `dtype` once."""
         return (super().decode(spikes) * self.gain + self.offset).to(dtype)
 
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`counts(x)` and their value, whatever fast path the plain neuron has."""
+        counts = self.counts(x)
+        return counts, self.decode(counts, x.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
-        """`decode(counts(x))`, whatever fast path the plain neuron has."""
-        return self.decode(self.counts(x), x.dtype)
+        """`decode(counts(x))`."""
+        return self.both(x)[1]

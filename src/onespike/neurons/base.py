@@ -199,6 +199,11 @@ class Neuron(Float32):
         values = self.fused(x, decoded=True)
         return self.decode(self.counts(x), x.dtype) if values is None else values
 
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`counts(x)` and `forward(x)`, for those who count."""
+        counts, values = self.counts(x), self.fused(x, decoded=True)
+        return counts, self.decode(counts, x.dtype) if values is None else values
+
     def extra_repr(self) -> str:
         signs = ("+", "-")
         shown = [
