@@ -2,7 +2,8 @@
 
 Each case (network, batch, threads) runs in a process of its own. Within it the variants take turns, so that a busy
 machine slows all of them alike, and the best of the rounds counts. Ratios are to the original network in eager mode.
-Weights are random: they do not change the time. What is not installed is listed with the reason, and left out.
+Weights are random: they do not change the time. What is not installed, fails or would take too long is listed with the
+reason; a case that is stopped keeps what it has measured.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,19 @@ NETWORKS = {
 }
 TOKENS = {197: 224, 577: 384, 1025: 512}
 """Tokens of a vision transformer with patches of 16 → side of its images."""
-STEPS = (8, 32)
-Forward = Callable[[torch.Tensor], Any]
+STEPS = {"if": (8, 32), "ecmt": (4,)}
+"""Presets with several timesteps, and the numbers of steps to time."""
+LEAST = 45
+"""Seconds that a case has in any case: building a network on a busy machine takes many of them."""
+PASS = 6
+"""What one step of many takes at most, in forwards of the original network: a guess, to leave out what cannot end."""
+CLOCK = time.perf_counter
+Forward = Callable[..., Any]
+Variant = tuple[str, Callable[[], Forward]]
+
+
+class LeftOutError(Exception):
+    """Why a variant is not measured."""
 
 
 def build(name: str, size: int = 224) -> nn.Module:
@@ -50,135 +64,151 @@ def build(name: str, size: int = 224) -> nn.Module:
     return torchvision.models.get_model(model, weights=None).eval()
 
 
-def converted(model: nn.Module, x: torch.Tensor, **recipe: Any) -> nn.Module:
-    thresholds = onespike.calibrate(model, [x[:2]], onespike.Recipe(**recipe))
-    return onespike.convert(model, thresholds, onespike.Recipe(**recipe), share_weights=True)
+def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.Module:
+    return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
 
 
-def variants(name: str, model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[tuple[str, Any]]:
-    """(name, forward) for all that can run here, (name, reason) for the rest. Add a line for another comparison."""
-    yield "original eager", model
-    snn = converted(model, x)
-    yield "converted eager", snn
+def variants(name: str, model: nn.Module, x: torch.Tensor, quick: bool, seconds: float) -> Iterator[Variant]:
+    """(name, what builds its forward), the ones that take long last. Add a line for another comparison."""
+    snn = converted(model, x, onespike.Recipe())
+    yield "original eager", lambda: model
+    yield "converted eager", lambda: snn
     if quick:
         return
+    yield "converted integer", lambda: _integer(snn)
+    yield "torchao int8 eager", lambda: _torchao(model)
+    for preset, numbers in STEPS.items() if len(x) == 1 else ():
+        for steps in numbers:
+            yield f"{preset} T={steps}", lambda p=preset, t=steps: _stepped(model, x, p, t, seconds)
+    for steps in STEPS["if"] if name == "resnet18" else ():
+        yield f"SpikingJelly T={steps}", lambda t=steps: _spikingjelly(model, x, t)
+    yield "original compiled", lambda: torch.compile(model)
+    yield "converted compiled", lambda: torch.compile(snn)
+    yield "torchao int8 compiled", lambda: torch.compile(_torchao(model))
+
+
+def _integer(snn: nn.Module) -> Forward:
     fast = copy.deepcopy(snn)
-    yield ("converted integer" if optimize_(fast).integer else "integer, simulated"), fast
-    yield "original compiled", torch.compile(model)
-    yield "converted compiled", torch.compile(snn)
-    # T steps of integrate-and-fire at each site, within one pass of the network; one image is slow enough
-    for steps in STEPS if len(x) == 1 else ():
-        yield f"IF sites T={steps}", converted(model, x, neuron="if", levels=f"linear:{steps // 2}")
-    if name == "resnet18":
-        yield from _spikingjelly(model, x)
-    yield from _torchao(model)
+    done = optimize_(fast)
+    if not done.integer:
+        raise LeftOutError(f"simulated here: {done}")
+    return fast
 
 
-def _spikingjelly(model: nn.Module, x: torch.Tensor) -> Iterator[tuple[str, Any]]:
+def _stepped(model: nn.Module, x: torch.Tensor, preset: str, steps: int, seconds: float) -> Forward:
+    """T passes of the whole network on running means, through our own preset."""
+    with torch.inference_mode():
+        likely = PASS * steps * _clock(model, x)
+    if likely > seconds:
+        raise LeftOutError(f"it could take {likely:.0f} s, and the case has {seconds:.0f} s; raise --budget")
+    return converted(model, x, onespike.preset(preset, steps=steps))
+
+
+def _spikingjelly(model: nn.Module, x: torch.Tensor, steps: int) -> Forward:
     """Rate coding with T passes of the whole network, as SpikingJelly's ann2snn does it."""
-    try:
-        from spikingjelly.activation_based import ann2snn, functional
-    except ImportError as error:
-        yield "SpikingJelly ann2snn", f"not measured: {error}"
-        return
+    from spikingjelly.activation_based import ann2snn, functional
+
     network = ann2snn.Converter(mode="max", dataloader=[(x[:2], None)])(model).eval()
 
-    def run(x: torch.Tensor, steps: int) -> torch.Tensor:
+    def run(x: torch.Tensor) -> torch.Tensor:
         functional.reset_net(network)
         return torch.stack([network(x) for _ in range(steps)]).mean(0)
 
-    for steps in STEPS:
-        yield f"SpikingJelly T={steps}", lambda x, steps=steps: run(x, steps)
+    return run
 
 
-def _torchao(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    try:
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-    except ImportError as error:
-        yield "torchao int8", f"not measured: {error}"
-        return
+def _torchao(model: nn.Module) -> nn.Module:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
     quantised = copy.deepcopy(model)
     quantize_(quantised, Int8DynamicActivationInt8WeightConfig())
-    yield "torchao int8 eager", quantised
-    yield "torchao int8 compiled", torch.compile(quantised)
-
-
-def take_turns(forwards: dict[str, Forward], x: torch.Tensor, seconds: float) -> dict[str, float]:
-    """The best time of each; one whose warm-up took more than a tenth of all the time is not run again."""
-    best, started = dict.fromkeys(forwards, float("inf")), time.perf_counter()
-    running = dict(forwards)
-    with torch.inference_mode():
-        for name, forward in forwards.items():
-            first = _clock(forward, x)  # compilation, caches
-            slow = first > seconds / 10 and "compiled" not in name
-            best[name] = first if slow else _clock(forward, x)
-            if best[name] > seconds / 10:
-                running.pop(name)
-        while running and time.perf_counter() - started < seconds:
-            for name, forward in running.items():
-                best[name] = min(best[name], _clock(forward, x))
-    return best
+    return quantised
 
 
 def _clock(forward: Forward, x: torch.Tensor) -> float:
-    started = time.perf_counter()
+    started = CLOCK()
     forward(x)
-    return time.perf_counter() - started
+    return CLOCK() - started
 
 
-def speed(name: str, batch: int, size: int, seconds: float, quick: bool) -> dict[str, Any]:
+def speed(name: str, batch: int, size: int, seconds: float, quick: bool) -> Iterator[dict[str, Any]]:
+    """Best times and what was left out, anew after each step, so that a case that is stopped has its last."""
     model, x = build(name, size), torch.randn(batch, 3, size, size)
-    forwards, left_out = {}, {}
-    for label, what in variants(name, model, x, quick or size != 224):
-        if isinstance(what, str):
-            left_out[label] = what
+    best: dict[str, float] = {}
+    forwards: dict[str, Forward] = {}
+    left_out: dict[str, str] = {}
+    for label, make in variants(name, model, x, quick or size != 224, seconds):
+        try:
+            forward = make()
+            with torch.inference_mode():
+                first = _clock(forward, x)  # compilation, caches
+                slow = first > seconds / 4 and "compiled" not in label
+                best[label] = first if slow else _clock(forward, x)
+        except Exception as error:  # noqa: BLE001 (one comparison less; the others go on)
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            left_out[label] = f"not measured: {reason[0][:160]}"
         else:
-            forwards[label] = what
-    return {"seconds": take_turns(forwards, x, seconds), "left out": left_out}
+            forwards |= {} if best[label] > seconds / 10 else {label: forward}
+        yield {"seconds": best, "left out": left_out}
+    started = time.perf_counter()
+    with torch.inference_mode():
+        while forwards and time.perf_counter() - started < seconds:
+            for label, forward in forwards.items():
+                best[label] = min(best[label], _clock(forward, x))
+            yield {"seconds": best, "left out": left_out}
 
 
-def calibration(name: str, images: int, seconds: float) -> dict[str, Any]:
+def calibration(name: str, images: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Calibration beside the plain forward of the same images, taking turns."""
     model, batches = build(name), list(torch.randn(images, 3, 224, 224).split(8))
     best = {"forward": float("inf"), "calibrate": float("inf")}
-    started = time.perf_counter()
-    while best["calibrate"] == float("inf") or time.perf_counter() - started < seconds:
+
+    def forward(batches: list[torch.Tensor]) -> None:
         with torch.inference_mode():
-            before = time.perf_counter()
             for batch in batches:
                 model(batch)
-            best["forward"] = min(best["forward"], time.perf_counter() - before)
-        before = time.perf_counter()
-        onespike.calibrate(model, batches)
-        best["calibrate"] = min(best["calibrate"], time.perf_counter() - before)
-    return {"seconds": best, "images": images}
+
+    started = time.perf_counter()
+    while best["calibrate"] == float("inf") or time.perf_counter() - started < seconds:
+        for label, run in (("forward", forward), ("calibrate", partial(onespike.calibrate, model))):
+            best[label] = min(best[label], _clock(run, batches))
+        yield {"seconds": best, "images": images}
 
 
-def memory(name: str, batch: int, size: int, which: str) -> dict[str, Any]:
+def memory(name: str, batch: int, size: int, which: str) -> Iterator[dict[str, Any]]:
     """The peak of this process, which runs one network only."""
     model, x = build(name, size), torch.randn(batch, 3, size, size)
     if which == "converted":
-        model = converted(model, x[:1])
+        model = converted(model, x[:1], onespike.Recipe())
     with torch.inference_mode():
         model(x)
-    return {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    yield {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def cases(quick: bool) -> Iterator[dict[str, Any]]:
+    """The case of the goals first, with a larger share of the time; then the others."""
     base = "vit-tiny" if quick else "vit-base"
-    for threads in (1, 2):
-        for name in NETWORKS if not quick else ("vit-tiny",):
-            for batch in (1, 8):
-                yield dict(kind="speed", name=name, batch=batch, size=224, threads=threads)
-    for which in ("original", "converted"):
-        for size in (224,) if quick else TOKENS.values():
-            yield dict(kind="memory", name=base, batch=8, size=size, threads=1, which=which)
+    speeds = [
+        dict(kind="speed", name=name, batch=batch, size=224, threads=threads)
+        for name in (("vit-tiny",) if quick else ("vit-base", "vit-tiny", "resnet18"))
+        for batch in (8, 1)
+        for threads in (2, 1)
+    ]
+    for case in speeds:
+        yield dict(case, share=4 if case["name"] == "vit-base" and case["batch"] == 8 else 2)
     for size in () if quick else list(TOKENS.values())[1:]:
-        yield dict(kind="speed", name="vit-tiny", batch=1, size=size, threads=1)
-    yield dict(kind="calibrate", name=base, batch=8, size=224, threads=1, images=8 if quick else 32)
+        yield dict(kind="speed", name="vit-tiny", batch=1, size=size, threads=1, share=1)
+    for batch in () if quick else (2, 32):
+        yield dict(kind="speed", name="vit-tiny", batch=batch, size=TOKENS[577], threads=1, share=1)
+    for name in {base, "vit-tiny"}:
+        images = 8 if quick else 32
+        yield dict(kind="calibrate", name=name, batch=8, size=224, threads=1, images=images, share=1)
+    for size in (224,) if quick else TOKENS.values():
+        for which in ("original", "converted"):
+            yield dict(kind="memory", name=base, batch=8, size=size, threads=1, which=which, share=1)
 
 
-def run_case(case: dict[str, Any], seconds: float, quick: bool) -> dict[str, Any]:
+def run_case(case: dict[str, Any], seconds: float, quick: bool) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(case["threads"])
     name, batch, size = case["name"], case["batch"], case["size"]
     if case["kind"] == "speed":
@@ -188,25 +218,40 @@ def run_case(case: dict[str, Any], seconds: float, quick: bool) -> dict[str, Any
     return calibration(name, case["images"], seconds)
 
 
+def measured(command: list[str], limit: float) -> dict[str, Any]:
+    """The last state that a child printed, and why it ended if it did not end well."""
+    failed = None
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        printed = child.stdout
+        if child.returncode:
+            failed = (child.stderr.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
+    except subprocess.TimeoutExpired as error:
+        printed = (error.stdout or b"").decode()
+        failed = f"stopped after {limit:.0f} s"
+    states = [line for line in printed.split("\n")[:-1] if line.startswith("{")]
+    return {**(json.loads(states[-1]) if states else {}), **({"failed": failed} if failed else {})}
+
+
 def describe(case: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     what = f"{case['name']} batch {case['batch']}, {case['size']}², {case['threads']} thread(s)"
-    if "failed" in result:
-        yield f"{what}: {case['kind']} failed: {result['failed']}"
-    elif case["kind"] == "memory":
+    times = result.get("seconds", {})
+    if "peak MB" in result:
         yield f"{what}: peak of the {case['which']} network's process {result['peak MB']:.0f} MB"
-    elif case["kind"] == "calibrate":
-        times = result["seconds"]
-        ratio = times["calibrate"] / times["forward"]
-        yield f"{what}: calibration on {result['images']} images {ratio:.2f} × their plain forward"
+    elif "calibrate" in times:
+        ratio, each = times["calibrate"] / times["forward"], 1e3 * times["calibrate"] / result["images"]
+        yield f"{what}: calibration on {result['images']} images {each:.1f} ms each, {ratio:.2f} × their plain forward"
     else:
-        yield what
-        first = result["seconds"]["original eager"]
-        for name, best in result["seconds"].items():
-            yield f"    {name:<22}{1e3 * best:>10.1f} ms{best / first:>8.2f} ×"
-        yield from (f"    {name:<22}{reason}" for name, reason in result["left out"].items())
+        yield f"{what}: {case['kind']}"
+        for name, best in times.items():
+            yield f"    {name:<22}{1e3 * best:>10.1f} ms{best / times['original eager']:>8.2f} ×"
+        yield from (f"    {name:<22}{reason}" for name, reason in result.get("left out", {}).items())
+    if "failed" in result:
+        yield f"    {result['failed']}"
 
 
 def main() -> None:
+    global CLOCK
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="ViT-Tiny and the eager forms only, about a minute"
@@ -215,28 +260,26 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/speed.json"), help="where the figures go"
     )
+    parser.add_argument("--only", default="*", help="cases to run, such as 'speed vit-base 8 *'")
+    parser.add_argument("--processor-time", action="store_true", help="for a machine that is shared")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    todo = list(cases(options.quick))
-    share = min(options.budget, 60 if options.quick else options.budget) / len(todo)
-    if options.case:  # a child: one case, its result on standard output
-        print(json.dumps(run_case(json.loads(options.case), share / 3, options.quick)))
+    CLOCK = time.process_time if options.processor_time else time.perf_counter
+    if options.case:  # a child: one case, each state on a line of standard output
+        case = json.loads(options.case)
+        for state in run_case(case, options.budget, options.quick):
+            print(json.dumps(state), flush=True)
         return
+    todo = [case for case in cases(options.quick) if fnmatch(_label(case), options.only)]
+    budget = min(options.budget, 60) if options.quick else options.budget
     started, rows = time.monotonic(), []
     for number, case in enumerate(todo):
-        left = options.budget - (time.monotonic() - started)
-        # what a case does not use, later ones may
-        limit = max(left - (len(todo) - number - 1) * share / 2, share)
-        command = [sys.executable, __file__, "--case", json.dumps(case), "--budget", str(options.budget)]
-        try:
-            child = subprocess.run(
-                command + ["--quick"] * options.quick, capture_output=True, text=True, timeout=limit
-            )
-            lines = child.stdout.splitlines()
-            ended = (child.stderr.strip().splitlines() or ["no message"])[-1]
-            result = json.loads(lines[-1]) if child.returncode == 0 else {"failed": ended}
-        except subprocess.TimeoutExpired:
-            result = {"failed": f"not done within {limit:.0f} s"}
+        left = budget - (time.monotonic() - started)
+        # what a case does not use, later ones may; a third of it for rounds, the rest to build and compile
+        limit = max(left * case["share"] / sum(other["share"] for other in todo[number:]), LEAST)
+        command = [sys.executable, __file__, "--case", json.dumps(case), "--budget", str(limit / 3)]
+        command += ["--quick"] * options.quick + ["--processor-time"] * options.processor_time
+        result = measured(command, limit)
         rows.append({**case, **result})
         print("\n".join(describe(case, result)), flush=True)
     facts = {
@@ -244,9 +287,14 @@ def main() -> None:
         "onespike": onespike.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
         "neurons": kernels.note(),
+        "clock": "processor time" if options.processor_time else "wall time",
     }
     write_atomically(options.out, json.dumps({"machine": facts, "cases": rows}, indent=1) + "\n")
     print(f"written to {options.out}; neurons run in the form: {kernels.note()}")
+
+
+def _label(case: dict[str, Any]) -> str:
+    return f"{case['kind']} {case['name']} {case['batch']} {case['size']} {case['threads']}"
 
 
 if __name__ == "__main__":

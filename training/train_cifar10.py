@@ -7,12 +7,15 @@
 Matrices are trained with Muon (orthogonalised momentum, Jordan et al. 2024), everything else with AdamW;
 the rate falls linearly to zero. The ResNet sees 24×24 images for the first part of the training. A run that
 is interrupted continues with the same command. `--minutes` bounds the wall time: the schedule then follows
-the clock wherever that is ahead of the epochs. `--start FILE --rate 0.5` trains finished weights further.
+the clock wherever that is ahead of the epochs. `--start FILE --rate 0.5` trains finished weights further, and with
+`--average` the mean of what it started from and what it reached is kept: two points of one valley, and a point between
+them that is better than either.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from pathlib import Path
@@ -127,6 +130,23 @@ def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * hits / len(labels)
 
 
+@torch.no_grad()
+def mix_(network: nn.Module, start: Path, images: Tensor, count: int = 3000) -> None:
+    """The mean of these weights and those it started from; BatchNorm's statistics are taken anew."""
+    first = copy.deepcopy(network)
+    load_checkpoint_(first, start)
+    for mine, before in zip(network.parameters(), first.parameters(), strict=True):
+        mine.lerp_(before, 0.5)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean over all batches
+    network.train()
+    chosen = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count]]
+    for x in chosen.split(500):
+        network(augment(normalise(x), 32).contiguous(memory_format=torch.channels_last))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("network", choices=sorted(NETWORKS))
@@ -135,6 +155,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--start", type=Path, help="go on from these weights, with full-size images")
+    parser.add_argument(
+        "--average", action="store_true", help="keep the mean of --start and what was reached"
+    )
     parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -196,6 +219,8 @@ def main() -> None:
                      movers=[m.state_dict() for m in movers], spent=time.time() - started),
                 checkpoint,
             )  # fmt: skip
+    if options.average and options.start:
+        mix_(averaged.module, options.start, images)
     weights = {k: v.half() if v.is_floating_point() else v for k, v in averaged.module.state_dict().items()}
     averaged.module.load_state_dict(weights)
     score = accuracy(averaged.module, test_images, test_labels)

@@ -14,29 +14,41 @@ from torch import Tensor, nn
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.plain import PLAIN
-from onespike.sites import Site, Sites, is_activation
+from onespike.sites import Rows, Site, Sites, is_activation
 from onespike.synapses import Synapses
 from onespike.timesteps import Clock
 
-Meter = Callable[["Neurons", str, Tensor, Callable[[], Synapses]], Tensor]
+Meter = Callable[..., Tensor]
+"""`meter(neurons, key, x, synapses)`, and with `rows` after these for one that is marked `by_rows`."""
 
 
 UNRULED = "excluded, no rule reaches it"
 """The reason of a product that is listed by its operation, since none of its operands can be visited."""
 
 
-class Analog(nn.Module):
-    """A site that does not spike, and the reason."""
+def by_rows(meter: Meter) -> Meter:
+    """Mark a meter that takes attention probabilities in blocks of rows; others are given them whole."""
+    meter.by_rows = True  # type: ignore[attr-defined]
+    return meter
 
-    def __init__(self, reason: str) -> None:
+
+class Analog(nn.Module):
+    """A site that does not spike, and the reason.
+
+    Args:
+        reason: why.
+        macs: for one input, of a product that no rule reaches; None for an operand that is visited.
+    """
+
+    def __init__(self, reason: str, macs: float | None = None) -> None:
         super().__init__()
-        self.reason = reason
+        self.reason, self.macs = reason, macs
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     def extra_repr(self) -> str:
-        return self.reason
+        return f"{self.reason} ({self.macs:.4g} MACs an input)" if self.macs else self.reason
 
 
 class Neurons(nn.ModuleDict):
@@ -44,6 +56,8 @@ class Neurons(nn.ModuleDict):
 
     meter: Meter | None = None
     clock: Clock | None = None
+    weights = "as they were"
+    """For integer inference `rounded`, or `integers` where their product fires by itself."""
 
     def __init__(self, owner: str) -> None:
         super().__init__()
@@ -51,7 +65,12 @@ class Neurons(nn.ModuleDict):
         self.roles: dict[str, str] = {}
         self.calls: dict[str, float] = {}
 
-    def visit(self, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+    @property
+    def by_rows(self) -> bool:
+        """Whether an operand may come in blocks. Over several steps a membrane keeps all of it anyway."""
+        return self.clock is None and (self.meter is None or getattr(self.meter, "by_rows", False))
+
+    def visit(self, key: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None) -> Tensor:
         """Fire the neuron at `key`; a meter, while there is one, does it instead and keeps count."""
         if key not in self:
             # a parameter that a transformation passes on as a plain tensor; a ReLU that stays as it is
@@ -62,12 +81,17 @@ class Neurons(nn.ModuleDict):
                 "input had reached it. Calibrate with inputs that take the same path."
             )
         if self.meter is not None:
-            return self.meter(self, key, x, count)
-        return self.value(key, x)
+            return self.meter(self, key, x, count) if rows is None else self.meter(self, key, x, count, rows)
+        return self.value(key, x, rows)
 
-    def value(self, key: str, x: Tensor) -> Tensor:
+    def at(self, key: str, rows: Rows | None = None) -> nn.Module:
+        """What stands at a site, for some rows of its input."""
+        site = self[key]
+        return site.cut(rows.cut) if rows is not None and isinstance(site, Neuron) else site
+
+    def value(self, key: str, x: Tensor, rows: Rows | None = None) -> Tensor:
         """What the site passes on for this input."""
-        neuron = self[key]
+        neuron = self.at(key, rows)
         if self.clock is not None and isinstance(neuron, Neuron):
             return self.clock.fire(self.owner, key, neuron, x)[1]
         value: Tensor = neuron(x)
@@ -77,7 +101,8 @@ class Neurons(nn.ModuleDict):
         """The signed counts of one step, for those who count them, and the value passed on."""
         if self.clock is not None:
             return self.clock.fire(self.owner, key, neuron, x)
-        return neuron.both(x)
+        fired = neuron.counts(x)
+        return fired, neuron.decode(fired, x.dtype)
 
     @property
     def now(self) -> int:
@@ -86,7 +111,7 @@ class Neurons(nn.ModuleDict):
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    with Sites(module.neurons.visit):
+    with Sites(module.neurons.visit, module.neurons.by_rows):
         if inner is None:
             return type(module).forward(module, *args, **kwargs)
         return inner(*args, **kwargs)

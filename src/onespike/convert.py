@@ -15,6 +15,7 @@ from onespike.calibrate import SiteThreshold, Thresholds, device_of
 from onespike.errors import ConversionError, UsageError
 from onespike.fold import fold_, unfold_
 from onespike.neurons import NEURONS, Neuron, Scale
+from onespike.operations import ANALOG
 from onespike.recipe import Recipe
 from onespike.sites import Site, is_activation
 
@@ -80,7 +81,8 @@ def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
 
 def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     """Refuse a network in which a product would be neither spiking nor listed as analog."""
-    open_ = {k: m for k, m in thresholds.uncovered.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
+    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
+    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
     if not open_:
         return
     total = thresholds.macs or 1
@@ -138,12 +140,10 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
         of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
         of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
-    for (
-        owner,
-        operation,
-    ) in thresholds.uncovered:  # all excluded by name, or _check_coverage would have refused
+    for (owner, operation), macs in thresholds.uncovered.items():
         of_owner = plan.setdefault(owner, Neurons(owner))
-        of_owner[operation.replace(".", "::")] = Analog(UNRULED)  # ModuleDict keys have no dots
+        reason = ANALOG.get(operation, UNRULED)  # excluded by name, or _check_coverage would have refused
+        of_owner[operation.replace(".", "::")] = Analog(reason, macs)  # ModuleDict keys have no dots
     for name, module in modules.items():
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
             plan[name] = Neurons(name)
@@ -189,6 +189,11 @@ def convert(
 
 def revert_(model: nn.Module) -> nn.Module:
     """Take all neurons away: the original network again, bit for bit."""
+    if any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons)):
+        raise UsageError(
+            "revert: this network was made for integer inference, and its weights are rounded. "
+            "Revert the converted network that it was made from."
+        )
     detach_(model)
     unfold_(model)
     model.__dict__.pop("extra_repr", None)

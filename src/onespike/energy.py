@@ -7,21 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
-from onespike.attach import UNRULED, Analog, Neurons
+from onespike.attach import Analog, Meter, Neurons, by_rows
 from onespike.errors import UsageError
 from onespike.neurons import AffineFire, Neuron
 from onespike.operations import Operations, Owners
 from onespike.pairs import Pairs
-from onespike.sites import Site, is_activation
+from onespike.sites import Rows, Site, is_activation
 from onespike.synapses import Synapses
+from onespike.tally import sample, totals
 
 AC_PJ, MAC_PJ = 0.9, 4.6
 """One 32-bit accumulate and one 32-bit multiply-accumulate in 45 nm (Horowitz 2014), as the paper takes them."""
@@ -48,53 +49,6 @@ FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
     F.hardswish: ("activation", 1),
 }  # fmt: skip
 """MACs an output element of an analog function is charged with in `strict`; softmax is charged 2 at its site."""
-
-
-def naf_weight(count: Tensor) -> Tensor:
-    """Non-zero digits of a non-negative integer in non-adjacent form: the ones of n XOR 3n.
-
-    >>> naf_weight(torch.tensor([0, 1, 3, 7, 11, 263])).tolist()
-    [0, 1, 2, 2, 3, 3]
-    """
-    bits = count.long() ^ (3 * count.long())
-    ones = torch.zeros_like(bits)
-    while bool((bits > 0).any()):
-        ones += bits & 1
-        bits = bits >> 1
-    return ones
-
-
-@cache
-def _worth(largest: int) -> Tensor:
-    """What a spike of size 0, 1, … adds to counts, nonzero and binary, and to the saturated ones."""
-    size = torch.arange(largest + 1)
-    return torch.stack((size, size > 0, naf_weight(size), size == largest)).double()
-
-
-def _totals(worth: Tensor, size: Tensor, weights: Tensor | None = None) -> list[float]:
-    """Sums over all spikes, each with its weight."""
-    weights = None if weights is None else weights.double()
-    number = torch.bincount(size, weights, minlength=worth.shape[1])
-    totals: list[float] = (worth @ number.double().cpu()).tolist()
-    return totals
-
-
-@lru_cache(maxsize=1024)
-def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, ...]:
-    """Indices of one row in `every`, drawn at random and always alike."""
-    rows = math.prod(shape)
-    chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
-    return torch.unravel_index(chosen.sort().values, shape)
-
-
-def sample(x: Tensor, every: int) -> Tensor:
-    """The elements of one row (along the last dimension) in `every`; all of a tensor with few rows.
-
-    >>> sample(torch.zeros(160, 1000), 16).shape, sample(torch.zeros(10, 10), 16).shape
-    (torch.Size([10000]), torch.Size([100]))
-    """
-    few = math.prod(x.shape[:-1]) < every
-    return x.flatten() if few else x[_rows(x.shape[:-1], every)].flatten()
 
 
 @dataclass
@@ -148,10 +102,16 @@ class Ledger:
     """Time spent on counting, so that a forward's own time is known."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
 
-    def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+    @by_rows
+    def visit(
+        self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None
+    ) -> Tensor:
         started = time.perf_counter()
-        self.announced += 1
-        neuron, site = owner[key], Site(owner.owner, key)
+        neuron, site = owner.at(key, rows), Site(owner.owner, key)
+        again = rows is not None and rows.start > 0
+        # a block announces the scores of the next one too, and after the first also its partner in the product
+        follows = rows is not None and rows.stop < rows.of
+        self.announced += 1 + follows * (1 + again)
         row = self.sites.get(site)
         if row is None:
             row = self.sites[site] = SiteCount(site, owner.roles.get(key, ""), isinstance(neuron, Neuron))
@@ -159,7 +119,7 @@ class Ledger:
         if owner.now == 1:  # the original network, which the ratio compares with, runs once
             row.macs += synapses.macs
         row.elements += x.numel()
-        row.visits += 1
+        row.visits += not again
         if row.role == "softmax":
             self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
         self.seconds += time.perf_counter() - started
@@ -169,13 +129,14 @@ class Ledger:
             row.constant_macs += synapses.macs / _shared(neuron.offset, x)
         if self.every > 1:
             return self._sample(row, owner, key, neuron, x, synapses.fan_out)
-        fired, output = owner.fire(key, neuron, x)
-        started, fired = time.perf_counter(), fired.detach()
-        fan_out = synapses.fan_out
-        if isinstance(fan_out, Tensor):
-            fan_out = fan_out.expand_as(fired).flatten()
-        self._add(row, owner, neuron, fired.flatten(), fan_out)
-        self._count_pairs(row, owner, key, fired, output)
+        started = time.perf_counter()
+        value = neuron.fast(x) if owner.clock is None else None  # what the network does without a meter
+        fired, output = (None, value) if value is not None else owner.fire(key, neuron, x)
+        if owner.weights != "integers":  # there the product fires by itself, and this is counting
+            started = time.perf_counter()
+        fired = (neuron.counts(x) if fired is None else fired).detach()
+        self._add(row, owner, neuron, fired, synapses.fan_out)
+        self._count_pairs(row, owner, key, fired, output, again)
         self.seconds += time.perf_counter() - started
         return output
 
@@ -206,13 +167,11 @@ class Ledger:
         each: float = 1.0,
     ) -> None:
         """Take in counts, each of which stands for so many."""
-        size = fired.abs().to(torch.int32)
-        worth = _worth(neuron.largest)
-        spikes, active, digits, saturated = _totals(worth, size)
+        spikes, active, digits, saturated = totals(neuron.largest, fired)
         added = (
             [fan_out * total for total in (spikes, active, digits)]
             if isinstance(fan_out, int)
-            else _totals(worth, size, fan_out)
+            else totals(neuron.largest, fired, fan_out)
         )
         for column, accumulates in zip(("counts", "nonzero", "binary"), added, strict=False):
             setattr(row, column, getattr(row, column) + each * accumulates)
@@ -222,10 +181,12 @@ class Ledger:
         row.active += round(each * active)
         row.saturated += round(each * saturated)
 
-    def _count_pairs(self, row: SiteCount, owner: Neurons, key: str, fired: Tensor, output: Tensor) -> None:
+    def _count_pairs(
+        self, row: SiteCount, owner: Neurons, key: str, fired: Tensor, output: Tensor, again: bool
+    ) -> None:
         """Both operands of a product, once the second is there; the sum stands at the first."""
         call = None if owner.clock is None else owner.clock.calls[owner.owner, key]
-        found = self.pairs.update(row.site, owner[key], fired, output, owner.now, call)  # type: ignore[arg-type]
+        found = self.pairs.update(row.site, owner[key], fired, output, owner.now, call, again)  # type: ignore[arg-type]
         if found is None:
             return
         first = self.sites[Site(owner.owner, key.replace("_rhs", "_lhs"))]
@@ -310,8 +271,16 @@ class Ledger:
         return {column: self.ratio(column) for column in COLUMNS}
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for each site: MACs, accumulates in each column (where it drives its product), firing rates."""
+        """One row for each site: MACs, accumulates in each column (where it drives its product), firing rates.
+
+        Products outside every rule come last, as `module:operation`.
+        """
         drivers = {id(row) for _, row in self.products()}
+        unruled = [
+            SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)
+            for (owner, operation), macs in self.unruled.items()
+            if macs  # those of unknown size are in the table of sites alone
+        ]
         return [
             {
                 "site": str(row.site),
@@ -324,7 +293,7 @@ class Ledger:
                 "active share": row.active / max(row.elements, 1),
                 "saturated share": row.saturated / max(row.elements, 1),
             }
-            for row in self.sites.values()
+            for row in [*self.sites.values(), *unruled]
         ]
 
 
@@ -351,7 +320,18 @@ class _Functions(TorchFunctionMode):
 
 
 def _has_unruled(owner: Neurons) -> bool:
-    return any(isinstance(site, Analog) and site.reason == UNRULED for site in owner.values())
+    return any(isinstance(site, Analog) and site.macs is not None for site in owner.values())
+
+
+def _unwatched(visit: Meter) -> Meter:
+    """What counts is no part of the network: nobody looks for products in it."""
+
+    @by_rows
+    def visit_unwatched(*site: Any) -> Tensor:
+        with _disable_current_modes():
+            return visit(*site)
+
+    return visit_unwatched
 
 
 @contextmanager
@@ -361,8 +341,8 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     Args:
         model: a converted network.
         ledger: to go on counting in; a new one by default.
-        watch: also look for products outside every rule, which costs time; by default only where the recipe
-            excluded some.
+        watch: also look for products outside every rule, which costs time; by default only where the network has
+            some.
 
     >>> from onespike import calibrate, convert
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -375,16 +355,21 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     """
     ledger = ledger if ledger is not None else Ledger()
     owners = [module for module in model.modules() if isinstance(module, Neurons)]
+    watch = any(_has_unruled(owner) for owner in owners) if watch is None else watch
     for owner in owners:
-        owner.meter = ledger.visit
+        owner.meter = _unwatched(ledger.visit) if watch else ledger.visit
     try:
         with ExitStack() as stack:
             if ledger.every == 1:
                 stack.enter_context(_Functions(ledger))
-            if watch or (watch is None and any(_has_unruled(owner) for owner in owners)):
+            if watch:
                 names = Owners(model)
                 stack.enter_context(names.following())
-                stack.enter_context(Operations(names, ledger.covered, ledger.unruled))
+
+                def first_pass() -> bool:  # the original network, whose MACs these are, runs once
+                    return all(owner.now == 1 for owner in owners[:1])
+
+                stack.enter_context(Operations(names, ledger.covered, ledger.unruled, first_pass))
             yield ledger
     finally:
         for owner in owners:

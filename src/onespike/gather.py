@@ -15,17 +15,20 @@ from torch import Tensor
 from onespike import pipeline, storage
 from onespike.attach import neurons
 from onespike.calibrate import device_of, evaluating
-from onespike.convert import table
+from onespike.convert import set_scale_, table
+from onespike.detected import detected
 from onespike.doctor.probe import Probe
 from onespike.doctor.trail import trail
 from onespike.energy import COLUMNS, DEFINITION
-from onespike.errors import LoadError
+from onespike.errors import DataError, LoadError, UsageError
 from onespike.invocation import convert_command
 from onespike.neurons import Neuron
+from onespike.objective import OverallObjective
 from onespike.pipeline import Pair, Progress, no_progress
+from onespike.report.scores import KINDS
 from onespike.sensitivity import kind
 from onespike.survey import Survey
-from onespike.tasks import Items, batches, limit, read_image
+from onespike.tasks import Coco, Detection, Items, batches, limit, read_image
 from onespike.tune import FOLDER, METRICS
 from onespike.tune import RECORD as SEARCH
 
@@ -47,6 +50,7 @@ def gather(
     *,
     batch_size: int = 16,
     pictures: Pictures | None = None,
+    coco: Coco | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Evaluate a run once, with a survey of its sites, and describe it.
@@ -56,7 +60,8 @@ def gather(
         pair: the loaded run.
         items: images to measure on; without them the record holds what calibration knows.
         batch_size: inputs of one forward.
-        pictures: shows inputs and predictions; those of classification by default.
+        pictures: shows inputs and predictions of a classifier; `classified` by default.
+        coco: the annotations of the images, for a detector.
         progress: wraps long loops.
     """
     record: dict[str, Any] = {
@@ -84,9 +89,11 @@ def gather(
     if items is None:
         return record
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
-    result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
+    metric = pipeline.metric_for(pair, items, coco)
+    result = pipeline.evaluate_pair(
+        pair, items, metric=metric, batch_size=batch_size, progress=progress, ledger=survey
+    )
     few = limit(items, PROBE_IMAGES)
-    probe = Probe(pair.ann, (x for x, _ in batches(few, pair.loaded.transform, batch_size)))
     record["evaluation"] = result.to_dict()
     record["data"] = {
         "source": items.source,
@@ -94,8 +101,13 @@ def gather(
         "overlap": len(pipeline.overlap(pair.data, items)),
         "surveyed": len(few),
     }
-    record["front"] = record["front"] or _swept(pair, probe, progress)
     record["sites"] = _measured(record["sites"], survey)
+    if isinstance(metric, Detection):
+        record["front"] = record["front"] or _swept_precision(pair, items, metric, batch_size, progress)
+        record["examples"] = detected(pair, items, metric)
+        return record
+    probe = Probe(pair.ann, (x for x, _ in batches(few, pair.loaded.transform, batch_size)))
+    record["front"] = record["front"] or _swept(pair, probe, progress)
     record["examples"] = (pictures or classified)(pair, few, probe.distance(pair.snn).agrees)
     return record
 
@@ -140,6 +152,27 @@ def _swept(pair: Pair, probe: Probe, progress: Progress) -> dict[str, Any] | Non
     if not points:
         return None
     return {"from": "sweep", "metric": "agreement with the original, %", "energy": "counts", "images": images,
+            "points": points, "chosen": own}  # fmt: skip
+
+
+def _swept_precision(
+    pair: Pair, items: Items, metric: Detection, batch_size: int, progress: Progress
+) -> dict[str, Any] | None:
+    """AP over λ on so few images that the sweep takes about half as many forwards as the evaluation did."""
+    own, few = pair.recipe.scale, limit(items, min(PROBE_IMAGES, max(4, len(items) // 10)))
+    feed = batches(few, pair.loaded.transform, batch_size, collate=pair.loaded.collate)
+    objective = OverallObjective(pair.snn, feed, metric.precision, "counts")
+    scales, points = sorted({*SCALES, own}, reverse=True), []
+    try:
+        for scale in progress("λ", len(scales))(scales):
+            found = objective(scale, lambda step, value: False)
+            points.append({"scale": scale, "value": found.value, "energy": found.energy})
+    except (DataError, UsageError):  # these few show no object; neurons without a λ
+        return None
+    finally:
+        if points:
+            set_scale_(pair.snn, own)
+    return {"from": "sweep", "metric": f"{KINDS[metric.kinds[-1]]} AP, %", "energy": "counts", "images": len(few),
             "points": points, "chosen": own}  # fmt: skip
 
 

@@ -211,6 +211,7 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised
             raise UsageError(f"optimize: {name} has weights of type {weight.dtype}. Use snn.float().")
         integers, scale = quantise(weight)
         reason = _obstacle(module, owner, integers, units)
+        owner.weights = "integers" if reason is None else "rounded"
         if reason is not None:
             simulated[name] = reason
             rows = scale.view(-1, *[1] * (weight.dim() - 1))

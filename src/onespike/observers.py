@@ -11,14 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onespike.kernels import count_
+from onespike.kernels import PART, count_, in_memory_order
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -30, 21
 """Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, answered by the exact maximum."""
-
-
-PART = 1 << 18
-"""Elements that are counted at a time."""
 
 
 class Histogram:
@@ -48,7 +44,7 @@ class Histogram:
 
     def update(self, x: Tensor) -> None:
         x = x.detach()
-        x = x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).flatten(1)
+        x = in_memory_order(x)[None] if self.axis is None else x.movedim(self.axis, 0).flatten(1)
         counts = self.counts
         if counts is None:
             counts = self.counts = torch.zeros(len(x), 2, self.bins, dtype=torch.int64, device=x.device)

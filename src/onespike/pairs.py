@@ -21,12 +21,23 @@ class Pairs:
 
     def __init__(self) -> None:
         self.left: tuple[str, Tensor, Tensor, Tensor | None] | None = None
+        self.right: tuple[str, Tensor, Tensor] | None = None
         self.before: dict[tuple[Site, int], Tensor] = {}
 
     def update(
-        self, site: Site, neuron: Neuron, fired: Tensor, output: Tensor, now: int, call: int | None
+        self,
+        site: Site,
+        neuron: Neuron,
+        fired: Tensor,
+        output: Tensor,
+        now: int,
+        call: int | None,
+        again: bool,
     ) -> dict[str, float] | None:
-        """Take in one operand; the second operand of a product gives the pairs of both."""
+        """Take in one operand; the second operand of a product gives the pairs of both.
+
+        The first may come in blocks of rows: those after the second (`again`) give pairs of their own.
+        """
         left = site.key.endswith("_lhs")
         if not site.key.startswith("matmul") or fired.dim() < 2:
             return None
@@ -37,12 +48,20 @@ class Pairs:
             earlier = self.before.pop((site, call), None) if now > 1 else None
             smallest = min(float(s[s > 0].min()) for s in neuron.steps() if bool((s > 0).any()))
             self.before[site, call] = (output.abs() * now > NEGLIGIBLE * smallest).double().sum(along)
+        if again:
+            if self.right is None or self.right[0] != site.product:
+                return None
+            return {
+                "counts": float((size * self.right[1]).sum()),
+                "nonzero": float((active * self.right[2]).sum()),
+            }
         if left:
             self.left = (site.product, size, active, earlier)
             return None
         if self.left is None or self.left[0] != site.product:
             return None
         (_, left_size, left_active, left_earlier), self.left = self.left, None
+        self.right = (site.product, size, active)
         met = active if earlier is None else active + earlier
         pairs = float((left_active * met).sum())
         if left_earlier is not None:

@@ -5,10 +5,11 @@ Everything the library does to a network (observe, fire, count) is a visit to it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from onespike import synapses
 from onespike.errors import UsageError
 from onespike.synapses import Synapses
 
-Visit = Callable[[str, Tensor, Callable[[], Synapses]], Tensor]
+Visit = Callable[..., Tensor]
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
@@ -54,7 +55,25 @@ class Site:
         return cls(owner, key)
 
 
+class Rows(NamedTuple):
+    """Which rows (the last axis but one) of an operand are visited, where it is never in memory as a whole."""
+
+    start: int
+    stop: int
+    of: int
+
+    def cut(self, x: Tensor) -> Tensor:
+        """These rows of a tensor that broadcasts to the operand; all of it if it is the same for every row.
+
+        >>> Rows(1, 3, 4).cut(torch.arange(4.0)[:, None]).flatten(), Rows(1, 3, 4).cut(torch.ones(1, 2)).shape
+        (tensor([1., 2.]), torch.Size([1, 2]))
+        """
+        return x[..., self.start : self.stop, :] if x.dim() > 1 and x.shape[-2] > 1 else x
+
+
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+BLOCK = 2**22
+"""Attention probabilities that exist at a time, where they need not exist all at once."""
 LEAVES: set[Callable[..., Any]] = set()
 """The functions in which rules end: each call of one is one product."""
 
@@ -63,7 +82,8 @@ def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """Register how torch functions are rewritten as visits to their activation operands.
 
     A rule receives `visit(slot, x, synapses)` and the function's own arguments. The slot is `operation.role`;
-    `synapses` is called only by those who count.
+    `synapses` is called only by those who count. A visitor whose attribute `by_rows` is true may also be given an
+    operand in blocks of its rows, `visit(slot, x, synapses, rows)` from the first to the last.
     """
 
     def register(rule: Rule) -> Rule:
@@ -110,9 +130,12 @@ LEAVES |= {F.linear, torch.matmul, torch.einsum}
     Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.mv, Tensor.dot, Tensor.__matmul__,
 )  # fmt: skip
 def _matmul(visit: Visit, input: Tensor, other: Tensor) -> Tensor:
+    return torch.matmul(*_operands(visit, input, other))
+
+
+def _operands(visit: Visit, input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     lhs = visit("matmul.lhs", input, partial(synapses.matmul, input, other, input))
-    rhs = visit("matmul.rhs", other, partial(synapses.matmul, input, other, other))
-    return torch.matmul(lhs, rhs)
+    return lhs, visit("matmul.rhs", other, partial(synapses.matmul, input, other, other))
 
 
 @synaptic(Tensor.__rmatmul__)
@@ -157,25 +180,64 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention by its definition through the product rule: fused and unfused networks have the same sites."""
+    """Attention by its definition through the product rule: fused and unfused networks have the same sites.
+
+    Probabilities must exist to be fired, but not all at once: long sequences are evaluated in blocks of query rows.
+    """
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = _matmul(
-        visit, query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
-    )
+    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    blocks = list(_blocks(visit, query, key, value))
+    query, key = _operands(visit, query, key.transpose(-2, -1))
+    if len(blocks) < 2:
+        weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
+        return _matmul(visit, F.dropout(weights, dropout_p), value)
+    result = query.new_empty(0)
+    for rows in blocks:
+        mask = None if attn_mask is None else rows.cut(attn_mask)
+        weights = _probabilities(torch.matmul(rows.cut(query), key), mask, is_causal, rows.start)
+        weights = F.dropout(weights, dropout_p)
+        lhs = visit("matmul.lhs", weights, partial(synapses.matmul, weights, value, weights), rows)
+        if not rows.start:
+            whole = value.new_empty(()).expand(*weights.shape[:-2], rows.of, weights.shape[-1])  # a shape
+            value = visit("matmul.rhs", value, partial(synapses.matmul, whole, value, value))
+        block = torch.matmul(lhs, value)
+        if not rows.start:
+            result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
+        result[..., rows.start : rows.stop, :] = block
+        del weights, lhs, block  # so that the next block takes their place
+    return result
+
+
+def _probabilities(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
+    """The softmax of masked scores, of which the first row is row `start` of the whole."""
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, float("-inf"))
-        else:
-            scores = scores + attn_mask
-        # A row that is masked altogether (left padding) gives zeros, as the fused kernel does, not NaN.
-        weights = torch.ops.aten._safe_softmax(scores, -1)
-    return _matmul(visit, F.dropout(weights, dropout_p), value)
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(start)
+    if mask is None:
+        return torch.softmax(scores, -1)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # A row that is masked altogether (left padding) gives zeros, as the fused kernel does, not NaN.
+    weights: Tensor = torch.ops.aten._safe_softmax(scores, -1)
+    return weights
+
+
+def _blocks(visit: Visit, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Rows]:
+    """The rows of attention that are evaluated together; none where all of them are.
+
+    A compiler would unroll the blocks, and for gradients every probability is kept anyway.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not getattr(visit, "by_rows", False)
+        or torch._C._get_tracing_state() is not None
+        or (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)))
+    ):
+        return
+    batch = math.prod(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
+    count, size = query.shape[-2], max(1, BLOCK // max(1, batch * key.shape[-2]))
+    for start in range(0, count, size):
+        yield Rows(start, min(start + size, count), count)
 
 
 @synaptic(F.relu, torch.relu, Tensor.relu)
@@ -201,8 +263,23 @@ def is_activation(key: str) -> bool:
     return key.startswith("relu")
 
 
+def numbered(calls: dict[str, int], slot: str, rows: Rows | None = None) -> str:
+    """The key of an operand, and its call counted: the slot `matmul.lhs` of the n-th product is `matmulN_lhs`.
+
+    >>> calls = {}
+    >>> numbered(calls, "matmul.lhs", Rows(0, 2, 4)), numbered(calls, "matmul.lhs", Rows(2, 4, 4))
+    ('matmul0_lhs', 'matmul0_lhs')
+    """
+    number = calls.get(slot, 0) - (rows is not None and rows.start > 0)
+    calls[slot] = number + 1
+    operation, role = slot.split(".")
+    return f"{operation}{number}_{role}"
+
+
 class Sites(TorchFunctionMode):
     """Within this context the activation operands of every synaptic call pass through `visit(key, x, synapses)`.
+
+    With `by_rows` the probabilities of attention may come in blocks, as `visit(key, x, synapses, rows)`.
 
     >>> seen = []
     >>> with Sites(lambda key, x, synapses: seen.append(key) or x):
@@ -211,17 +288,16 @@ class Sites(TorchFunctionMode):
     ['matmul0_lhs', 'matmul0_rhs']
     """
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: Visit, by_rows: bool = False) -> None:
         super().__init__()
-        self.visit = visit
+        self.visit, self.by_rows = visit, by_rows
         self.calls: dict[str, int] = {}
 
-    def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
-        """Turn the slot `matmul.lhs` of the n-th product into the key `matmulN_lhs`."""
-        number = self.calls.get(slot, 0)
-        self.calls[slot] = number + 1
-        operation, role = slot.split(".")
-        return self.visit(f"{operation}{number}_{role}", x, count)
+    def __call__(
+        self, slot: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None
+    ) -> Tensor:
+        key = numbered(self.calls, slot, rows)
+        return self.visit(key, x, count) if rows is None else self.visit(key, x, count, rows)
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -230,4 +306,4 @@ class Sites(TorchFunctionMode):
         if rule is None:
             return function(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # an enclosing Sites must not visit this call again
-            return rule(self.numbered, *args, **(kwargs or {}))
+            return rule(self, *args, **(kwargs or {}))

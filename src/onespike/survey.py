@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.attach import Neurons
+from onespike.attach import Neurons, by_rows
 from onespike.energy import Ledger
 from onespike.neurons import Neuron
-from onespike.sites import Site
+from onespike.sites import Rows, Site
 from onespike.synapses import Synapses
 
 BINS = 80
@@ -137,10 +137,13 @@ class Survey(Ledger):
     visits: int = 4
     details: dict[str, SiteSurvey] = field(default_factory=dict)
 
-    def visit(self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
-        output = super().visit(owner, key, x, count)
+    @by_rows
+    def visit(
+        self, owner: Neurons, key: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None
+    ) -> Tensor:
+        output = super().visit(owner, key, x, count, rows)
         site, neuron = Site(owner.owner, key), owner[key]
-        if isinstance(neuron, Neuron) and self.sites[site].visits <= self.visits:
+        if isinstance(neuron, Neuron) and self.sites[site].visits <= self.visits and x.numel():
             started = time.perf_counter()
             row = self.details.get(str(site))
             if row is None:

@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from onespike import kernels
 from onespike.operations import Operations, Owners
 from onespike.plain import plain
-from onespike.sites import LEAVES, RULES, Site, is_activation
+from onespike.sites import LEAVES, RULES, Rows, Site, is_activation, numbered
 from onespike.synapses import Synapses
 
 IMAGE, TOKEN = "input", "token"
@@ -38,6 +39,8 @@ class SiteFacts:
     latest: int = -1
     macs: int = 0
     sources: frozenset[str] = frozenset()
+    moments: tuple[int, float, float] = (0, 0.0, 0.0)
+    """Of the visit that is going on, over the blocks so far: elements, their sum and that of their squares."""
     fingerprint: tuple[Any, ...] | None = None
     varies: bool = False
 
@@ -99,12 +102,12 @@ class _Functions(TorchFunctionMode):
             tracer.in_rule = True
             try:
                 with self:  # what a rule calls is followed too, but not visited again
-                    return rule(tracer.numbered, *args, **kwargs)
+                    return rule(tracer, *args, **kwargs)
             finally:
                 tracer.in_rule = False
         result = function(*args, **kwargs)
         operands = [*_tensors(args), *_tensors(kwargs)]
-        if tracer.in_rule and function in LEAVES:
+        if tracer.in_rule and function in LEAVES and tracer.pending:
             tracer.product(result)
         else:
             tracer.follow(function, operands, args[0] if result is None and operands else result)
@@ -116,6 +119,8 @@ class Tracer:
 
     With `activations` the inputs of ReLUs are sites too.
     """
+
+    by_rows = True
 
     def __init__(self, model: nn.Module, observe: Observe | None = None, activations: bool = False) -> None:
         self.model, self.observe, self.activations = model, observe, activations
@@ -151,18 +156,19 @@ class Tracer:
         x._onespike_sources = frozenset({IMAGE if x.is_floating_point() else TOKEN})  # type: ignore[attr-defined]
         return x
 
-    def numbered(self, slot: str, x: Tensor, count: Callable[[], Synapses]) -> Tensor:
+    def __call__(
+        self, slot: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None
+    ) -> Tensor:
         if is_activation(slot) and not self.activations:
             return x
-        calls = self.owners.stack[-1][1]
-        number = calls.get(slot, 0)
-        calls[slot] = number + 1
-        operation, role = slot.split(".")
-        site = Site(self.owners.current, f"{operation}{number}_{role}")
+        site = Site(self.owners.current, numbered(self.owners.stack[-1][1], slot, rows))
         facts = self.trace.sites.get(site)
         if facts is None:
-            facts = self.trace.sites[site] = SiteFacts(site, tuple(x.shape), self.trace.forwards)
-        facts.calls += 1
+            shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), self.trace.forwards)
+        if rows is None or not rows.start:
+            facts.calls += 1
+            facts.moments = (0, 0.0, 0.0)
         facts.forwards += facts.latest != self.trace.forwards
         facts.latest = self.trace.forwards
         facts.macs += count().macs
@@ -171,8 +177,15 @@ class Tracer:
             self.pending.append((site, _sources(x)))
         # What looks at x is no part of the network: following its operations would take longer than they do.
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            facts.varies |= facts.fingerprint not in (None, fingerprint := _fingerprint(x))
-            facts.fingerprint = fingerprint
+            if not facts.varies:  # once it does, there is nothing more to find out
+                (size, *before), new = facts.moments, kernels.moments(x)
+                facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
+            if not facts.varies and (rows is None or rows.stop == rows.of):
+                facts.varies |= facts.fingerprint not in (
+                    None,
+                    fingerprint := _fingerprint(x, *facts.moments),
+                )
+                facts.fingerprint = fingerprint
             if self.observe is not None:
                 self.observe(site, x)
         return x
@@ -224,12 +237,10 @@ class Tracer:
         self.norms.clear()
 
 
-def _fingerprint(x: Tensor) -> tuple[Any, ...]:
+def _fingerprint(x: Tensor, size: int, total: float, square: float) -> tuple[Any, ...]:
     """Means, so that what is the same for every input is so for batches of any size; all softmax has one mean."""
-    size = max(x.numel(), 1)
-    mean = float(x.sum(dtype=torch.float64)) / size
-    square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / size**0.5
-    return tuple(x.shape[-2:]), f"{mean:.9g}", f"{square:.9g}"
+    size = max(size, 1)
+    return tuple(x.shape[-2:]), f"{total / size:.9g}", f"{square / size:.9g}"
 
 
 def _is_property(function: Any) -> bool:

@@ -109,11 +109,11 @@ def test_models_that_are_no_models(convert):
         "Known: cifar10-resnet18, cifar10-vit, scenes."
     )
     assert convert(model="tim:vit") == (
-        "unknown adapter 'tim'. Did you mean 'timm'? Known: bundled, timm, torchvision, transformers."
+        "unknown adapter 'tim'. Did you mean 'timm'? Known: bundled, detectron2, timm, torchvision, transformers."
     )
     assert convert(model="resnet18") == (
         "'resnet18' does not name a network. "
-        "Write one of: bundled:NAME, timm:NAME, torchvision:NAME, transformers:NAME."
+        "Write one of: bundled:NAME, detectron2:NAME, timm:NAME, torchvision:NAME, transformers:NAME."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,20 @@ def test_missing_images_are_named(cli, run, coco, tmp_path):
     noise(tmp_path / "0.png", 0, side=48)
     message = cli("evaluate", run, "--data", tmp_path, "--annotations", coco[1]).message()
     assert "1.png: the file of image id 7 is missing" in message
+
+
+def test_empty_annotations_and_corrupt_images_end_with_their_names(cli, run, coco, tmp_path):
+    record = json.loads(coco[1].read_text())
+    empty = tmp_path / "empty.json"
+    empty.write_text(json.dumps({**record, "annotations": []}))
+    evaluate = ("evaluate", run, "--data", coco[0], "--annotations")
+    assert f"{empty}: its list 'annotations' is empty" in cli(*evaluate, empty).message()
+    images = shutil.copytree(coco[0], tmp_path / "images")
+    whole = (images / "2.png").read_bytes()
+    for contents in (b"nothing", whole[: len(whole) // 2]):
+        (images / "2.png").write_bytes(contents)
+        message = cli("evaluate", run, "--data", images, "--annotations", coco[1]).message()
+        assert f"{images / '2.png'}: image id 14 cannot be read" in message
 
 
 def test_search_needs_annotations(cli, run, coco):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,59 @@ def test_what_a_detector_is_not_searched_by(cli, run, options, message):
     assert message in cli("search", run, "--data", SCENES, *options).message()
 
 
+def test_a_report_shows_precision_and_pictures(cli, run, tmp_path):
+    page, run = (
+        tmp_path / "page",
+        shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tune.FOLDER)),
+    )
+    done = cli("report", run, "--data", OTHERS, "--limit", 12, "--out", page)
+    assert done.code == 0, done.err
+    record = json.loads((page / "report.json").read_text())
+    assert list(record["evaluation"]["snn"]) == ["bbox", "segm"]
+    assert record["front"]["metric"] == "mask AP, %" and record["front"]["images"] == 4
+    assert record["front"]["chosen"] == pipeline.load_run(run).recipe.scale
+    shown = record["examples"]
+    assert len(shown) == 6 and not shown[0]["agree"]
+    for example in shown:
+        assert example["agree"] == (not example["lost"] and not example["new"])
+        both = [len(example["ann"]) - len(example["lost"]), len(example["snn"]) - len(example["new"])]
+        assert both[0] == both[1]
+        assert all(p.startswith("data:image/jpeg;base64,") for p in example["pictures"].values())
+        assert example["trail"][0] == ["backbone.stage1.0:conv0_input", 99.0]
+    html, markdown = (page / "report.html").read_text(), (page / "report.md").read_text()
+    assert len(html) < 5e6
+    for text in ("mask AP <b>", "Precision against energy", "boxes of the original are found again"):
+        assert text in html
+    assert (
+        "## Precision" in markdown
+        and "| class | ANN box AP | SNN box AP | ANN mask AP | SNN mask AP |" in markdown
+    )
+
+
+def test_detectors_are_compared_by_precision(cli, run, vit_run, images, tmp_path):
+    out = tmp_path / "compared"
+    assert cli("compare", run, run, "--data", OTHERS, "--limit", 4, "--out", out).code == 0
+    assert "mask AP, %" in (out / "compare.html").read_text()
+    assert "| run | network | ANN box AP | SNN box AP | ANN mask AP |" in (out / "compare.md").read_text()
+    other = shutil.copytree(vit_run, tmp_path / "vit")
+    for each, data in ((run, OTHERS), (other, images)):
+        assert cli("report", each, "--data", data, "--limit", 4).code == 0
+    assert cli("compare", run, other, "--out", out).message() == (
+        "compare: these runs have different tasks. Compare runs of one task at a time."
+    )
+
+
+def test_what_needs_annotations_or_classes_says_so(cli, run, vit_run):
+    assert cli("doctor", run, "--data", OTHERS).message() == (
+        "the doctor compares class probabilities, and bundled:scenes finds boxes. Look at the noise of its sites with: "
+        f"onespike report {run} --data {OTHERS} --annotations FILE"
+    )
+    assert cli("report", run, "--annotations", "x.json").message() == (
+        "--annotations says what is on the images of --data. Give both."
+    )
+    assert "boxes are scored with annotations" in cli("report", run, "--data", ".").message()
+
+
 def test_a_classifier_is_not_searched_by_boxes(cli, vit_run, images):
     message = cli("search", vit_run, "--data", images, "--objective", "ap").message()
     assert message.endswith("is top1 or kl, not ap. Leave --objective out.")
@@ -71,6 +125,17 @@ def test_studies_take_the_networks_that_they_measure(cli, tmp_path):
     message = cli("reproduce", "table-energy", "--model", "bundled:scenes").message()
     assert message == "table-energy measures classifiers, and bundled:scenes is none. Give another --model."
     assert "Leave --calibrate out" in cli(*study, "--calibrate", SCENES).message()
+
+
+def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
+    words = ("reproduce", "table-detection", "--limit", 4, "--calibration-images", 4, "--out", tmp_path)
+    monkeypatch.setattr("onespike.reproduce.bench.Bench.searched", lambda *given, **named: {"scale": 0.3})
+    done = cli(*words)
+    assert done.code == 0, done.err
+    header = next(line for line in done.out.splitlines() if "ann box AP" in line)
+    assert max(map(len, done.out.splitlines()[:8])) < 140 and "ann box AP50" not in header
+    assert "with 19 columns" in done.out
+    assert "ann box AP50" in (tmp_path / "table-detection.csv").read_text()
 
 
 def test_demo_of_segmentation(cli, monkeypatch, tmp_path):

@@ -14,9 +14,10 @@ import onespike
 from contract.conversion_contract import randomise_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
-from onespike.energy import AC_PJ, COLUMNS, MAC_PJ, naf_weight
+from onespike.energy import AC_PJ, COLUMNS, MAC_PJ
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
+from onespike.tally import naf_weight
 
 
 def non_adjacent_form(n: int) -> list[int]:

@@ -204,3 +204,11 @@ def test_what_cannot_be_optimised_says_why() -> None:
         onespike.optimize(snn().half())
     with pytest.raises(UsageError, match=r"runs on the CPU, not on meta\. Use snn\.cpu\(\)"):
         onespike.optimize(snn().to("meta"))
+
+
+@pytest.mark.parametrize("integer_units", [True, False])
+def test_rounded_weights_are_not_reverted(integer_units):
+    network = snn()
+    with pytest.raises(UsageError, match="weights are rounded"):
+        onespike.revert_(onespike.optimize(network, integer_units=integer_units))
+    assert torch.equal(onespike.revert_(network)(X), Block().eval()(X))

@@ -10,9 +10,10 @@ from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.ops import DeformConv2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
 from transformers import (
+    DeformableDetrConfig,
+    DeformableDetrForObjectDetection,
     DetrConfig,
     DetrForObjectDetection,
     Mask2FormerConfig,
@@ -107,6 +108,7 @@ def two_stage(kind: type[FasterRCNN], backbone: nn.Module, **more: object) -> nn
 class TestFasterRCNN(Eager):
     inputs = ("backbone.first.0:conv0_input",)
     heads = ("roi_heads.box_predictor.cls_score:linear0_input",)
+    analog = ("roi_heads.box_roi_pool:torchvision.roi_align",)
     spiking, softmax = 11, 0
 
     @classmethod
@@ -121,6 +123,10 @@ class TestMaskRCNN(Eager):
         "roi_heads.box_predictor.cls_score:linear0_input",
         "roi_heads.mask_predictor.mask_fcn_logits:conv0_input",
     )
+    analog = (
+        "roi_heads.box_roi_pool:torchvision.roi_align",
+        "roi_heads.mask_roi_pool:torchvision.roi_align",
+    )
     spiking, softmax = 13, 0
 
     @classmethod
@@ -133,6 +139,7 @@ class TestMaskRCNN(Eager):
 class TestEvaInFasterRCNN(Eager):
     inputs = ("backbone.body.patch_embed.proj:conv0_input",)
     heads = ("roi_heads.box_predictor.cls_score:linear0_input",)
+    analog = ("roi_heads.box_roi_pool:torchvision.roi_align",)
     spiking, softmax = 22, 2
 
     @classmethod
@@ -184,6 +191,13 @@ WIDTHS = dict(embedding_size=8, hidden_sizes=[8, 8, 12, 16], depths=[1, 1, 1, 1]
 BACKBONE = dict(use_timm_backbone=False, use_pretrained_backbone=False)
 
 
+def deformable(*owners: str) -> tuple[str, ...]:
+    """What deformable attention does besides its projections."""
+    return tuple(
+        f"{owner}:{operation}" for owner in owners for operation in ("grid_sampler_2d", "weighted_sum")
+    )
+
+
 class TestDetr(Eager):
     inputs = ("model.backbone.model.embedder.embedder.convolution:conv0_input",)
     heads = ("class_labels_classifier:linear0_input", "bbox_predictor.layers.2:linear0_input")
@@ -203,6 +217,7 @@ class TestRTDetr(Eager):
 
     inputs = ("model.backbone.model.embedder.embedder.0.convolution:conv0_input",)
     heads = ("model.enc_score_head:linear0_input", "model.decoder.class_embed.0:linear0_input")
+    analog = deformable("model.decoder.layers.0.encoder_attn.attn")
     spiking, softmax = 89, 2
 
     @classmethod
@@ -216,6 +231,35 @@ class TestRTDetr(Eager):
             use_timm_backbone=False,
         )  # fmt: skip
         return randomise_(RTDetrForObjectDetection(config)), named()
+
+
+class TestDeformableDetr(Eager):
+    """Every level of its pyramid is sampled, by the encoder and by the decoder."""
+
+    inputs = ("model.backbone.model.embedder.embedder.convolution:conv0_input",)
+    heads = (
+        "class_embed.0:linear0_input",
+        "bbox_embed.0.layers.2:linear0_input",
+        "class_embed.1:linear0_input",
+        "bbox_embed.1.layers.2:linear0_input",
+    )
+    analog = deformable(
+        "model.encoder.layers.0.self_attn.attn",
+        "model.decoder.layers.0.encoder_attn.attn",
+        "model.decoder.layers.1.encoder_attn.attn",
+    )
+    spiking, softmax = 42, 1
+
+    @classmethod
+    def build(cls):
+        torch.manual_seed(0)
+        config = DeformableDetrConfig(
+            backbone_config=ResNetConfig(**WIDTHS, out_features=["stage2", "stage3", "stage4"]), **BACKBONE,
+            **{**DECODER, "d_model": 32, "decoder_layers": 2}, num_feature_levels=3, encoder_n_points=2, decoder_n_points=2,
+        )  # fmt: skip
+        model = DeformableDetrForObjectDetection(config)
+        # its queries are an expanded parameter, on which torch's counter cannot hang a hook without gradients
+        return randomise_(model).requires_grad_(False), named()
 
 
 class TestYolos(Eager):
@@ -240,6 +284,7 @@ class TestMask2Former(Eager):
         "model.transformer_module.decoder.mask_predictor:einsum0_1",
         "class_predictor:linear0_input",
     )
+    analog = deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn")
     spiking, softmax, weights = 74, 6, 3
 
     @classmethod
@@ -315,25 +360,3 @@ def test_what_is_the_same_for_every_input_stays_analog_for_batches_of_any_size()
     thresholds = onespike.calibrate(model, batches)
     assert thresholds["model.decoder.layers.0.self_attn:matmul1_lhs"].role == "constant"
     assert thresholds["model.decoder.layers.0.encoder_attn:matmul1_lhs"].role == "softmax"
-
-
-class Deformable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.offsets = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 18, 3, padding=1)
-        self.deform, self.last = DeformConv2d(4, 6, 3, padding=1), nn.Conv2d(6, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu()
-        return self.last(self.deform(x, self.offsets(x)).relu())
-
-
-def test_a_deformable_convolution_is_refused_until_it_is_excluded():
-    model, batches = randomise_(Deformable()), images(8)
-    thresholds = onespike.calibrate(model, batches)
-    assert thresholds.uncovered == {("deform", "torchvision.deform_conv2d"): 8 * 8 * 6 * 4 * 9}
-    with pytest.raises(onespike.errors.ConversionError, match=r"deform_conv2d in deform \(22\.0 % of MACs\)"):
-        onespike.convert(model, thresholds)
-    snn = onespike.convert(model, thresholds, onespike.Recipe(exclude=("deform:*",)))
-    rows = {row["site"]: row["neuron"] for row in table(snn)}
-    assert rows["deform:torchvision::deform_conv2d"] == "analog: excluded, no rule reaches it"

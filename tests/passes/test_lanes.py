@@ -9,10 +9,10 @@ from torch import nn
 
 from onespike import convert, metered
 from onespike.calibrate import evaluating
-from onespike.energy import naf_weight
 from onespike.errors import ConversionError
 from onespike.lanes import digits, fixed_point, prove, shift_and_add
 from onespike.passes import chain
+from onespike.tally import naf_weight
 
 
 def test_digits_are_the_number_and_never_adjacent():

@@ -16,10 +16,11 @@ from onespike.calibrate import evaluating
 from onespike.energy import MAC_PJ
 from onespike.errors import UsageError
 from onespike.neurons import AffineFire, ScaleFire
-from onespike.passes import PASSES, chain, check_passes, parse_passes
+from onespike.passes import PASSES, chain, check_passes, parse_passes, statistics
 from onespike.passes.budget import measured
+from onespike.passes.correct import lost
 from onespike.passes.layout import digit_levels
-from onespike.passes.statistics import fisher
+from onespike.passes.statistics import Fisher, Sample, fisher, samples
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
 
@@ -63,6 +64,22 @@ def test_gain_is_an_exact_change_of_step():
         AffineFire(0.1, levels=(1,), gain=torch.tensor(3.0))
 
 
+@pytest.mark.parametrize("levels", [tuple(range(1, 9)), digit_levels(2, 64)])
+def test_its_value_in_one_pass_is_the_decoded_count(levels):
+    """A step for each channel, a gain for each token, another offset than the centre, NaN and infinity."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(7, 5, 6, generator=generator)
+    x[0, 0, 0], x[1, 1, 1], x[2, 2, 2] = torch.nan, torch.inf, -torch.inf
+    step, centre, offset = (torch.rand(6, generator=generator) + 0.01 for _ in range(3))
+    gain = torch.tensor([1.0, 0.5, 4.0, 1.0, 2.0**30]).view(5, 1)
+    cell = AffineFire(
+        step, step * 2, levels=levels, rounding="nearest", centre=centre, offset=offset, gain=gain
+    )
+    for given in (x, x.bfloat16()):
+        expected = cell.decode(cell.counts(given), given.dtype)
+        assert torch.equal(cell(given).nan_to_num(nan=-99), expected.nan_to_num(nan=-99))
+
+
 def test_the_product_with_a_centre_is_a_bias():
     """W·(μ + s) = W·μ + W·s, also where zero padding makes the bias depend on the place."""
     conv = nn.Conv2d(2, 3, 3, padding=1).double()
@@ -94,7 +111,7 @@ def test_nearest_fires_the_nearest_level():
 
 
 def test_levels_of_few_digits():
-    from onespike.energy import naf_weight
+    from onespike.tally import naf_weight
 
     levels = digit_levels(2, 300)
     assert set(range(1, 301)) - set(levels) == {
@@ -151,6 +168,16 @@ def test_information_is_kept_by_position_and_channel():
     )
 
 
+def test_information_does_not_depend_on_how_many_inputs_go_back_at_once(monkeypatch):
+    model, inputs, found = attention(), tokens(), []
+    for part in (1, 5, 100):
+        monkeypatch.setattr(statistics, "PART", part)
+        found.append(fisher(*start(model, inputs)))
+    for other in found[1:]:
+        for site, row in found[0].items():
+            assert torch.allclose(row.information, other[site].information, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("energy", "budget"), [("counts", 0.4), ("binary", 0.2), ("counts", None)])
 def test_passes_meet_the_budget_and_lower_the_divergence(energy, budget):
     model, inputs = attention(), tokens()
@@ -171,6 +198,34 @@ def test_passes_work_on_a_convolutional_network():
     assert measured(found, given).ratio("counts") == pytest.approx(0.3, rel=0.011)
     assert found.thresholds["2:conv0_input"].positive.shape == (4, 1, 1)
     assert divergence(model, found, inputs) < divergence(model, chain(state, given, ("nearest",)), inputs)
+
+
+def test_the_corrected_offset_makes_up_for_what_rounding_loses():
+    """A constant for each channel, at the inputs of linear maps only, and the energy is as it was."""
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, budget=0.15)
+    plain, corrected = (chain(state, given, names) for names in (ALL, (*ALL, "correct")))
+    assert measured(corrected, given).ratio("counts") == pytest.approx(0.15, rel=0.011)
+    known, drawn = fisher(plain, given), samples(plain, given)
+    for site, old in plain.spiking.items():
+        new = corrected.thresholds[site]
+        if "linear" not in site:
+            assert new.offset is None
+            continue
+        added = lost(old, drawn[site], known[site], plain)
+        assert torch.allclose(new.offset - old.centre, added.float(), atol=1e-6)
+
+
+def test_a_constant_that_is_lost_is_found_exactly():
+    """All values 0.3 with steps of 1 fire nothing: the offset is 0.3."""
+    model, inputs = convolutional(), [torch.randn(8, 2, 4, 4)]
+    state, _ = start(model, inputs, budget=0.3)
+    site = "2:conv0_input"
+    coarse = state.with_sites({site: {"positive": torch.ones(()) / state.scale(site)}})
+    groups = [Sample(1.0, torch.full((5, 4, 4, 4), 0.3), 1.0, None)]
+    row = Fisher(torch.ones(4, 1, 1), torch.ones(4, 1, 1), 1.0, 1.0)
+    found = lost(coarse.thresholds[site], groups, row, coarse)
+    assert torch.allclose(found, torch.full((4, 1, 1), 0.3))
 
 
 def test_what_a_budget_leaves_over_is_not_spent():

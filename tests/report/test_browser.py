@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from report_record import HOSTILE, make_record
 
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.gather import gather
+from onespike.recipe import preset
 from onespike.report import page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -36,13 +41,26 @@ def browser():
     driver.quit()
 
 
-@pytest.fixture
-def opened(browser, record, tmp_path):
-    file = tmp_path / "report.html"
+@pytest.fixture(scope="module")
+def detector_record():
+    """Of the bundled detector on a few scenes."""
+    recipe, scenes = preset("sformer"), pipeline.choose("bundled:scenes-calibration", 4)
+    pair = pipeline.convert_network(load_model("bundled:scenes"), scenes, recipe)
+    items, coco = pipeline.choose_labelled(pair.loaded, "bundled:scenes-test", None, 4)
+    return gather(Path("run"), pair, items, coco=coco)
+
+
+def shown(browser, record, folder):
+    file = folder / "report.html"
     file.write_text(page.render(record), encoding="utf-8")
     browser.get_log("performance")
     browser.get(file.as_uri())
     return browser
+
+
+@pytest.fixture
+def opened(browser, record, tmp_path):
+    return shown(browser, record, tmp_path)
 
 
 def rows(browser):
@@ -104,7 +122,24 @@ def test_choosing_a_site(opened, record):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_screen(opened, width):
+    assert needed(opened, width) <= width
+
+
+def needed(browser, width):
+    """How wide a page is on a screen of this width."""
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
-    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
-    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    found = browser.execute_script("return document.documentElement.scrollWidth")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    return found
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_detector(browser, detector_record, tmp_path, width):
+    opened = shown(browser, detector_record, tmp_path)
+    assert opened.get_log("browser") == []
+    assert needed(opened, width) <= width
+    loaded = (
+        "return [...document.querySelectorAll('.pictures img')].map(i => i.complete && i.naturalWidth > 99)"
+    )
+    assert opened.execute_script(loaded) == [True] * 8  # four images, two networks

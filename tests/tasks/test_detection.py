@@ -162,6 +162,11 @@ def broken(file: Path, change) -> Path:
         (lambda r: r["annotations"][2].update(category_id=4), "annotation 3 has category_id 4"),
         (lambda r: r["images"][1].update(id=5), "two images have the id 5"),
         (lambda r: r["images"][1].pop("width"), "an entry lacks 'width'"),
+        (lambda r: r["annotations"].append(5), "an entry is not of COCO's form"),
+        (lambda r: r["annotations"][2].update(image_id=[5]), "an entry is not of COCO's form"),
+        (lambda r: r["annotations"][2].update(bbox=None), "an entry is not of COCO's form"),
+        (lambda r: r["annotations"][2].update(bbox=[1, 2, 3]), r"annotation 3 has the box \[1, 2, 3\]"),
+        (lambda r: r["annotations"][2].update(area="large"), "annotation 3 has .* the area large"),
         (
             lambda r: r["images"][1].update(file_name="gone.jpg"),
             "gone.jpg: the file of image id 15 is missing",
@@ -173,6 +178,16 @@ def test_bad_annotations_are_named(data, change, message):
     folder, file = data
     with pytest.raises(DataError, match=message):
         list_coco(folder, broken(file, change))
+
+
+def test_masks_are_scored_only_where_they_are_annotated(data):
+    folder, file = data
+    _, coco = list_coco(folder, broken(file, lambda r: r["annotations"][2].pop("segmentation")))
+    with pytest.raises(
+        DataError, match=r"annotation 3 of image id 5 has no segmentation, and masks are scored"
+    ):
+        Detection(coco, _of, "segmentation")
+    Detection(coco, _of)  # boxes need none
 
 
 def test_bad_files_are_named(data, tmp_path):

@@ -1,6 +1,6 @@
 """Networks by name. This package is the only place that names libraries and architectures."""
 
-from onespike.adapters import bundled, timm, torchvision, transformers
+from onespike.adapters import bundled, detectron2, timm, torchvision, transformers
 from onespike.adapters.base import ADAPTERS, Adapter, LoadedModel, Source, adapter, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
 from onespike.adapters.normalise import KNOWN, Normalisation, exchanged, normalisation, renormalised
@@ -14,6 +14,7 @@ __all__ = [
     "Source",
     "adapter",
     "bundled",
+    "detectron2",
     "exchanged",
     "load_checkpoint_",
     "load_model",

@@ -112,7 +112,7 @@ def load_model(
     """Load the network that `spec` names, in evaluation mode.
 
     Args:
-        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR` or `bundled:NAME`.
+        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG` or `bundled:NAME`.
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes.
         random_weights: leave the network as it is initialised.

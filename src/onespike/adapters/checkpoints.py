@@ -49,10 +49,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def load_checkpoint_(model: nn.Module, path: Path) -> None:
-    """Copy a checkpoint into the model; every name and shape must agree. fp16 weights become the model's type."""
-    tensors = read_checkpoint(path)
-    wanted = model.state_dict()
+def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) -> None:
+    """Copy a checkpoint into the model; every name and shape must agree. fp16 weights become the model's type.
+
+    Tensors that the model lacks are left out where their names hold one of the `ignored` words.
+    """
+    tensors, wanted = read_checkpoint(path), model.state_dict()
+    tensors = {k: v for k, v in tensors.items() if k in wanted or not any(word in k for word in ignored)}
     missing = [k for k in wanted if k not in tensors]
     unexpected = [k for k in tensors if k not in wanted]
     mismatched = [

@@ -38,7 +38,7 @@ def normalisation(transform: Callable[[Image], Tensor]) -> Normalisation | None:
     from PIL import Image
 
     black, white = (transform(Image.new("RGB", (256, 256), colour)) for colour in ("black", "white"))
-    if black.dim() != 3 or len(black) != 3:
+    if not isinstance(black, Tensor) or black.dim() != 3 or len(black) != 3:
         return None
     low, high = black.flatten(1).double().mean(1), white.flatten(1).double().mean(1)
     if bool((high - low <= 0).any()):

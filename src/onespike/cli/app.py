@@ -80,7 +80,8 @@ def convert(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR or bundled:NAME."
+            metavar="MODEL",
+            help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
         ),
     ],
     calibrate: Annotated[

@@ -39,7 +39,13 @@ def doctor(
     """
     if images < 2:
         raise UsageError(f"the doctor needs at least 2 images, not {images}. Try --images {PROBE_IMAGES}.")
-    pair, items = pipeline.load_run(run, device=device), pipeline.choose(data, limit)
+    pair = pipeline.load_run(run, device=device)
+    if pair.loaded.results is not None:
+        raise UsageError(
+            f"the doctor compares class probabilities, and {pair.loaded.spec} finds boxes. Look at the noise of its "
+            f"sites with: onespike report {run} --data {data} --annotations FILE"
+        )
+    items = pipeline.choose(data, limit)
     if len(items) < 2:
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=progress)

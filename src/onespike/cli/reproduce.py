@@ -92,11 +92,13 @@ def reproduce(
         bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress, truths=truths)
         rows, files = run_study(study, bench)
         show.line(study.title)
-        columns = columns_of(rows)
+        every = columns_of(rows)
+        columns = [column for column in study.essential or every if column in every]
         if len(rows) <= 60:
             show.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
         show.line(study.note)
-        show.line(f"written to {', '.join(str(file) for file in files)}")
+        more = f" with {len(every)} columns" if len(columns) < len(every) else ""
+        show.line(f"written to {', '.join(str(file) for file in files)}{more}")
         show.line()
 
 

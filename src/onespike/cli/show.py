@@ -15,6 +15,7 @@ from onespike.convert import table
 from onespike.energy import COLUMNS, DEFINITION
 from onespike.evaluate import Evaluation
 from onespike.pipeline import Pair
+from onespike.report.scores import FIGURES
 from onespike.theory import Row
 
 WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
@@ -93,11 +94,10 @@ def _networks(record: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 def _precision(record: dict[str, Any], scale: str) -> None:
     """COCO's figures of both networks for boxes and masks, then AP of each class."""
     names = {"bbox": "boxes", "segm": "masks"}
-    figures = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
     rows(
-        ("", "", *figures, "seconds"),
+        ("", "", *FIGURES, "seconds"),
         [
-            (name, names[kind], *(_figure(record[key][kind][f]) for f in figures), f"{record['seconds'][key]:.1f}")
+            (name, names[kind], *(_figure(record[key][kind][f]) for f in FIGURES), f"{record['seconds'][key]:.1f}")
             for kind in record["ann"]
             for key, name in _networks(record)
         ],

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from onespike.attach import Meter, Neurons
 from onespike.calibrate import device_of, evaluating
 from onespike.sites import Site
 from onespike.survey import decibels
+from onespike.trace import call
 
 KEPT = 1 << 16
 """Elements compared at a site, evenly spaced: enough for a power, and memory stays small."""
@@ -39,12 +41,12 @@ def passed_on(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
         owner.meter = visitor
 
 
-def trail(snn: nn.Module, inputs: Tensor) -> list[tuple[str, float]]:
+def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
     """Signal to noise (dB) of what each site receives, against the original network, in the order of execution.
 
     Args:
         snn: a converted network; with all its sites analog it is the original.
-        inputs: one batch.
+        inputs: one batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
     """
     kept: dict[str, list[Tensor]] = {}
     found: list[tuple[str, float]] = []
@@ -65,8 +67,8 @@ def trail(snn: nn.Module, inputs: Tensor) -> list[tuple[str, float]]:
                 found.append((site, decibels(float(wanted.square().sum()), error)))
         return passed_on(owner, key, x, count)
 
-    inputs = inputs.to(device_of(snn))
+    inputs = tree_map_only(Tensor, lambda x: x.to(device_of(snn)), inputs)
     for visit in (original, spiking):
         with evaluating(snn), visited_by(snn, visit):
-            snn(inputs)
+            call(snn, inputs)
     return found

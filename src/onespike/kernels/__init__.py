@@ -1,6 +1,9 @@
 """Fast forms of what neurons do. Each gives the bits of its plain form, or None where it cannot help."""
 
+from onespike.kernels.count import PART as PART
 from onespike.kernels.count import count_ as count_
+from onespike.kernels.count import in_memory_order as in_memory_order
+from onespike.kernels.count import moments as moments
 from onespike.kernels.fire import Form as Form
 from onespike.kernels.fire import closed_form as closed_form
 from onespike.kernels.fire import fire as fire

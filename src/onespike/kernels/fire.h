@@ -73,7 +73,10 @@ INLINE void run(const float *x, float *out, int64_t n, Sides s, Form form, int d
             a[i] = coordinate(v, steps[i], side(v, s.most_up, s.most_down), form.inside);
             count[i] = a[i] != a[i] ? a[i] : 0.0f;
         }
-        for (int k = 0; k < form.jumps; k++) {
+        float most = 0.0f; /* levels that nothing in the block reaches are not tried */
+#pragma omp simd reduction(max : most)
+        for (int64_t i = 0; i < m; i++) most = a[i] > most ? a[i] : most;
+        for (int k = 0; k < form.jumps && form.bound[k] <= most; k++) {
             const float bound = form.bound[k], rise = form.rise[k];
             for (int64_t i = 0; i < m; i++) count[i] += a[i] >= bound ? rise : 0.0f;
         }

@@ -1,7 +1,7 @@
 """The fused fire function: one pass over memory in place of a dozen.
 
-Used in eager inference on the CPU. `torch.compile` and `torch.export` see the plain form, which they fuse themselves;
-where gradients are wanted the plain form has them.
+Used in eager inference on the CPU and on CUDA. `torch.compile` and `torch.export` see the plain form, which they fuse
+themselves; where gradients are wanted the plain form has them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +59,6 @@ def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or type(x) not in (Tensor, nn.Parameter)
-        or x.device.type != "cpu"
         or x.layout is not torch.strided
         or x.is_neg()
         or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *others)))
@@ -110,25 +109,48 @@ def fire(
         form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
         decoded: values instead of counts.
     """
-    if plain_is_needed(x, positive, negative):
+    launch = None if plain_is_needed(x, positive, negative) else _backend(x.device.type)
+    how = None if launch is None else form()
+    if launch is None or how is None:
         return None
-    kernels, how = native.library(), form()
-    if kernels is None or how is None:
-        return None
-    source: Any = x.float()
-    out = torch.empty_like(source)
+    source, off = (x.float(), OFF) if launch is _native else (x, OFF.to(x.device))
+    out = torch.empty_like(source, dtype=torch.float32)
     if source.stride() != out.stride():  # gaps or overlaps: a dense copy first, in the order of memory
         source = out.copy_(source)
-    steps = (OFF if positive is None else positive, OFF if negative is None else negative)
+    steps = (off if positive is None else positive, off if negative is None else negative)
     layout = _channels(out, steps)
-    if layout is None:
-        return None
-    channels, inner, (up, down) = layout
-    threads = 1 if out.numel() < SMALL else torch.get_num_threads()
-    refused = kernels.onespike_fire(
-        source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
-        *limits(positive, negative), ctypes.addressof(how), decoded, threads,
-    )  # fmt: skip
-    if refused:
+    if layout is None or not launch(source, out, layout, limits(positive, negative), how, decoded):
         return None
     return out.to(x.dtype) if decoded else out
+
+
+Layout = tuple[int, int, tuple[Tensor, Tensor]]
+
+
+def _backend(device: str) -> Callable[..., bool] | None:
+    """What fires on this kind of device and says whether it did; None where nothing but torch can."""
+    if device == "cpu":
+        return _native if native.library() is not None else None
+    return _triton() if device == "cuda" else None
+
+
+def _native(
+    source: Tensor, out: Tensor, layout: Layout, most: tuple[float, float], form: Form, decoded: bool
+) -> bool:
+    kernels: Any = native.library()
+    channels, inner, (up, down) = layout
+    threads = 1 if out.numel() < SMALL else torch.get_num_threads()
+    return not kernels.onespike_fire(
+        source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
+        *most, ctypes.addressof(form), decoded, threads,
+    )  # fmt: skip
+
+
+@cache
+def _triton() -> Callable[..., bool] | None:
+    try:
+        from onespike.kernels import gpu
+    except ImportError as error:
+        native.log.info("neurons run in their plain form on GPUs: %s", error)
+        return None
+    return gpu.launch

@@ -1,4 +1,4 @@
-/* The fire function in one pass over memory, and the counting of bit patterns as observers.py does it. */
+/* The fire function in one pass over memory, and what calibration takes of an activation: bit patterns and moments. */
 #include "fire.h"
 
 #define PIECE 16384
@@ -25,13 +25,41 @@ int32_t onespike_fire(const float *x, float *out, int64_t n, int64_t channels, i
     return 0;
 }
 
-/* Adds to counts[sign][bin], the bin being the bits of |x| from `shift` on, less lowest - 1, within 0 ... bins - 1. */
+/* Adds to counts[sign][bin], the bin being the bits of |x| from `shift` on, less lowest - 1, within 0 ... bins - 1.
+ * Bins first, as vectors, and then the additions: one after the other they would wait for each other. */
 void onespike_count(const float *x, int64_t n, int32_t shift, int32_t lowest, int32_t bins, int64_t *counts) {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, 4);
-        const int32_t above = (int32_t)((bits & 0x7FFFFFFF) >> shift) - (lowest - 1);
-        const int32_t bin = above < 0 ? 0 : above < bins ? above : bins - 1;
-        counts[(bits >> 31) * (int64_t)bins + bin]++;
+    int32_t place[BLOCK];
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int m = n - start < BLOCK ? (int)(n - start) : BLOCK;
+        for (int i = 0; i < m; i++) {
+            int32_t bits;
+            memcpy(&bits, x + start + i, 4);
+            const int32_t above = ((bits & 0x7FFFFFFF) >> shift) - (lowest - 1);
+            const int32_t held = above < 0 ? 0 : above, bin = held < bins ? held : bins - 1;
+            place[i] = bin + (bits < 0 ? bins : 0);
+        }
+        for (int i = 0; i < m; i++) counts[place[i]]++;
+    }
+}
+
+/* The sum of x and of its squares, in double and in an order that depends on n alone. */
+void onespike_moments(const float *x, int64_t n, double *moments) {
+    double sum[8] = {0}, square[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            const double value = x[i + j];
+            sum[j] += value;
+            square[j] += value * value;
+        }
+    }
+    for (; i < n; i++) {
+        sum[i % 8] += x[i];
+        square[i % 8] += (double)x[i] * x[i];
+    }
+    moments[0] = moments[1] = 0;
+    for (int j = 0; j < 8; j++) {
+        moments[0] += sum[j];
+        moments[1] += square[j];
     }
 }

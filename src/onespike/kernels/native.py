@@ -82,6 +82,8 @@ def _load() -> ctypes.CDLL:
         pointer, number, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, pointer,
     )  # fmt: skip
     loaded.onespike_count.restype = None
+    loaded.onespike_moments.argtypes = (pointer, number, pointer)
+    loaded.onespike_moments.restype = None
     loaded.onespike_product.argtypes = (
         pointer, pointer, number, number, number, pointer, pointer, pointer, pointer, pointer, ctypes.c_float,
         ctypes.c_float, ctypes.c_int32, ctypes.c_int32, pointer, ctypes.c_int32,

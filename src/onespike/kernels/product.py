@@ -56,7 +56,7 @@ def fire_product(
         scale: one for each output.
         bias: likewise, or None.
     """
-    if plain_is_needed(x, bias) or x.dtype != torch.float32:
+    if plain_is_needed(x, bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None
     kernels, how = native.library(), form()
     if kernels is None or how is None:

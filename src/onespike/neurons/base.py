@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -180,10 +180,20 @@ class Neuron(Float32):
         """The same neuron with both sides on, if it has two: one that was off takes the other's threshold."""
         if all(self._on) or not self.two_sided:
             return self
-        twin = copy.copy(self)
         one = torch.where(self.positive > 0, self.positive, self.negative)
-        twin._buffers = {**self._buffers, "positive": one, "negative": one}
+        twin = self._with({"positive": one, "negative": one})
         twin._settle_sides()
+        return twin
+
+    def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
+        """The same neuron for a part of its input, where `part` takes that part of what broadcasts to it."""
+        kept = {name: part(value) for name, value in self._buffers.items() if value is not None}
+        changed = {name: value for name, value in kept.items() if value is not self._buffers[name]}
+        return self._with(changed) if changed else self
+
+    def _with(self, buffers: Mapping[str, Tensor]) -> Neuron:
+        twin = copy.copy(self)
+        twin._buffers = {**self._buffers, **buffers}
         return twin
 
     def form(self) -> kernels.Form | None:
@@ -194,15 +204,14 @@ class Neuron(Float32):
         """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
         return kernels.fire(x, *self.active(self.thresholds()), self.form, decoded=decoded)
 
+    def fast(self, x: Tensor) -> Tensor | None:
+        """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""
+        return self.fused(x, decoded=True)
+
     def forward(self, x: Tensor) -> Tensor:
         """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""
-        values = self.fused(x, decoded=True)
+        values = self.fast(x)
         return self.decode(self.counts(x), x.dtype) if values is None else values
-
-    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`counts(x)` and `forward(x)`, for those who count."""
-        counts, values = self.counts(x), self.fused(x, decoded=True)
-        return counts, self.decode(counts, x.dtype) if values is None else values
 
     def extra_repr(self) -> str:
         signs = ("+", "-")

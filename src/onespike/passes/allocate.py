@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from onespike.calibrate import SiteThreshold
-from onespike.energy import AC_PJ, MAC_PJ, naf_weight
+from onespike.energy import AC_PJ, MAC_PJ
 from onespike.neurons.fire import fire_function
 from onespike.passes.axes import reduced
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, measured, target
-from onespike.passes.statistics import Fisher, Sample, fisher, samples
+from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
+from onespike.tally import naf_weight
 
 GRID = tuple(2 ** (k / 3) for k in range(-18, 10))
 """Steps that are tried, in units of a channel's mean magnitude."""
@@ -72,22 +73,13 @@ def curve(
             x = (group.rows - centre) / group.gain
             counts = fire(x.abs() / step + 0.5)
             error = (x.abs() - step * counts).pow(2) * group.gain**2
-            weight = _information(row, group, axes.position, x)
+            weight = information(row, group, axes.position, x)
             loss += reduced(error * weight, axes.step) * group.weight
             cost += reduced(spike_cost(counts, column), axes.step) * group.weight
         steps.append(step)
         losses.append(loss)
         costs.append(cost * row.fan_out)
     return Curve(torch.stack(steps), torch.stack(losses), torch.stack(costs), state.drives(threshold.site))
-
-
-def _information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:
-    """Fisher information of an element, by channel, of the positions of one group."""
-    table = row.information / row.elements
-    if axis is not None:
-        chosen = table if group.positions is None else table.index_select(axis, group.positions)
-        table = chosen.mean(axis, keepdim=True)
-    return table.to(x.dtype)
 
 
 @calibration_pass("allocate")

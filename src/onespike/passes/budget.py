@@ -49,6 +49,11 @@ def target(state: State, given: Given) -> float:
     return measured(state, given).ratio(given.energy)
 
 
+def spent(state: State, given: Given) -> float:
+    """The budget, or what the state spends if that is less: what `allocate` left is not needed."""
+    return min(target(state, given), measured(state, given).ratio(given.energy))
+
+
 def fit(state: State, given: Given, goal: float, rounds: int = 12) -> State:
     """All steps but those of softmax sites times one factor, so that the energy is the goal within 0.5 %.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from onespike.energy import naf_weight
 from onespike.neurons import mixed_levels
 from onespike.passes.base import Given, State, calibration_pass
+from onespike.tally import naf_weight
 
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = 2, 2048

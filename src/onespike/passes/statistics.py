@@ -19,6 +19,8 @@ from onespike.passes.base import Given, State
 from onespike.sites import Site
 
 FISHER_IMAGES, SAMPLED_IMAGES = 128, 64
+PART = 4
+"""Inputs of one backward pass, so that what it keeps is small beside a forward of a whole batch."""
 SAMPLES = 2**17
 """Values kept of each site, shared by the groups of its positions."""
 
@@ -89,11 +91,15 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
     model, generator = probed(state, given, visit), torch.Generator().manual_seed(given.seed)
     batches = _first(given, FISHER_IMAGES)
     for batch in given.progress("sensitivity", len(batches))(batches):
-        with torch.enable_grad():
-            output = model(batch.to(device_of(model)))
-            output = getattr(output, "logits", output)
-            drawn = torch.multinomial(output.detach().softmax(-1).cpu(), 1, generator=generator)
-            output.log_softmax(-1).gather(-1, drawn.to(output.device)).sum().backward()
+        noise: Tensor | None = None
+        for part, rows in zip(batch.split(PART), torch.arange(len(batch)).split(PART), strict=True):
+            with torch.enable_grad():
+                output = model(part.to(device_of(model)))
+                output = getattr(output, "logits", output)
+                if noise is None:  # p/E is largest at a class drawn from p, for E exponential
+                    noise = torch.empty(len(batch), output.shape[-1]).exponential_(generator=generator)
+                drawn = (output.detach().softmax(-1).cpu() / noise[rows]).argmax(-1, keepdim=True)
+                output.log_softmax(-1).gather(-1, drawn.to(output.device)).sum().backward()
     given.memory["fisher"] = found
     return found
 
@@ -167,3 +173,12 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
         ]
     given.memory["identity"], given.memory["samples"] = identity, result
     return result
+
+
+def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:
+    """Fisher information of an element, by channel, of the positions of one group."""
+    table = row.information / row.elements
+    if axis is not None:
+        chosen = table if group.positions is None else table.index_select(axis, group.positions)
+        table = chosen.mean(axis, keepdim=True)
+    return table.to(x.dtype)

@@ -19,7 +19,7 @@ from onespike.files import write_atomically
 from onespike.neurons.fire import fire_function
 from onespike.passes.allocate import spike_cost
 from onespike.passes.base import Given, State, calibration_pass
-from onespike.passes.budget import fit, measured, target
+from onespike.passes.budget import fit, spent
 from onespike.passes.statistics import probed
 from onespike.trace import logits
 
@@ -150,8 +150,7 @@ def tune(state: State, given: Given) -> State:
     """
     for t in state.spiking.values():
         check_symmetric(t)
-    # what `allocate` left of the budget is not needed
-    goal = min(target(state, given), measured(state, given).ratio(given.energy))
+    goal = spent(state, given)
     learner = Learner(state, given.energy)
     training = Training(learner, state, given, goal)
     training.run()

@@ -11,6 +11,7 @@ from typing import Any
 
 from onespike.errors import LoadError
 from onespike.report import plots
+from onespike.report.scores import FIGURES, KINDS, columns, detects, headline
 
 TEMPLATES = Path(__file__).parent / "templates"
 APART_DB = 10.0
@@ -44,29 +45,36 @@ def render(record: Mapping[str, Any]) -> str:
         blocks=blocks(record["sites"]),
         examples=[{**example, "parted": parted(example["trail"])} for example in record["examples"]],
         figures=figures,
+        detects=evaluation is not None and detects(evaluation),
+        kinds=KINDS,
+        precision=FIGURES,
     )
 
 
 def compare(records: Sequence[Mapping[str, Any]]) -> str:
     """The page of several runs, each with its evaluation."""
     rows = compared(records)
+    figures = [columns(record["evaluation"]) for record in records]
     figure = plots.svg(plots.runs(rows, rows[0]["metric"]), "runs")
-    return _page("compare.html", {}, rows=rows, recipes=differences(records), records=records, figure=figure)
+    return _page(
+        "compare.html", {}, rows=rows, recipes=differences(records), records=records, figure=figure,
+        figures=figures,
+    )  # fmt: skip
 
 
 def compared(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a run: accuracy where there are labels, agreement with the original otherwise."""
-    labelled = all(record["evaluation"]["snn"]["top1"] is not None for record in records)
+    """One row a run: AP, accuracy where there are labels, agreement with the original otherwise."""
+    metric, values = headline([record["evaluation"] for record in records])
     return [
         {
             "run": record["run"],
             "spec": record["network"]["spec"],
-            "original": record["evaluation"]["ann"]["top1"] if labelled else None,
-            "value": record["evaluation"]["snn"]["top1"] if labelled else record["evaluation"]["agreement"],
-            "metric": "top-1 accuracy, %" if labelled else "agreement with the original, %",
+            "original": original,
+            "value": value,
+            "metric": metric,
             "energy": record["evaluation"]["energy"]["counts"],
         }
-        for record in records
+        for record, (original, value) in zip(records, values, strict=True)
     ]
 
 

@@ -14,6 +14,8 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#C
 """Okabe and Ito's, one a class in turn."""
 
 SMALLEST_SCORE = 0.3
+SIDE = 2.4
+"""The longer side of a single picture, in inches."""
 
 
 def predictions(
@@ -33,14 +35,27 @@ def predictions(
     made, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
     for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
         for column, (image, number) in enumerate(images):
-            axes = grid[row][column]
-            axes.imshow(image, interpolation="nearest")
-            axes.axis("off")
-            axes.set_title(f"{title}, image {number}", fontsize=9, pad=12)
             shown = [r for r in found[network] if r["image_id"] == number and r["score"] >= smallest]
-            for result in sorted(shown, key=lambda r: r["score"]):
-                _draw(axes, result, categories, image.size)
+            _panel(grid[row][column], image, shown, categories)
+            grid[row][column].set_title(f"{title}, image {number}", fontsize=9, pad=12)
     return made
+
+
+def found_on(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
+    """One image with what one network found on it, and no margin."""
+    width, height = (SIDE * side / max(image.size) for side in image.size)
+    made, axes = figure(width, height, margin=False)
+    _panel(axes, image, results, categories)
+    return made
+
+
+def _panel(
+    axes: Any, image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]
+) -> None:
+    axes.imshow(image, interpolation="nearest")
+    axes.axis("off")
+    for result in sorted(results, key=lambda r: r["score"]):  # the best lie on top
+        _draw(axes, result, categories, image.size)
 
 
 def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], size: tuple[int, int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onespike.report.scores import FIGURES, KINDS, columns, detects
+
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     r"""A Markdown table; bars and line breaks in a cell cannot break it.
@@ -40,7 +42,8 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"Calibrated on {record['calibration']['images']} images of {_cell(record['calibration']['source'])}.",
     ]
     if evaluation is not None:
-        parts += [_accuracy(record, evaluation), _energy(record, evaluation)]
+        scored = _precision if detects(evaluation) else _accuracy
+        parts += [scored(record, evaluation), _energy(record, evaluation)]
     parts += [
         _sites(record["sites"]),
         "## Recipe",
@@ -53,6 +56,32 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _networks(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return ("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}")
+
+
+def _precision(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    rows = [
+        [name, KINDS[kind], *(figure(evaluation[key][kind][f], 1) for f in FIGURES)]
+        for kind in evaluation["ann"]
+        for key, name in _networks(record)
+    ]
+    pairs = [(kind, key) for kind in evaluation["ann"] for key in ("ann", "snn")]
+    classes = [
+        [name, *(figure(row[key][kind], 1) for kind, key in pairs)]
+        for name, row in evaluation["classes"].items()
+    ]
+    return "\n\n".join(
+        [
+            "## Precision",
+            table(["network", "of", *FIGURES], rows),
+            f"In percent, {evaluation['images']} images of {_cell(record['data']['source'])} with "
+            f"{evaluation['objects']} objects.",
+            table(["class", *(f"{key.upper()} {KINDS[kind]} AP" for kind, key in pairs)], classes),
+        ]
+    )
+
+
 def _accuracy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     rows = [
         [
@@ -61,7 +90,7 @@ def _accuracy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
             figure(evaluation[key]["top5"]),
             figure(evaluation["images"] / evaluation["seconds"][key], 1),
         ]
-        for key, name in (("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}"))
+        for key, name in _networks(record)
     ]
     published = record["network"]["published_top1"]
     note = "" if published is None else f" Published top-1 of these weights: {published:.2f} %."
@@ -100,23 +129,13 @@ def _percent(value: float | None) -> str:
 
 def compare_markdown(records: Sequence[Mapping[str, Any]], differences: Mapping[str, Sequence[str]]) -> str:
     """Several runs in one table."""
-    columns = list(records[0]["evaluation"]["energy"])
-    headers = [
-        "run",
-        "network",
-        "original top-1 %",
-        "top-1 %",
-        "agreement %",
-        "KL nats",
-        *columns,
-        *differences,
-    ]
+    energy, scored = list(records[0]["evaluation"]["energy"]), columns(records[0]["evaluation"])
     rows = []
     for index, record in enumerate(records):
         e = record["evaluation"]
         rows.append([
-            record["run"], record["network"]["spec"], figure(e["ann"]["top1"]), figure(e["snn"]["top1"]),
-            figure(e["agreement"]), figure(e["kl"], 4), *(figure(e["energy"][c], 3) for c in columns),
-            *(values[index] for values in differences.values()),
+            record["run"], record["network"]["spec"],
+            *(figure(value, digits) for value, digits in columns(e).values()),
+            *(figure(e["energy"][c], 3) for c in energy), *(values[index] for values in differences.values()),
         ])  # fmt: skip
-    return "# Runs compared\n\n" + table(headers, rows) + "\n"
+    return "# Runs compared\n\n" + table(["run", "network", *scored, *energy, *differences], rows) + "\n"

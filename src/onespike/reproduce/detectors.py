@@ -7,12 +7,12 @@ from typing import Any
 from onespike import pipeline
 from onespike.evaluate import evaluate
 from onespike.recipe import Recipe, preset
+from onespike.report.scores import KINDS
 from onespike.reproduce import paper
 from onespike.reproduce.bench import Bench, spell
 from onespike.reproduce.draw import bars
 from onespike.reproduce.study import Row, study
 
-SHAPES = {"bbox": "box", "segm": "mask"}
 FIGURES = ("AP", "AP50")
 
 
@@ -32,7 +32,7 @@ def _measure(bench: Bench, recipe: Recipe) -> dict[str, Any]:
     figures = {
         f"{prefix}{shape} {figure}": found[network][kind][figure]
         for network, prefix in (("ann", "ann "), ("snn", ""))
-        for kind, shape in SHAPES.items()
+        for kind, shape in KINDS.items()
         if kind in found[network]
         for figure in FIGURES
     }
@@ -51,7 +51,11 @@ def _measure(bench: Bench, recipe: Recipe) -> dict[str, Any]:
     "searched by AP (of masks, where there are such) on images of its own.",
     network="scenes",
     detects=True,
-)
+    essential=(
+        "network", "scale", "ann box AP", "box AP", "ann mask AP", "mask AP", "counts", "paper box AP",
+        "paper box AP50", "paper mask AP",
+    ),
+)  # fmt: skip
 def detection(bench: Bench) -> list[Row]:
     recipe = preset("sformer")
     searched = bench.searched(recipe, objective="ap")["scale"]

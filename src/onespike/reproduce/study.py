@@ -33,6 +33,7 @@ class Study:
         draw: from rows to a figure.
         note: how our numbers and the paper's may be compared.
         detects: whether it measures detectors, and not classifiers.
+        essential: the columns that a terminal shows; all of them if there are none.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Study:
     draw: Callable[[Sequence[Row]], Figure]
     note: str
     detects: bool = False
+    essential: tuple[str, ...] = ()
 
 
 STUDIES: dict[str, Study] = {}
@@ -54,13 +56,14 @@ def study(
     note: str,
     network: str = "cifar10-vit",
     detects: bool = False,
+    essential: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Bench], list[Row]]], Callable[[Bench], list[Row]]]:
     """Registers a function from a bench to rows as a study."""
 
     def register(measure: Callable[[Bench], list[Row]]) -> Callable[[Bench], list[Row]]:
         if name in STUDIES:
             raise UsageError(f"the study '{name}' is registered already. Choose another name.")
-        STUDIES[name] = Study(name, title, network, measure, draw, note, detects)
+        STUDIES[name] = Study(name, title, network, measure, draw, note, detects, essential)
         return measure
 
     return register

@@ -3,7 +3,7 @@
 from onespike.tasks.base import Task
 from onespike.tasks.classification import Classification, Paired
 from onespike.tasks.coco import SCENES, Coco, category_ids, list_coco, read_coco
-from onespike.tasks.detection import Detection, average_precision
+from onespike.tasks.detection import Detection, average_precision, matched
 from onespike.tasks.images import Item, Items, batches, limit, list_images, read_image
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "limit",
     "list_coco",
     "list_images",
+    "matched",
     "read_coco",
     "read_image",
 ]

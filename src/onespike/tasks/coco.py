@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,10 @@ def read_coco(file: Path | str) -> Coco:
         _check(file, record, images)
     except KeyError as error:
         raise DataError(f"{file}: an entry lacks {error}. Give COCO's instances file.") from error
+    except TypeError as error:  # a number where a record should be, a list where a number should be
+        raise DataError(
+            f"{file}: an entry is not of COCO's form ({error}). Give COCO's instances file."
+        ) from error
     return Coco(str(file), record, images)
 
 
@@ -72,7 +77,12 @@ def _check(file: Path, record: dict[str, Any], images: dict[int, Any]) -> None:
                     "Remove it, or add what it refers to."
                 )
         annotation.setdefault("iscrowd", 0)
-        _ = annotation["bbox"], annotation["area"]
+        numbers = [*annotation["bbox"], annotation["area"]]
+        if len(numbers) != 5 or not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+            raise DataError(
+                f"{file}: annotation {annotation['id']} has the box {annotation['bbox']} and the area "
+                f"{annotation['area']}. Give four finite numbers and one."
+            )
 
 
 def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tuple[Items, Coco]:

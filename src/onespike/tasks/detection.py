@@ -44,6 +44,12 @@ class Detection:
     ) -> None:
         _pycocotools()
         self.coco, self.results, self.kinds, self.categories = coco, results, KINDS[task], categories
+        bare = next((a for a in coco.record["annotations"] if not a.get("segmentation")), None)
+        if "segm" in self.kinds and bare is not None:
+            raise DataError(
+                f"{coco.source}: annotation {bare['id']} of image id {bare['image_id']} has no segmentation, and masks are "
+                "scored. Give annotations with masks."
+            )
         self.found: dict[str, list[Result]] = {"ann": [], "snn": []}
         self.images: list[int] = []
 
@@ -109,6 +115,36 @@ class Detection:
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
         record["results"] = {network: len(found) for network, found in self.found.items()}
         return record
+
+
+def matched(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], overlap: float = 0.5
+) -> dict[int, int]:
+    """Which results on one image two networks share: place in the first list → place in the second.
+
+    Each takes the best box of the same class that is still free and covers it with this IoU at least.
+
+    >>> cat = {"category_id": 1, "bbox": [0.0, 0.0, 4.0, 4.0]}
+    >>> matched([cat], [{**cat, "category_id": 2}, {**cat, "bbox": [0.0, 0.0, 4.0, 3.0]}])
+    {0: 1}
+    """
+    pairs: dict[int, int] = {}
+    for i, a in enumerate(first):
+        free = [
+            (_overlap(a["bbox"], b["bbox"]), -j)
+            for j, b in enumerate(second)
+            if b["category_id"] == a["category_id"] and j not in pairs.values()
+        ]
+        if free and max(free)[0] >= overlap:
+            pairs[i] = -max(free)[1]
+    return pairs
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Intersection over union of two boxes (x, y, width, height)."""
+    sides = [max(0.0, min(a[k] + a[k + 2], b[k] + b[k + 2]) - max(a[k], b[k])) for k in (0, 1)]
+    shared = sides[0] * sides[1]
+    return shared / (a[2] * a[3] + b[2] * b[3] - shared or 1.0)
 
 
 def average_precision(

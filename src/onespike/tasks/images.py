@@ -196,17 +196,21 @@ def _batches(
             batch = items.items[start : start + batch_size]
             waiting.extend(pool.submit(load, i) for i in islice(ahead, 2 * batch_size - len(waiting)))
             inputs = [waiting.popleft().result() for _ in batch]
-            odd = next((i for i, x in enumerate(inputs) if x.shape != inputs[0].shape), None)
-            if odd is not None and collate is None:
-                raise DataError(
-                    f"{batch[odd].name}: its input has shape {tuple(inputs[odd].shape)}, and that of {batch[0].name} "
-                    f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
-                )
             labels = [item.label for item in batch if item.label is not None]
-            together = torch.stack if collate is None else collate
-            yield together(inputs), torch.tensor(labels) if len(labels) == len(batch) else None
+            together = _stack(inputs, batch) if collate is None else collate(inputs)
+            yield together, torch.tensor(labels) if len(labels) == len(batch) else None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:
+    odd = next((i for i, x in enumerate(inputs) if x.shape != inputs[0].shape), None)
+    if odd is not None:
+        raise DataError(
+            f"{batch[odd].name}: its input has shape {tuple(inputs[odd].shape)}, and that of {batch[0].name} "
+            f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
+        )
+    return torch.stack(inputs)
 
 
 def _is_image(path: Path, folder: Path) -> bool:

@@ -1,0 +1,225 @@
+"""Accuracy against energy on real images: the literal method and the passes, in one table and one plot.
+
+    python benchmarks/front.py --network vit-tiny --out results [--assets ../shared/assets]
+    python benchmarks/front.py --network bundled-vit --out results --only passes
+
+Calibration and tuning see calibration images only. Each row is written as soon as it is measured; given again, only
+the missing rows are. What does not depend on the budget (the original network's outputs, sensitivities, samples) is
+computed once. Energy is counted on the first `--metered` images, accuracy and KL on all. `--tuned` adds a row with the
+pass `tune` at the first budget of each column, which takes up to half an hour on a ViT-Tiny.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import cifar_resnet
+import torch
+
+from onespike import calibrate, convert, metered, pipeline, preset
+from onespike.adapters import LoadedModel, load_model
+from onespike.calibrate import evaluating
+from onespike.files import write_atomically
+from onespike.passes import Given, State, chain
+from onespike.tasks import Paired, batches, limit
+
+UNTUNED = ("nearest", "layout", "positions", "center", "allocate")
+KINDS = {"passes": UNTUNED, "corrected": (*UNTUNED, "correct"), "tuned": (*UNTUNED, "tune")}
+LITERAL = (0.25, 0.15, 0.4, 0.32, 0.2, 0.1)
+BUDGETS = {
+    "imagenet": {"counts": (0.247, 0.12, 0.35, 0.18, 0.5, 0.15), "binary": (0.197, 0.12, 0.16, 0.1, 0.14, 0.24)},
+    "attention": {"counts": (0.25, 0.1, 0.15, 0.2, 0.35, 0.5), "binary": (0.14, 0.08, 0.1, 0.12, 0.17, 0.2)},
+    "convolution": {"counts": (0.1, 0.04, 0.07, 0.14, 0.18, 0.26), "binary": (0.07, 0.03, 0.04, 0.055, 0.09, 0.12)},
+}  # fmt: skip
+"""By kind of network, since convolutions after ReLUs spend far fewer spikes; the order is that of measuring."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and its images, as functions of the assets' folder, and which budgets suit it."""
+
+    load: Callable[[Path], LoadedModel]
+    calibration: Callable[[Path], str] = lambda assets: "bundled:cifar10-calibration"
+    test: Callable[[Path], str] = lambda assets: "bundled:cifar10-test"
+    kind: str = "convolution"
+
+
+def cifar(layers: int) -> Subject:
+    return Subject(lambda assets: cifar_resnet.load(layers, assets / f"cifar10_resnet{layers}.safetensors"))
+
+
+TINY = "vit_tiny_patch16_224"
+NETWORKS = {
+    "vit-tiny": Subject(
+        lambda assets: load_model(f"timm:{TINY}", weights=assets / f"{TINY}.safetensors"),
+        lambda assets: str(assets / "imagenet" / "calibration"),
+        lambda assets: str(assets / "imagenet" / "val"),
+        "imagenet",
+    ),
+    "bundled-vit": Subject(lambda assets: load_model("bundled:cifar10-vit"), kind="attention"),
+    "bundled-resnet18": Subject(lambda assets: load_model("bundled:cifar10-resnet18")),
+    "resnet20": cifar(20),
+    "resnet56": cifar(56),
+}
+
+
+def wanted(subject: Subject, tuned: bool) -> list[dict]:
+    """The literal method at six λ, the passes at six budgets of each column, and tuning if it is asked for."""
+    budgets = BUDGETS[subject.kind]
+    rows = [{"name": f"literal {scale:g}", "scale": scale, "passes": ()} for scale in LITERAL]
+    for kind, passes in KINDS.items():
+        for column, ratios in budgets.items():
+            for ratio in ratios if kind != "tuned" else ratios[: int(tuned)]:
+                title = f"{kind} {column} {ratio:g}"
+                rows.append({"name": title, "energy": column, "budget": ratio, "passes": passes})
+    return rows
+
+
+class Bench:
+    """The network, its images and the original outputs, shared by all rows."""
+
+    def __init__(self, subject: Subject, options: argparse.Namespace) -> None:
+        assets, size = Path(options.assets), options.batch_size
+        self.loaded, self.options = subject.load(assets), options
+        self.ann, self.memory = self.loaded.model.eval(), {}
+        every = pipeline.choose(subject.calibration(assets), None)
+        self.inputs = pipeline.Inputs(limit(every, min(options.calibration, len(every))), self.loaded, size)
+        self.items = pipeline.choose(subject.test(assets), options.images)
+        self.base = calibrate(self.ann, [self.inputs[i] for i in range(-(-64 // size))], preset("sformer"))
+        self.original = self._original(Path(options.out) / f"original-{label(options)}.pt")
+
+    def _original(self, file: Path) -> torch.Tensor:
+        if file.is_file():
+            return torch.load(file, weights_only=True)
+        with evaluating(self.ann):
+            logits = torch.cat([self.ann(x) for x, _ in self._batches()]).clone()
+        torch.save(logits, file)
+        return logits
+
+    def _batches(self):
+        return batches(self.items, self.loaded.transform, self.options.batch_size)
+
+    def convert(self, row: dict) -> tuple[State, float]:
+        started = time.perf_counter()
+        recipe = preset("sformer", **({"scale": row["scale"]} if "scale" in row else {}))
+        state = State(self.base, recipe)
+        if row["passes"]:
+            folder = Path(self.options.out) / f"{label(self.options)}-{row['name'].replace(' ', '-')}"
+            given = Given(
+                self.ann, self.inputs, row["budget"], row["energy"], folder=folder, memory=self.memory
+            )
+            state = chain(state, given, row["passes"])
+        return state, time.perf_counter() - started
+
+    def measure(self, row: dict) -> dict:
+        state, seconds = self.convert(row)
+        snn = convert(self.ann, state.thresholds, state.recipe, share_weights=True)
+        task, seen, ledger = Paired(), 0, None
+        with evaluating(snn):
+            for x, labels in self._batches():
+                if seen < self.options.metered:
+                    with metered(snn, ledger) as ledger:
+                        output = snn(x)
+                else:
+                    output = snn(x)
+                task.update(self.original[seen : seen + len(x)], output, labels)
+                seen += len(x)
+        return {**row, **task.compute(), "energy_ratios": ledger.ratios(),
+                "metered_images": min(self.options.metered, seen), "conversion_seconds": seconds}  # fmt: skip
+
+
+def label(options: argparse.Namespace) -> str:
+    return f"{options.network}-{options.images}"
+
+
+def described(row: dict) -> str:
+    """One row of the table, in Markdown."""
+    energy = row["energy_ratios"]
+    return (
+        f"| {row['name']} | {row['snn']['top1']:.1f} % | {row['difference']:+.1f} ± {row['standard_error']:.1f} "
+        f"| {row['kl']:.3f} | {energy['counts']:.3f} | {energy['binary']:.3f} |"
+    )
+
+
+def order(row: dict) -> tuple:
+    """Literal rows, then each choice of passes by column and energy."""
+    column = row.get("energy", "counts")
+    return len(row["passes"]), row["name"].split()[0], column != "counts", row["energy_ratios"][column]
+
+
+def table(rows: list[dict]) -> str:
+    head = f"| what | top-1 (original {rows[0]['ann']['top1']:.1f} %) | difference | KL | counts | binary |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *map(described, sorted(rows, key=order))]) + "\n"
+
+
+def draw(rows: list[dict], file: Path) -> None:
+    """Top-1 against each energy; rows whose budget is in that column are joined, the others stand alone."""
+    from onespike.report import plots
+
+    figure, both = plots.figure(10, 4.2, columns=2)
+    kinds = (
+        ("literal", plots.ORANGE, "s", "the paper's method, six λ"),
+        ("passes", plots.BLUE, "o", "passes"),
+        ("corrected", plots.GREEN, "^", "passes and correct"),
+        ("tuned", plots.INK, "D", "passes and tune"),
+    )
+    for axes, column in zip(both, ("counts", "binary"), strict=True):
+        for kind, colour, marker, text in kinds:
+            of_kind = sorted(
+                (r for r in rows if r["name"].startswith(kind)), key=lambda r: r["energy_ratios"][column]
+            )
+            for own in (True, False):
+                chosen = [r for r in of_kind if (r.get("energy", column) == column) is own]
+                if chosen:
+                    axes.errorbar(
+                        [r["energy_ratios"][column] for r in chosen], [r["snn"]["top1"] for r in chosen],
+                        [r["standard_error"] for r in chosen], marker=marker, color=colour, capsize=2,
+                        linestyle="-" if own else "", markerfacecolor=colour if own else "white",
+                        label=text if own else f"{text}, budget in the other column",
+                    )  # fmt: skip
+        axes.axhline(rows[0]["ann"]["top1"], color=plots.GREY, linestyle="--", label="original network")
+        axes.set_xlabel(f"energy ratio ({column})")
+        axes.set_ylabel("top-1, %")
+        axes.set_xlim(left=0)
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    write_atomically(file, plots.png(figure))
+
+
+def main() -> None:
+    beside = Path(__file__).resolve().parents[2] / "shared" / "assets"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--network", required=True, choices=NETWORKS)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--assets", default=str(beside), help="weights and images that are not bundled")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument(
+        "--calibration", type=int, default=512, help="images for tuning; the other passes use 128"
+    )
+    parser.add_argument("--metered", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
+    options = parser.parse_args()
+    out, subject = Path(options.out), NETWORKS[options.network]
+    out.mkdir(parents=True, exist_ok=True)
+    record = out / f"front-{label(options)}.json"
+    rows = json.loads(record.read_text()) if record.is_file() else []
+    done, bench = {row["name"] for row in rows}, None
+    for row in wanted(subject, options.tuned):
+        if row["name"] in done or options.only not in row["name"]:
+            continue
+        bench = bench or Bench(subject, options)
+        rows.append(bench.measure(row))
+        write_atomically(record, json.dumps(rows, indent=1) + "\n")
+        print(described(rows[-1]), f"{rows[-1]['conversion_seconds']:.0f} s", flush=True)
+    write_atomically(record.with_suffix(".md"), table(rows))
+    draw(rows, record.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

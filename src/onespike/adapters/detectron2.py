@@ -1,0 +1,189 @@
+"""`detectron2:CONFIG`: detectors that a configuration of detectron2 defines, `.yaml` or lazy `.py`.
+
+detectron2 is not on PyPI and no extra brings it; it is imported where the user has it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from onespike.adapters.base import (
+    LoadedModel,
+    Source,
+    adapter,
+    describe_normalisation,
+    first_line,
+)
+from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.adapters.detection import Records, as_list, backbone_of, listed
+from onespike.errors import LoadError, UsageError
+
+TRUST = "ONESPIKE_TRUST_CONFIG"
+"""Set to 1, it lets a lazy configuration run: that is a program, and a run may name one."""
+SAVED = "config.yaml"
+DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
+"""Tensors that older checkpoints hold although the configuration gives them."""
+
+
+@adapter("detectron2")
+def load(name: str, source: Source) -> LoadedModel:
+    """A detector with the resizing and the colour order of its configuration."""
+    spec = f"detectron2:{name}"
+    library = _library(spec)
+    file = Path(name) / SAVED if Path(name).is_dir() else Path(name)
+    if not file.is_file():
+        raise LoadError(f"{spec}: no such configuration. Give the path of a .yaml or .py file of detectron2.")
+    _check_weights(spec, source)
+    lazy = file.suffix == ".py"
+    if lazy and os.environ.get(TRUST) != "1":
+        raise UsageError(
+            f"{spec}: a configuration in Python is a program, which would be run. If you trust it, set {TRUST}=1."
+        )
+    try:
+        built = _lazy(library, file) if lazy else _yaml(library, file)
+    except Exception as error:
+        raise LoadError(
+            f"{spec}: detectron2 cannot build this configuration ({type(error).__name__}: {first_line(error)}). "
+            "Give one that your installation of detectron2 knows."
+        ) from error
+    _register(library)
+    if source.file:
+        load_checkpoint_(built.model, source.file, ignored=DERIVED)
+    mean, std = (getattr(built.model, f"pixel_{part}").flatten().tolist() for part in ("mean", "std"))
+    masks = bool(getattr(getattr(built.model, "roi_heads", None), "mask_on", False))
+    return LoadedModel(
+        model=built.model,
+        spec=spec if not lazy else f"detectron2:{file.resolve()}",
+        transform=_transform(library, built.augmentations, built.colours),
+        preprocessing=f"{built.resizing}, {built.colours}, {describe_normalisation(mean, std)}",
+        weights=source.describe(),
+        attention=None,
+        class_names=_class_names(library, built.dataset, built.model),
+        save_configuration=built.save,
+        task="segmentation" if masks else "detection",
+        collate=as_list,
+        results=_results,
+        backbone=backbone_of(built.model),
+    )
+
+
+def _library(spec: str) -> Any:
+    names = ("config", "modeling", "structures", "data", "data.transforms")
+    try:
+        parts = [importlib.import_module(f"detectron2.{name}") for name in names]
+    except (ImportError, AttributeError) as error:
+        raise LoadError(
+            f"{spec}: detectron2 cannot be imported ({first_line(error)}). It is not on PyPI: install it from its "
+            "repository, for the torch that is here."
+        ) from error
+    return SimpleNamespace(**dict(zip((n.rpartition(".")[2] for n in names), parts, strict=True)))
+
+
+def _check_weights(spec: str, source: Source) -> None:
+    if source.attention is not None:
+        raise UsageError(f"{spec}: its configuration says how attention is computed. Leave attention out.")
+    pickled = source.file is not None and source.file.suffix == ".pkl"
+    if source.pretrained or pickled:
+        raise LoadError(
+            f"{spec}: detectron2 publishes its weights as pickles, which may hold code and are never opened. Where you "
+            "trust one, convert it and give it with --weights FILE.pth: "
+            "tensors = {k: torch.as_tensor(v) for k, v in pickle.load(file, encoding='latin1')['model'].items()}; "
+            "torch.save(tensors, 'FILE.pth')"
+        )
+
+
+def _yaml(library: Any, file: Path) -> SimpleNamespace:
+    config = library.config.get_cfg()
+    config.merge_from_file(str(file), allow_unsafe=False)
+    config.MODEL.DEVICE, config.MODEL.WEIGHTS = "cpu", ""
+    shortest, longest = config.INPUT.MIN_SIZE_TEST, config.INPUT.MAX_SIZE_TEST
+    resize = library.transforms.ResizeShortestEdge([shortest, shortest], longest)
+
+    def save(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SAVED).write_text(config.dump(), encoding="utf-8")
+
+    return SimpleNamespace(
+        model=library.modeling.build_model(config.clone()),
+        augmentations=[resize] if shortest else [],
+        resizing=f"resize {shortest} to {longest} bilinear",
+        colours=config.INPUT.FORMAT,
+        dataset=next(iter(config.DATASETS.TEST), None),
+        save=save,
+    )
+
+
+def _lazy(library: Any, file: Path) -> SimpleNamespace:
+    config, instantiate = library.config.LazyConfig.load(str(file)), library.config.instantiate
+    mapper = config.dataloader.test.mapper
+    augmentations = [instantiate(a) for a in mapper.augmentations]
+    names = config.dataloader.test.dataset.names
+    return SimpleNamespace(
+        model=instantiate(config.model).cpu(),
+        augmentations=augmentations,
+        resizing=" then ".join(map(str, augmentations)) or "no resizing",
+        colours=mapper.image_format,
+        dataset=names if isinstance(names, str) else next(iter(names), None),
+        save=None,  # the run names the file, which must stay where it is
+    )
+
+
+def _transform(library: Any, augmentations: list[Any], colours: str) -> Callable[[Any], Any]:
+    """An RGB image → one entry of the list that a detector of detectron2 takes; it normalises by itself."""
+    import numpy
+
+    def transform(image: Any) -> dict[str, Any]:
+        pixels = numpy.asarray(image)
+        entry = library.transforms.AugInput(pixels if colours == "RGB" else pixels[:, :, ::-1])
+        library.transforms.AugmentationList(augmentations)(entry)
+        changed = numpy.ascontiguousarray(entry.image.transpose(2, 0, 1), dtype=numpy.float32)
+        return {"image": torch.from_numpy(changed), "height": image.height, "width": image.width}
+
+    return transform
+
+
+def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
+    """COCO results of a list of `{"instances": Instances}`, which refer to the images as they came."""
+    found = []
+    for one in output:
+        instances = one["instances"]
+        entry = {
+            "boxes": instances.pred_boxes.tensor,
+            "labels": instances.pred_classes,
+            "scores": instances.scores,
+        }
+        if instances.has("pred_masks"):
+            entry["masks"] = instances.pred_masks[:, None]
+        found.append(entry)
+    yield from listed(found, images)
+
+
+def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[str, ...] | None:
+    """The classes of the data that the configuration is tested on; otherwise they are numbered."""
+    catalog = library.data.MetadataCatalog
+    if dataset is not None and catalog.get(dataset).get("thing_classes"):
+        return tuple(catalog.get(dataset).get("thing_classes"))
+    count = getattr(getattr(model, "roi_heads", model), "num_classes", None)
+    return None if count is None else tuple(f"class {i}" for i in range(count))
+
+
+def _register(library: Any) -> None:
+    """Let torch look into what a detector returns: calibration asks which of its tensors are outputs."""
+    instances, boxes = library.structures.Instances, library.structures.Boxes
+    if instances in _pytree.SUPPORTED_NODES:
+        return
+    _pytree.register_pytree_node(boxes, lambda b: ([b.tensor], None), lambda parts, _: boxes(*parts))
+    _pytree.register_pytree_node(
+        instances,
+        lambda i: (list(i.get_fields().values()), (i.image_size, tuple(i.get_fields()))),
+        lambda parts, context: instances(context[0], **dict(zip(context[1], parts, strict=True))),
+    )

@@ -1,0 +1,150 @@
+"""The adapter of detectron2 against its interfaces: load, calibrate, convert, save, evaluate; what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+
+import fake_detectron2
+import pytest
+import torch
+from PIL import Image
+
+from onespike import pipeline
+from onespike.adapters import load_model
+from onespike.adapters.scenes import SCENE_CLASSES
+from onespike.convert import table
+from onespike.errors import LoadError, UsageError
+from onespike.recipe import preset
+
+LAZY = """
+from fake_detectron2 import GeneralizedRCNN, ResizeShortestEdge
+from types import SimpleNamespace
+
+model = {"_target_": GeneralizedRCNN, "width": 6}
+resize = {"_target_": ResizeShortestEdge, "short_edge_length": 32, "max_size": 64}
+mapper = SimpleNamespace(augmentations=[resize], image_format="RGB")
+test = SimpleNamespace(mapper=mapper, dataset=SimpleNamespace(names="clothes"))
+dataloader = SimpleNamespace(test=test)
+"""
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    torch.manual_seed(0)
+    fake_detectron2.install(monkeypatch, SCENE_CLASSES)
+
+
+@pytest.fixture
+def config(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(json.dumps({"MODEL": {"WIDTH": 6}}))
+    return file
+
+
+@pytest.fixture
+def lazy(tmp_path, monkeypatch):
+    file = tmp_path / "small.py"
+    file.write_text(LAZY)
+    monkeypatch.setenv("ONESPIKE_TRUST_CONFIG", "1")
+    return file
+
+
+@pytest.mark.parametrize("kind", ["config", "lazy"])
+def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
+    spec, run = f"detectron2:{request.getfixturevalue(kind)}", tmp_path / "run"
+    loaded = load_model(spec, random_weights=True)
+    assert (loaded.task, loaded.class_names, loaded.backbone) == (
+        "segmentation",
+        SCENE_CLASSES,
+        ("backbone[.:]*",),
+    )
+    calibration = pipeline.choose("bundled:scenes-calibration", 4)
+    pair = pipeline.convert_network(loaded, calibration, preset("sformer", scale=1.0), batch_size=2)
+    roles = {row["site"]: row["role"] for row in table(pair.snn)}
+    assert roles == {
+        "backbone.0:conv0_input": "input",
+        "backbone.2:conv0_input": "activation",
+        "roi_heads:conv0_input": "head",
+    }
+    pipeline.save_run(run, pair)
+    again = pipeline.load_run(run)
+    items, coco = pipeline.choose_labelled(again.loaded, "bundled:scenes-test", None, 4)
+    figures = []
+    for each in (pair, again):
+        metric = pipeline.metric_for(each, items, coco)
+        result = pipeline.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
+        figures.append((result["ann"], result["snn"], metric.found))
+    assert figures[0] == figures[1]
+    found = figures[0][2]
+    assert len(found["ann"]) == len(found["snn"]) == 4 * 3
+    assert found["ann"] != found["snn"]
+    assert found["ann"][0]["segmentation"]["size"] == [64, 64]
+
+
+@pytest.mark.parametrize(("kind", "first"), [("config", 30), ("lazy", 10)])
+def test_an_image_is_resized_in_the_order_of_colours_of_the_configuration(kind, first, request):
+    loaded = load_model(f"detectron2:{request.getfixturevalue(kind)}", random_weights=True)
+    entry = loaded.transform(Image.new("RGB", (128, 64), (10, 20, 30)))
+    assert (entry["height"], entry["width"]) == (64, 128)
+    assert entry["image"].shape == (3, 32, 64) and entry["image"].dtype == torch.float32
+    assert entry["image"][:, 0, 0].tolist() == [first, 20, 40 - first]
+    assert "mean 103 116 123, std 60 60 60" in loaded.preprocessing
+
+
+def test_tensors_that_older_checkpoints_hold_are_left_out(config, tmp_path):
+    torch.manual_seed(5)
+    trained = fake_detectron2.GeneralizedRCNN(6)
+    old = {
+        "proposal_generator.anchor_generator.cell_anchors.0": torch.ones(3, 4),
+        "pixel_mean": torch.ones(3, 1, 1),
+    }
+    file = tmp_path / "model_final.pth"
+    torch.save({"model": {**trained.state_dict(), **old}, "iteration": 9}, file)
+    loaded = load_model(f"detectron2:{config}", weights=file)
+    assert torch.equal(loaded.model.roi_heads.weight, trained.roi_heads.weight)
+    torch.save({"model": {**trained.state_dict(), "other.weight": torch.ones(1)}}, file)
+    with pytest.raises(LoadError, match=r"1 unexpected, first other\.weight"):
+        load_model(f"detectron2:{config}", weights=file)
+
+
+def test_pickles_are_never_opened(config, tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('run')",))
+
+    file = tmp_path / "model_final.pkl"
+    file.write_bytes(pickle.dumps(Harm()))
+    for source in ({"weights": file}, {"pretrained": True}):
+        with pytest.raises(
+            LoadError, match=r"weights as pickles, which may hold code and are never opened\. Where"
+        ):
+            load_model(f"detectron2:{config}", **source)
+
+
+def test_a_configuration_in_python_runs_only_where_it_is_trusted(lazy, monkeypatch):
+    lazy.write_text("raise SystemExit('run')")
+    monkeypatch.delenv("ONESPIKE_TRUST_CONFIG")
+    with pytest.raises(
+        UsageError, match=r"is a program, which would be run\. If you trust it, set ONESPIKE_TRUST"
+    ):
+        load_model(f"detectron2:{lazy}", random_weights=True)
+
+
+def test_what_cannot_be_built_is_named(config, tmp_path, monkeypatch):
+    with pytest.raises(LoadError, match="no such configuration"):
+        load_model(f"detectron2:{tmp_path / 'none.yaml'}", random_weights=True)
+    with pytest.raises(UsageError, match="Leave attention out"):
+        load_model(f"detectron2:{config}", random_weights=True, attention="eager")
+    config.write_text('{"OTHER": {}}')
+    with pytest.raises(LoadError, match="KeyError: 'Non-existent config key: OTHER'"):
+        load_model(f"detectron2:{config}", random_weights=True)
+    monkeypatch.setitem(sys.modules, "detectron2.config", None)
+    with pytest.raises(LoadError, match=r"detectron2 cannot be imported .* install it from its repository"):
+        load_model(f"detectron2:{config}", random_weights=True)
+
+
+def test_classes_without_a_catalogue_are_numbered(config):
+    config.write_text(json.dumps({"DATASETS": {"TEST": ["my_data"]}}))
+    assert load_model(f"detectron2:{config}", random_weights=True).class_names[:2] == ("class 0", "class 1")

@@ -1,0 +1,178 @@
+"""Attention in blocks of rows: the same spikes, the same ledger and the same thresholds as all at once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onespike
+from onespike import Recipe, calibrate, convert, discover, metered, sites
+from onespike.attach import Neurons
+from onespike.neurons import AffineFire
+from onespike.sites import Rows, Sites
+from onespike.survey import Survey
+
+KINDS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask of bits": {"attn_mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) > 0.4},
+    "one mask for all rows": {"attn_mask": torch.arange(9).ge(3)[None]},
+    "mask that is added": {"attn_mask": torch.arange(81.0).view(9, 9).sin()},
+    "grouped": {"enable_gqa": True},
+}
+
+
+class Attention(nn.Module):
+    """One fused attention between linear maps; grouped heads share keys and values."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.options, self.groups = options, 2 if options.get("enable_gqa") else 1
+        self.stem, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.q, self.k, self.v = nn.Linear(16, 16), *(nn.Linear(16, 16 // self.groups) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        q, k, v = (part(x).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.head(F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2))
+
+
+def inputs(count: int = 3) -> Tensor:
+    return torch.randn(count, 9, 6, generator=torch.Generator().manual_seed(1))
+
+
+def network(kind: str = "plain") -> nn.Module:
+    return Attention(**KINDS[kind]).eval()
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Attention in blocks of two rows, from when the function is called on."""
+    return lambda: monkeypatch.setattr(sites, "BLOCK", 2 * 3 * 4 * 9)
+
+
+def run(snn: nn.Module, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return snn(x)
+
+
+def numbers(ledger: onespike.Ledger) -> dict[str, dict[str, object]]:
+    return {str(site): {**vars(row), "site": None} for site, row in ledger.sites.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_and_ledger_are_those_of_one_block(kind, blocks):
+    model, x = network(kind), inputs()
+    snn = convert(model, calibrate(model, [x]))
+    with metered(snn) as whole:
+        expected = run(snn, x)
+    blocks()
+    with metered(snn, watch=True) as parts:
+        metered_output = run(snn, x)
+    torch.testing.assert_close(run(snn, x), expected)
+    torch.testing.assert_close(metered_output, expected)
+    assert numbers(parts) == numbers(whole)
+    assert (parts.functions, parts.unruled) == (whole.functions, {})
+    for column in ("counts", "nonzero"):
+        assert parts.accumulates(column, double=True) == whole.accumulates(column, double=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calibration_sees_the_same(kind, blocks):
+    model, batches = network(kind), [inputs(), 2 * inputs(2)]
+    recipe = Recipe(softmax="head")
+    whole, trace = calibrate(model, batches, recipe), discover(model, *batches)
+    blocks()
+    parts, other = calibrate(model, batches, recipe), discover(model, *batches)
+    assert list(parts) == list(whole)
+    for site, threshold in whole.items():
+        assert vars(parts[site]).keys() == vars(threshold).keys()
+        for name, value in vars(threshold).items():
+            same = torch.equal(value, vars(parts[site])[name]) if isinstance(value, Tensor) else None
+            assert same or vars(parts[site])[name] == value, (site, name)
+    assert {s: (f.calls, f.forwards, f.varies) for s, f in other.sites.items()} == {
+        s: (f.calls, f.forwards, f.varies) for s, f in trace.sites.items()
+    }
+    assert {trace.role(s) for s in trace.sites} == {other.role(s) for s in other.sites}
+
+
+def test_blocks_are_visited_from_the_first_to_the_last(blocks):
+    seen, (q, k, v) = [], (torch.randn(3, 4, 9, 5) for _ in range(3))
+
+    def visit(key, x, synapses, rows=None):
+        seen.append((key, x.shape[-2], rows))
+        return x
+
+    blocks()
+    with Sites(visit, by_rows=True):
+        got = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v))
+    assert seen[:4] == [
+        ("matmul0_lhs", 9, None), ("matmul0_rhs", 5, None), ("matmul1_lhs", 2, Rows(0, 2, 9)), ("matmul1_rhs", 9, None),
+    ]  # fmt: skip
+    assert seen[4:] == [("matmul1_lhs", min(2, 9 - n), Rows(n, min(n + 2, 9), 9)) for n in (2, 4, 6, 8)]
+
+
+def test_a_visitor_that_takes_no_rows_gets_all_of_them(blocks):
+    shapes = []
+    blocks()
+    with Sites(lambda key, x, synapses: shapes.append(x.shape[-2]) or x):
+        F.scaled_dot_product_attention(*(torch.randn(3, 4, 9, 5) for _ in range(3)))
+    assert shapes == [9, 5, 9, 9]
+
+
+def test_steps_by_position_and_by_head_follow_the_rows(blocks):
+    """Gains differ by row, thresholds by head: the block's rows have theirs."""
+    model, x = network(), inputs()
+    recipe = Recipe(softmax="head")
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    owner = next(m for m in snn.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m)
+    old = owner["matmul1_lhs"]
+    assert old.positive.shape == (4, 1, 1)
+    gain = 2.0 ** torch.arange(-4, 5)[:, None]
+    owner["matmul1_lhs"] = AffineFire(old.positive, levels=old.levels, gain=gain)
+    expected = run(snn, x)
+    blocks()
+    torch.testing.assert_close(run(snn, x), expected)
+    assert not torch.allclose(expected, run(convert(model, calibrate(model, [x], recipe), recipe), x))
+
+
+def test_several_timesteps_and_gradients_keep_one_block(blocks):
+    model, x = network(), inputs()
+    recipe = Recipe(steps=2)
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    one = convert(model, calibrate(model, [x]))
+    expected, gradient = run(snn, x), torch.autograd.functional.jacobian(lambda x: one(x).sum(), x)
+    blocks()
+    assert torch.equal(run(snn, x), expected)
+    assert torch.equal(torch.autograd.functional.jacobian(lambda x: one(x).sum(), x), gradient)
+
+
+def test_compiling_keeps_one_graph(blocks):
+    model, x = network(), inputs()
+    snn = convert(model, calibrate(model, [x]))
+    expected = run(snn, x)
+    blocks()
+    compiled = torch.compile(copy.deepcopy(snn), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(compiled, x), expected)
+
+
+def test_a_survey_in_blocks_is_the_survey_of_the_whole(blocks):
+    model, x = network(), inputs()
+    snn = convert(model, calibrate(model, [x]))
+    surveys = []
+    for _ in range(2):
+        with metered(snn, Survey()) as survey:
+            run(snn, x)
+        surveys.append(survey.details[":matmul1_lhs"])
+        blocks()
+    whole, parts = (survey.to_dict() for survey in surveys)
+    assert (parts.pop("histogram"), parts.pop("levels")) == (whole.pop("histogram"), whole.pop("levels"))
+    for name in ("steps", "role"):
+        assert parts.pop(name) == whole.pop(name)
+    assert parts == pytest.approx(whole, rel=1e-5)
