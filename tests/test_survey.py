@@ -100,3 +100,4 @@ def test_options_lead_from_the_preset_to_the_recipe():
     assert recipe_options(recipe) == [
         "--rounding", "nearest", "--softmax", "0.0035", "--include", "a*", "--include", "b*",
     ]  # fmt: skip
+    assert recipe_options(Recipe(passes=("nearest", "center"))) == ["--passes", "nearest,center"]

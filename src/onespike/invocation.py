@@ -28,15 +28,24 @@ def recipe_options(recipe: Recipe) -> list[str]:
         if field.name in NOT_AN_OPTION or value == getattr(start, field.name):
             continue
         option = "--" + field.name.replace("_", "-")
+        if field.name == "passes":
+            value = ",".join(value)
         for part in value if isinstance(value, tuple) else (value,):
             words += [option, f"{part:g}" if isinstance(part, float) else str(part)]
     return words
 
 
-def convert_command(pair: Pair, out: Path | str, *, images: int | None = None, **changes: Any) -> str:
-    """The `onespike convert` that makes this run, or one like it with other recipe fields or more images."""
+def convert_command(
+    pair: Pair, out: Path | str, *, images: int | None = None, weights: Path | None = None, **changes: Any
+) -> str:
+    """The `onespike convert` that makes this run, or one like it with other recipe fields or more images.
+
+    Weights that the run itself holds may stand for the file that it was made from, which need not be there any more.
+    """
     loaded, words = pair.loaded, ["onespike", "convert", pair.loaded.spec]
-    if loaded.weights in ("pretrained", "random"):
+    if weights is not None and loaded.weights not in ("pretrained", "bundled"):
+        words += ["--weights", str(weights)]
+    elif loaded.weights in ("pretrained", "random"):
         words.append("--pretrained" if loaded.weights == "pretrained" else "--random-weights")
     elif loaded.weights != "bundled":
         words += ["--weights", loaded.weights]

@@ -63,6 +63,8 @@ def test_the_doctor(cli, run, images, tmp_path):
     assert "1. mistake: " in done.out and "   try: onespike " in done.out
     record = json.loads((tmp_path / "d.json").read_text())
     assert 1 <= len(record["findings"]) <= 5
+    again = [f["command"] for f in record["findings"] if f["command"].startswith("onespike convert ")]
+    assert again and all(f"--weights {run / 'weights.safetensors'} " in words for words in again)
     assert {"sites", "kinds", "scales", "normalisations"} <= set(record)
     assert cli("doctor", run, "--data", images, "--images", 1).message() == (
         "the doctor needs at least 2 images, not 1. Try --images 64."

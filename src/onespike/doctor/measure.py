@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from onespike.neurons import Neuron
 from onespike.pipeline import Pair, Progress, no_progress
 from onespike.recipe import Recipe
 from onespike.sensitivity import kind
+from onespike.storage import WEIGHTS
 from onespike.survey import Survey
 from onespike.tasks import Items, batches, limit
 
@@ -210,22 +212,23 @@ def _commands(
     better: str | None,
 ) -> dict[str, str]:
     """What to type for each remedy; a new run gets a name beside the old one."""
-    out = f"{run}-2"
+    stored = run / WEIGHTS
+    again = partial(convert_command, pair, f"{run}-2", weights=stored if stored.exists() else None)
     commands = {
-        "calibration": convert_command(pair, out, images=max(128, len(pair.data["names"]))),
+        "calibration": again(images=max(128, len(pair.data["names"]))),
         "evaluate": f"onespike evaluate {run} --data OTHER-IMAGES",
         "search": f"onespike search {run} --data {pair.data['source']} --objective kl --trials 12",
         "normalisation": f"onespike convert {pair.loaded.spec} --help",
         "per site": f"onespike search {run} --data {pair.data['source']} --per-site kind",
     }
     if better is not None:
-        commands["normalisation"] = convert_command(pair, out, normalisation=KNOWN.get(better))
+        commands["normalisation"] = again(normalisation=KNOWN.get(better))
     if scales:
         best = min(scales, key=lambda row: float(row["kl"]))
-        commands["scale"] = convert_command(pair, out, scale=best["scale"])
+        commands["scale"] = again(scale=best["scale"])
     if kinds:
         worst = min(kinds, key=lambda k: kinds[k])
-        commands["kind"] = convert_command(pair, out, exclude=(*pair.recipe.exclude, worst))
+        commands["kind"] = again(exclude=(*pair.recipe.exclude, worst))
     for name, changes in VARIANTS.items():
-        commands[name] = convert_command(pair, out, **changes)
+        commands[name] = again(**changes)
     return commands
