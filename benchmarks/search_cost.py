@@ -1,8 +1,9 @@
 """What a λ trial costs beside a plain forward of the converted network, and whether memory grows with trials.
 
     python benchmarks/search_cost.py [--images 100] [--rounds 7] [--trials 40]
+    python benchmarks/search_cost.py --model timm:vit_tiny_patch16_224 --weights vit_tiny.safetensors --calibrate DIR --data DIR
 
-The bundled vision transformer; forwards and trials take turns, and the best of all rounds counts, in processor time.
+The bundled vision transformer, or another network; forwards and trials take turns, and the best of all rounds counts, in processor time.
 """
 
 from __future__ import annotations
@@ -39,14 +40,18 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--model", default="bundled:cifar10-vit")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--calibrate", default="bundled:cifar10-calibration")
+    parser.add_argument("--data", default="bundled:cifar10-test")
     options = parser.parse_args()
     torch.set_num_threads(1)
     pair = pipeline.convert_network(
-        load_model("bundled:cifar10-vit"),
-        pipeline.choose("bundled:cifar10-calibration", 32),
+        load_model(options.model, weights=options.weights),
+        pipeline.choose(options.calibrate, 32),
         preset("sformer"),
     )
-    items = pipeline.choose("bundled:cifar10-test", options.images)
+    items = pipeline.choose(options.data, options.images)
     data = list(batches(items, pair.loaded.transform, 16))
     objectives = {
         name: ScaleObjective(pair.ann, pair.snn, data, name.split()[0], *energy)

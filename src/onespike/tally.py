@@ -35,10 +35,11 @@ def _worth(largest: int) -> Tensor:
 def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> list[float]:
     """Sums of `_worth` over all spikes, each with its weight."""
     if weights is None:
-        number = torch.zeros(largest + 1, dtype=torch.int64, device=fired.device)
         flat = kernels.in_memory_order(fired)
-        for part in flat.split(kernels.PART) if flat.device.type == "cpu" else (flat,):  # each in the cache
-            number += torch.bincount(part.abs().to(torch.int32), minlength=largest + 1)
+        whole = flat.device.type != "cpu" or len(flat) <= kernels.PART
+        parts = (flat,) if whole else flat.split(kernels.PART)  # each in the cache
+        counted = [torch.bincount(part.abs().to(torch.int32), minlength=largest + 1) for part in parts]
+        number = counted[0] if whole else torch.stack(counted).sum(0)
     else:
         size, each = fired.abs().to(torch.int32).flatten(), weights.double().expand_as(fired).flatten()
         number = torch.bincount(size, each, minlength=largest + 1)
