@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 import onespike
 from onespike import pipeline
-from onespike.adapters import load_model, read_checkpoint
+from onespike.adapters import load_model
 from onespike.neurons import Neuron
-from onespike.tasks import Classification, batches, limit, list_images
+from onespike.tasks import limit, list_images
 
 
 def measure(spec: str, images: int, base: str = "sformer", **changes):
@@ -60,59 +59,19 @@ def test_baselines_approach_the_original_over_time(spec, name, changes, timestep
     assert found[-1]["agreement"] > found[0]["agreement"] + 30
 
 
-class Block(nn.Module):
-    """He et al.'s CIFAR block with the parameter-free shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride, self.extra = stride, (outputs - inputs) // 2
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra, self.extra))
-        return F.relu(y + shortcut)
-
-
-class ResNet20(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
-        widths = ((16, 16), (16, 32), (32, 64))
-        stages = [nn.Sequential(Block(i, o, o // i), Block(o, o, 1), Block(o, o, 1)) for i, o in widths]
-        self.layer1, self.layer2, self.layer3 = stages
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, x):
-        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
-        return self.linear(x.mean((2, 3)))
-
-
-def test_a_foreign_resnet_converts_with_folded_norms(assets):
+def test_a_foreign_resnet_converts_with_folded_norms(assets, monkeypatch):
     """An independent check of the CNN path: functional ReLUs, published weights, 91.78 % on the whole test set."""
-    model = ResNet20().eval()
-    state = read_checkpoint(assets / "cifar10_resnet20.safetensors")
-    model.load_state_dict(state, strict=False)
-    mean, std = (
-        torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1),
-        torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1),
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import cifar_resnet
+
+    loaded = cifar_resnet.load(20, assets / "cifar10_resnet20.safetensors")
+    pair = pipeline.convert_network(
+        loaded, list_images("bundled:cifar10-calibration"), onespike.preset("sformer", scale=0.15)
     )
-
-    def transform(image):
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(32, 32, 3)
-        return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
-
-    calibration = [x for x, _ in batches(list_images("bundled:cifar10-calibration"), transform, 64)]
-    thresholds = onespike.calibrate(model, calibration)
-    assert len(thresholds.folds) == 19
-    snn = onespike.convert(model, thresholds, onespike.preset("sformer", scale=0.15))
-    spiking = [neuron for _, neuron in onespike.neurons(snn) if isinstance(neuron, Neuron)]
+    assert len(pair.thresholds.folds) == 19
+    spiking = [neuron for _, neuron in onespike.neurons(pair.snn) if isinstance(neuron, Neuron)]
     assert all(float(neuron.negative) == 0 for neuron in spiking)
-    data = batches(list_images("bundled:cifar10-test"), transform, 100)
-    found = onespike.evaluate(model, snn, data, Classification()).to_dict()
+    found = pipeline.evaluate_pair(pair, list_images("bundled:cifar10-test"), batch_size=100).to_dict()
     assert abs(found["ann"]["top1"] - 91.78) < 2.5
     assert found["snn"]["top1"] > found["ann"]["top1"] - 10
 

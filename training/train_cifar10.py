@@ -56,8 +56,8 @@ def normalise(x: Tensor) -> Tensor:
     return (x.float() / 255 - mean) / std
 
 
-def augment(x: Tensor, size: int) -> Tensor:
-    """Shift by up to four pixels, mirror half of the images, shrink to `size`."""
+def augment(x: Tensor, size: int, hole: int = 0) -> Tensor:
+    """Shift by up to four pixels, mirror half of the images, blank a square of `hole` pixels, shrink to `size`."""
     n = len(x)
     padded = F.pad(x, (4, 4, 4, 4), mode="reflect")
     row, column = torch.randint(0, 9, (2, n, 1))
@@ -67,6 +67,9 @@ def augment(x: Tensor, size: int) -> Tensor:
     columns = torch.where(flip, columns.flip(1), columns)
     x = padded[torch.arange(n)[:, None, None, None], torch.arange(3)[:, None, None],
                (row + offset)[:, None, :, None], columns[:, None, None, :]]  # fmt: skip
+    if hole:  # its centre lies anywhere, so that part of it may lie outside
+        down, across = ((torch.randint(0, 32, (n, 1)) - offset).abs() * 2 <= hole for _ in range(2))
+        x = x.masked_fill((down[:, :, None] & across[:, None, :])[:, None], 0.0)
     return x if size == 32 else F.interpolate(x, size=size, mode="bilinear", antialias=True)
 
 
@@ -158,6 +161,8 @@ def main() -> None:
     parser.add_argument(
         "--average", action="store_true", help="keep the mean of --start and what was reached"
     )
+    parser.add_argument("--hole", type=int, default=0, help="side of a square blanked in each image")
+    parser.add_argument("--seed", type=int, default=0, help="another one sees the images in another order")
     parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -188,7 +193,7 @@ def main() -> None:
     while progress < 1:
         epoch, position = divmod(step, per_epoch)
         if position == 0 or order is None:
-            torch.manual_seed(epoch)
+            torch.manual_seed(1000 * options.seed + epoch)
             order = torch.randperm(len(images))
         progress = max(step / total, (time.time() - started) / 60 / options.minutes)
         warm = min(1.0, (step + 1) / (0.5 * per_epoch))
@@ -197,7 +202,7 @@ def main() -> None:
                 group["lr"] = rate * max(0.0, 1 - progress) * warm
         network.train()
         chosen = order[position * batch : (position + 1) * batch]
-        x = augment(normalise(images[chosen]), 24 if progress < recipe["small"] else 32)
+        x = augment(normalise(images[chosen]), 24 if progress < recipe["small"] else 32, options.hole)
         x = x.contiguous(memory_format=torch.channels_last)
         loss = F.cross_entropy(network(x), labels[chosen], label_smoothing=recipe["smoothing"])
         loss.backward()

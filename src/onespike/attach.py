@@ -65,6 +65,10 @@ class Neurons(nn.ModuleDict):
         self.roles: dict[str, str] = {}
         self.calls: dict[str, float] = {}
 
+    def forward(self, x: Tensor) -> Tensor:
+        """What passes as it is: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
+        return x
+
     @property
     def by_rows(self) -> bool:
         """Whether an operand may come in blocks. Over several steps a membrane keeps all of it anyway."""

@@ -97,7 +97,7 @@ class Ledger:
     """MACs of products that ran outside every rule, by module and operation."""
     announced: int = 0
     every: int = 1
-    """Count one run of elements in so many, and multiply: an estimate without the column `strict`, for searches."""
+    """Count one row of elements in so many, and multiply: an estimate without the column `strict`, for searches."""
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
@@ -144,13 +144,11 @@ class Ledger:
         self, row: SiteCount, owner: Neurons, key: str, neuron: Neuron, x: Tensor, fan_out: int | Tensor
     ) -> Tensor:
         """The same, on a part of the elements; where all have one threshold, the others are not even counted."""
-        started, own = time.perf_counter(), neuron.named_buffers(recurse=False)
-        output: Tensor
-        if owner.clock is None and all(buffer.numel() == 1 for _, buffer in own):
-            fired, output = neuron.counts(sample(x, self.every)), neuron(x)
-        else:
-            fired, output = owner.fire(key, neuron, x)
-            fired = sample(fired, self.every)
+        one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
+        alike = owner.clock is None and one
+        fired, output = (None, neuron(x)) if alike else owner.fire(key, neuron, x)
+        started = time.perf_counter()
+        fired = neuron.counts(sample(x, self.every)) if fired is None else sample(fired, self.every)
         if isinstance(fan_out, Tensor):
             fan_out = sample(fan_out.expand_as(x), self.every)
         self._add(row, owner, neuron, fired.detach(), fan_out, x.numel() / max(len(fired), 1))
@@ -173,7 +171,7 @@ class Ledger:
             if isinstance(fan_out, int)
             else totals(neuron.largest, fired, fan_out)
         )
-        for column, accumulates in zip(("counts", "nonzero", "binary"), added, strict=False):
+        for column, accumulates in zip(("counts", "nonzero", "binary"), added[:3], strict=True):
             setattr(row, column, getattr(row, column) + each * accumulates)
             if owner.now > 1:
                 row.later[column] = row.later.get(column, 0.0) + each * accumulates
@@ -365,11 +363,11 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             if watch:
                 names = Owners(model)
                 stack.enter_context(names.following())
-
-                def first_pass() -> bool:  # the original network, whose MACs these are, runs once
-                    return all(owner.now == 1 for owner in owners[:1])
-
-                stack.enter_context(Operations(names, ledger.covered, ledger.unruled, first_pass))
+                # the original network, whose MACs these are, runs once
+                looks = Operations(
+                    names, ledger.covered, ledger.unruled, lambda: not owners or owners[0].now == 1
+                )
+                stack.enter_context(looks)
             yield ledger
     finally:
         for owner in owners:

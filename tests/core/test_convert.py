@@ -331,3 +331,19 @@ def test_a_module_that_runs_twice_shares_its_neurons_and_says_so():
     text = {row["site"]: row["neuron"] for row in table(convert(model, calibrate(model, [rows()])))}
     assert text["again:linear0_input"].endswith(", shared by 2 calls a forward")
     assert "shared" not in text["first:linear0_input"]
+
+
+def test_a_sequential_with_a_product_of_its_own_runs_its_children_as_before():
+    """Its neurons are a child too, which `nn.Sequential` runs with the rest."""
+
+    class Gated(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+            self.gate = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return super().forward(x @ self.gate)
+
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Gated()), torch.randn(64, 4)
+    snn = convert(model, calibrate(model, [x]), onespike.preset("sformer", scale=0.02))
+    assert (snn(x) - model(x)).norm() < 0.2 * model(x).norm()

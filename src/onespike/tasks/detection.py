@@ -128,23 +128,19 @@ def matched(
     >>> matched([cat], [{**cat, "category_id": 2}, {**cat, "bbox": [0.0, 0.0, 4.0, 3.0]}])
     {0: 1}
     """
+    from pycocotools.mask import iou
+
+    shared = iou([a["bbox"] for a in first], [b["bbox"] for b in second], [False] * len(second))
     pairs: dict[int, int] = {}
     for i, a in enumerate(first):
         free = [
-            (_overlap(a["bbox"], b["bbox"]), -j)
+            (shared[i][j], -j)
             for j, b in enumerate(second)
             if b["category_id"] == a["category_id"] and j not in pairs.values()
         ]
         if free and max(free)[0] >= overlap:
             pairs[i] = -max(free)[1]
     return pairs
-
-
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes (x, y, width, height)."""
-    sides = [max(0.0, min(a[k] + a[k + 2], b[k] + b[k + 2]) - max(a[k], b[k])) for k in (0, 1)]
-    shared = sides[0] * sides[1]
-    return shared / (a[2] * a[3] + b[2] * b[3] - shared or 1.0)
 
 
 def average_precision(
