@@ -1,6 +1,6 @@
 """What a λ trial costs beside a plain forward of the converted network, and whether memory grows with trials.
 
-    python benchmarks/search_cost.py [--images 100] [--rounds 7] [--trials 40]
+    python benchmarks/search_cost.py [--images 100] [--rounds 25] [--trials 40]
     python benchmarks/search_cost.py --model timm:vit_tiny_patch16_224 --weights vit_tiny.safetensors --calibrate DIR --data DIR
 
 The bundled vision transformer, or another network; forwards and trials take turns, and the best of all rounds counts, in processor time.
@@ -38,7 +38,7 @@ def seconds(work) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--images", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--model", default="bundled:cifar10-vit")
     parser.add_argument("--weights", type=Path)

@@ -99,14 +99,15 @@ class Thresholds(Mapping[str, SiteThreshold]):
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation and inference mode for a while; every module's own training flag comes back."""
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        for module, training in flags.items():
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 def device_of(model: nn.Module) -> torch.device:

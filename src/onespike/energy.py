@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,7 +22,7 @@ from onespike.operations import Operations, Owners
 from onespike.pairs import Pairs
 from onespike.sites import Rows, Site, is_activation
 from onespike.synapses import Synapses
-from onespike.tally import sample, totals
+from onespike.tally import sample, totals, totals_of
 
 AC_PJ, MAC_PJ = 0.9, 4.6
 """One 32-bit accumulate and one 32-bit multiply-accumulate in 45 nm (Horowitz 2014), as the paper takes them."""
@@ -72,6 +72,16 @@ class SiteCount:
     """The part of the three accumulate columns that came after the first timestep."""
     constant_macs: float = 0.0
 
+    def take(self, accumulates: Sequence[float], total: Sequence[float], later: bool = False) -> None:
+        """Add to the three accumulate columns, and numbers of spikes, active, (digits) and saturated neurons."""
+        for column, more in zip(("counts", "nonzero", "binary"), accumulates, strict=True):
+            setattr(self, column, getattr(self, column) + more)
+            if later:
+                self.later[column] = self.later.get(column, 0.0) + more
+        self.spikes += total[0]
+        self.active += round(total[1])
+        self.saturated += round(total[3])
+
     def merge(self, other: SiteCount) -> None:
         """Add what passed the same site elsewhere; what is no number is the same for both."""
         for column in fields(self):
@@ -101,6 +111,8 @@ class Ledger:
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
+    waiting: list[tuple[SiteCount, int, float, int, Tensor]] = field(default_factory=list, repr=False)
+    """Samples of sites, until they are counted together."""
 
     @by_rows
     def visit(
@@ -151,9 +163,21 @@ class Ledger:
         fired = neuron.counts(sample(x, self.every)) if fired is None else sample(fired, self.every)
         if isinstance(fan_out, Tensor):
             fan_out = sample(fan_out.expand_as(x), self.every)
-        self._add(row, owner, neuron, fired.detach(), fan_out, x.numel() / max(len(fired), 1))
+        each = x.numel() / max(len(fired), 1)
+        if isinstance(fan_out, int) and owner.now == 1:  # all sites at once cost far less than each by itself
+            self.waiting.append((row, fan_out, each, neuron.largest, fired.detach()))
+        else:
+            self._add(row, owner, neuron, fired.detach(), fan_out, each)
         self.seconds += time.perf_counter() - started
         return output
+
+    def settle(self) -> None:
+        """Take in the samples that wait; `metered` does it in the end."""
+        started, waiting, self.waiting = time.perf_counter(), self.waiting, []
+        sums = totals_of([(largest, fired) for *_, largest, fired in waiting])
+        for (row, fan_out, each, _, _), total in zip(waiting, sums, strict=True):
+            row.take([each * fan_out * n for n in total[:3]], [each * n for n in total])
+        self.seconds += time.perf_counter() - started
 
     def _add(
         self,
@@ -165,19 +189,13 @@ class Ledger:
         each: float = 1.0,
     ) -> None:
         """Take in counts, each of which stands for so many."""
-        spikes, active, digits, saturated = totals(neuron.largest, fired)
-        added = (
-            [fan_out * total for total in (spikes, active, digits)]
+        total = totals(neuron.largest, fired)
+        weighted = (
+            [fan_out * n for n in total]
             if isinstance(fan_out, int)
             else totals(neuron.largest, fired, fan_out)
         )
-        for column, accumulates in zip(("counts", "nonzero", "binary"), added[:3], strict=True):
-            setattr(row, column, getattr(row, column) + each * accumulates)
-            if owner.now > 1:
-                row.later[column] = row.later.get(column, 0.0) + each * accumulates
-        row.spikes += each * spikes
-        row.active += round(each * active)
-        row.saturated += round(each * saturated)
+        row.take([each * n for n in weighted[:3]], [each * n for n in total], later=owner.now > 1)
 
     def _count_pairs(
         self, row: SiteCount, owner: Neurons, key: str, fired: Tensor, output: Tensor, again: bool
@@ -369,6 +387,7 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
                 )
                 stack.enter_context(looks)
             yield ledger
+            ledger.settle()
     finally:
         for owner in owners:
             owner.meter = None

@@ -21,12 +21,12 @@ OBJECTIVES = {"top1": True, "kl": False, "ap": True}
 """Name → whether larger is better: top-1 accuracy (percent, the paper's), KL to the original's outputs (nats), or
 COCO's AP (percent, for detectors)."""
 
-EVERY = 16
-"""Counting would double the cost of a forward, so in a search one element in sixteen of the first batch is counted."""
+EVERY = 64
+"""Counting would double the cost of a forward, so in a search one row of elements in 64 of the first batch is counted."""
 
 
 def every_of(column: str | None) -> int:
-    """One element in how many is counted for a column; `strict` has parts that are counted as a whole."""
+    """One row of elements in how many is counted for a column; `strict` has parts that are counted as a whole."""
     return 1 if column == "strict" else EVERY
 
 
@@ -34,8 +34,8 @@ class ScaleObjective:
     """Measures one λ on a fixed set of inputs, which stay in memory with the original network's outputs.
 
     A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes of the first
-    batch are counted (one element in `EVERY`, always the same ones), so that counting costs little. A compiled network is compiled
-    once: λ is a value that it reads.
+    batch are counted (one row in `EVERY`, always the same ones), so that counting costs little. A compiled network is
+    compiled once: λ is a value that it reads.
 
     Attributes:
         images: number of inputs.
@@ -104,7 +104,7 @@ HALVINGS = 12
 
 
 def scale_within(snn: nn.Module, inputs: Tensor, column: str, ratio: float, every: int = 1) -> float:
-    """The smallest λ whose energy on these inputs, counted on one element in `every`, stays within a ratio.
+    """The smallest λ whose energy on these inputs, counted on one row in `every`, stays within a ratio.
 
     Energy falls as λ grows; the interval is halved `HALVINGS` times.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -78,6 +79,14 @@ def _spread(counts: list[Tensor], channels: int) -> Tensor:
     return fan
 
 
+@lru_cache(maxsize=1024)
+def _met(size: int, outputs: int, kernel: int, step: int, pad: int, gap: int) -> Tensor:
+    """How many kernel positions each element along one dimension of a convolution meets."""
+    with torch.inference_mode(False):  # kept, and then used in any mode
+        used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
+        return torch.bincount(used[(used >= 0) & (used < size)], minlength=size)
+
+
 def convolution(
     x: Tensor,
     weight: Tensor,
@@ -104,8 +113,7 @@ def convolution(
     ):
         outputs = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
         positions *= outputs
-        used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
-        counts.append(torch.bincount(used[(used >= 0) & (used < size)], minlength=size))
+        counts.append(_met(size, outputs, kernel, step, pad, gap))
     batch = x.shape[0] if x.dim() == dims + 2 else 1
     macs = batch * positions * weight.numel()
     return Synapses(macs, _spread(counts, weight.shape[0] // groups).to(x.device))

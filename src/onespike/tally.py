@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -26,9 +27,9 @@ def naf_weight(count: Tensor) -> Tensor:
 
 
 @cache
-def _worth(largest: int) -> Tensor:
-    """What a spike of size 0, 1, … adds to counts, nonzero and binary, and to the saturated ones."""
-    size = torch.arange(largest + 1)
+def _worth(largest: int, width: int) -> Tensor:
+    """What a spike of size 0, 1, … below `width` adds to counts, nonzero and binary, and to the saturated ones."""
+    size = torch.arange(width)
     return torch.stack((size, size > 0, naf_weight(size), size == largest)).double()
 
 
@@ -44,17 +45,37 @@ def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> list[f
         size, each = fired.abs().to(torch.int32).flatten(), weights.double().expand_as(fired).flatten()
         number = torch.bincount(size, each, minlength=largest + 1)
     # no matrix product: the integer form counts where the network's own products are still looked for
-    sums: list[float] = (_worth(largest) * number.double().cpu()).sum(1).tolist()
+    sums: list[float] = (_worth(largest, largest + 1) * number.double().cpu()).sum(1).tolist()
+    return sums
+
+
+def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[list[float]]:
+    """`totals` of many small tensors, each with its largest level, counted at once.
+
+    >>> few, many = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 7.0, 7.0])
+    >>> totals_of([(2, few), (7, many)]) == [totals(2, few), totals(7, many)]
+    True
+    """
+    if not parts:
+        return []
+    width = 1 + max(largest for largest, _ in parts)
+    sizes = [
+        fired.abs().to(torch.int32).flatten().add_(place * width) for place, (_, fired) in enumerate(parts)
+    ]
+    number = torch.bincount(torch.cat(sizes), minlength=len(parts) * width).double().cpu()
+    worth = torch.stack([_worth(largest, width) for largest, _ in parts])
+    sums: list[list[float]] = (worth * number.view(-1, 1, width)).sum(-1).tolist()
     return sums
 
 
 @lru_cache(maxsize=1024)
-def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, ...]:
-    """Indices of one row in `every`, drawn at random and always alike."""
+def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One row in `every`, drawn at random and always alike: their numbers, and their places in this shape."""
     rows = math.prod(shape)
     with torch.inference_mode(False):  # kept, and then used in any mode
         chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
-        return torch.unravel_index(chosen.sort().values, shape)
+        chosen = chosen.sort().values
+        return chosen, torch.unravel_index(chosen, shape)
 
 
 def sample(x: Tensor, every: int) -> Tensor:
@@ -63,5 +84,9 @@ def sample(x: Tensor, every: int) -> Tensor:
     >>> sample(torch.zeros(160, 1000), 16).shape, sample(torch.zeros(10, 10), 16).shape
     (torch.Size([10000]), torch.Size([100]))
     """
-    few = math.prod(x.shape[:-1]) < every
-    return x.flatten() if few else x[_rows(x.shape[:-1], every)].flatten()
+    if math.prod(x.shape[:-1]) < every:
+        return x.flatten()
+    numbers, places = _rows(x.shape[:-1], every)
+    if x.is_contiguous() and x.device.type == "cpu":  # five times as fast
+        return x.view(-1, x.shape[-1]).index_select(0, numbers).flatten()
+    return x[places].flatten()
