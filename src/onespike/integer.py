@@ -29,8 +29,9 @@ WEIGHT = 127
 DIGIT = 128
 """Counts are written in this base, each digit in one signed byte."""
 KEY = "linear0_input"
-NEAR = 2**-9
-"""How far a step may move, relatively, to be in a ratio of small integers: half of what rounds the largest weight."""
+NEAR = 2**-8
+"""How far a step may move, relatively, to be in a ratio of small integers: as far as rounding moves the largest
+weights. With `mixed:8`, whose counts leave room for integers up to 124, nearly every ratio is that near to one."""
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ def adapter(
 def load_model(
     spec: str,
     *,
-    weights: Path | None = None,
+    weights: str | Path | None = None,
     pretrained: bool = False,
     random_weights: bool = False,
     attention: str | None = None,
@@ -130,7 +130,8 @@ def load_model(
         raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
-    loaded = ADAPTERS[kind].load(name, Source(weights, pretrained, random_weights, attention))
+    file = None if weights is None else Path(weights)
+    loaded = ADAPTERS[kind].load(name, Source(file, pretrained, random_weights, attention))
     loaded.model.eval()
     return loaded
 
