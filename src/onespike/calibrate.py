@@ -41,6 +41,7 @@ class SiteThreshold:
         centre: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
         offset: what the value of its spikes starts from; the centre where it is None.
         gain: powers of two by which the step of each position is larger; None for 1.
+        change: what is added to the weight behind the spikes, and in a last column to its bias; None for nothing.
     """
 
     site: str
@@ -56,6 +57,7 @@ class SiteThreshold:
     centre: Tensor | None = None
     offset: Tensor | None = None
     gain: Tensor | None = None
+    change: Tensor | None = None
 
     @property
     def constants(self) -> dict[str, Tensor]:

@@ -7,13 +7,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.attach import UNRULED, Analog, Neurons, attach_, detach_, neurons
 from onespike.calibrate import SiteThreshold, Thresholds, device_of
 from onespike.errors import ConversionError, UsageError
-from onespike.fold import fold_, unfold_
+from onespike.fold import fold_, refit_, unfold_
 from onespike.neurons import NEURONS, Neuron, Scale
 from onespike.operations import ANALOG
 from onespike.recipe import Recipe
@@ -121,7 +121,7 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     _check_coverage(thresholds, recipe)
     _check_globs(thresholds, recipe)
-    scale, plan = Scale(recipe.scale), dict[str, Neurons]()
+    scale, plan, changes = Scale(recipe.scale), dict[str, Neurons](), dict[str, Tensor]()
     modules = dict(model.named_modules())
     for text, threshold in thresholds.items():
         site = Site.parse(text)
@@ -139,6 +139,8 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         reason = analog_reason(threshold, recipe)
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
         of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
+        if reason is None and threshold.change is not None:
+            changes[site.owner] = threshold.change
         of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
     for (owner, operation), macs in thresholds.uncovered.items():
         of_owner = plan.setdefault(owner, Neurons(owner))
@@ -151,6 +153,7 @@ def convert_(model: nn.Module, thresholds: Thresholds, recipe: Recipe | None = N
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
+    refit_(model, changes)
     devices = {name: device_of(modules[name]) for name in plan}
     for name, of_owner in plan.items():
         of_owner.to(devices[name]).train(model.training)

@@ -1,4 +1,6 @@
-"""BatchNorm merged into the convolution before it, so that a CNN's products are followed by no analog norm."""
+"""Weights that a conversion changes, and gives back: BatchNorm merged into the convolution before it, so that a CNN's
+products are followed by no analog norm, and linear maps re-fitted to their spikes.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,19 @@ from onespike.errors import ConversionError
 
 
 class Folded(nn.Module):
-    """A convolution's own weights, kept so that `unfold_` restores them to the bit."""
+    """A module's own weights, kept so that `unfold_` restores them to the bit, and what became of them."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, what: str) -> None:
         super().__init__()
-        self.trains = weight.requires_grad
+        self.trains, self.what = weight.requires_grad, what
         self.register_buffer("weight", weight.detach(), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def extra_repr(self) -> str:
-        return "BatchNorm merged into the weights"
+        return self.what
 
 
 def _identity(module: nn.Module, before: Any, x: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
                 f"convert: the weights of {convolution_name} are not in memory, so its BatchNorm cannot be folded. "
                 "Keep them there with another device map, or set fold_batchnorm=False."
             )
-        kept = Folded(convolution.weight, convolution.bias)
+        kept = Folded(convolution.weight, convolution.bias, "BatchNorm merged into the weights")
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, batchnorm.running_mean, batchnorm.running_var,
             batchnorm.eps, batchnorm.weight, batchnorm.bias,
@@ -54,8 +56,27 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
         batchnorm.forward = partial(_identity, batchnorm, batchnorm.__dict__.get("forward"))
 
 
+def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
+    """Add to each linear map's weight, and the last column to its bias."""
+    for name, change in changes.items():
+        linear: Any = model.get_submodule(name)
+        if linear.weight.is_meta:
+            raise ConversionError(
+                f"convert: the weights of {name} are not in memory, so they cannot be re-fitted. "
+                "Keep them there with another device map, or leave the pass 'refit' out."
+            )
+        kept, added = (
+            Folded(linear.weight, linear.bias, "weights re-fitted to spikes"),
+            change.to(linear.weight),
+        )
+        linear.weight = nn.Parameter(kept.weight + added[:, :-1], kept.trains)
+        bias = added[:, -1] if kept.bias is None else kept.bias + added[:, -1]
+        linear.bias = nn.Parameter(bias.clone(), kept.trains)
+        linear.folded = kept
+
+
 def unfold_(model: nn.Module) -> None:
-    """Give convolutions and BatchNorms back what `fold_` merged."""
+    """Give modules back what `fold_` and `refit_` changed."""
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         if getattr(forward, "func", None) is _identity:

@@ -24,7 +24,7 @@ from onespike.recipe import Recipe
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
 CONFIGURATION = "network"
-SIDES, CONSTANTS = ("positive", "negative"), ("centre", "offset", "gain")
+SIDES, OTHERS = ("positive", "negative"), ("centre", "offset", "gain", "change")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
     for site, threshold in thresholds.items():
         sides[f"{site}/positive"] = threshold.positive.contiguous()
         sides[f"{site}/negative"] = threshold.negative.contiguous()
-        sides |= {f"{site}/{name}": value.contiguous() for name, value in threshold.constants.items()}
+        others = {name: getattr(threshold, name) for name in OTHERS}
+        sides |= {f"{site}/{name}": value.contiguous() for name, value in others.items() if value is not None}
     return _unshared(sides)
 
 
@@ -174,7 +175,7 @@ def _facts(threshold: SiteThreshold) -> dict[str, Any]:
     return {
         name: value
         for name, value in facts.items()
-        if name not in (*SIDES, *CONSTANTS) and not (name == "rounding" and value is None)
+        if name not in (*SIDES, *OTHERS) and not (name == "rounding" and value is None)
     }
 
 
@@ -182,7 +183,7 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
     entries = {}
     for site, facts in record["sites"].items():
         facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
-        named: dict[str, Any] = {name: tensors.get(f"{site}/{name}") for name in CONSTANTS}
+        named: dict[str, Any] = {name: tensors.get(f"{site}/{name}") for name in OTHERS}
         named |= {name: tensors[f"{site}/{name}"] for name in SIDES}
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}

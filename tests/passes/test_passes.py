@@ -10,7 +10,7 @@ import torch
 from small_networks import attention, convolutional, start, tokens
 from torch import nn
 
-from onespike import convert, metered
+from onespike import convert, metered, revert_
 from onespike.attach import neurons
 from onespike.calibrate import evaluating
 from onespike.energy import MAC_PJ
@@ -20,6 +20,7 @@ from onespike.passes import PASSES, chain, check_passes, parse_passes, statistic
 from onespike.passes.budget import measured
 from onespike.passes.correct import lost
 from onespike.passes.layout import digit_levels
+from onespike.passes.refit import RIDGE, Moments
 from onespike.passes.statistics import Fisher, Sample, fisher, samples
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -279,3 +280,51 @@ def test_a_budget_that_cannot_be_met_is_refused():
     state, given = start(model, inputs, budget=1e-6)
     with pytest.raises(UsageError, match="budget 1e-06"):
         chain(state, given, ("nearest",))
+
+
+def test_refitted_weights_are_the_ridge_solution():
+    """Against a least-squares solver on the rows themselves: weights, bias and ridge as more rows."""
+    torch.manual_seed(0)
+    rows, weight = torch.randn(200, 6).double(), torch.randn(4, 6).double()
+    value, importance = (rows * 2).round() / 2 + 0.1, torch.rand(200, 1).double()
+    sums = Moments.none(6, rows)
+    for part in (slice(0, 80), slice(80, 200)):
+        sums.add(value[part], (rows - value)[part], importance[part])
+    found = sums.change(weight).double()
+    mean = (importance * value).sum(0) / importance.sum()
+    ridge = RIDGE * (importance * (value - mean) ** 2).sum(0).mean()
+    unknowns = torch.cat((value, torch.ones(200, 1)), 1) * importance.sqrt()
+    wanted = (rows - value) @ weight.T * importance.sqrt()
+    penalty = torch.eye(6, 7).double() * ridge.sqrt()
+    expected = torch.linalg.lstsq(
+        torch.cat((unknowns, penalty)), torch.cat((wanted, torch.zeros(6, 4)))
+    ).solution
+    assert torch.allclose(found, expected.T, atol=1e-5)
+
+
+def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
+    model = attention()
+    state, given = start(model, tokens(128), budget=0.12)
+    plain, fitted = (chain(state, given, names) for names in (ALL, (*ALL, "refit")))
+    assert measured(fitted, given).ratio("counts") == pytest.approx(0.12, rel=0.011)
+    others = tokens(128, seed=9)
+    assert divergence(model, fitted, others) < 0.95 * divergence(model, plain, others)
+    changed = {site for site, t in fitted.thresholds.items() if t.change is not None}
+    assert "blocks.0.fc2:linear0_input" in changed
+    assert all(site.endswith("linear0_input") for site in changed)
+
+
+def test_a_refitted_network_goes_back_to_its_own_weights():
+    model = attention()
+    state, given = start(model, tokens(64), budget=0.15)
+    fitted = chain(state, given, (*ALL, "refit"))
+    snn = convert(model, fitted.thresholds, fitted.recipe, share_weights=True)
+    name = "blocks.0.fc2.weight"
+    assert not torch.equal(snn.state_dict()[name], model.state_dict()[name])
+    assert "re-fitted to spikes" in repr(snn.get_submodule("blocks.0.fc2"))
+    revert_(snn)
+    assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())
+    excluded = fitted.recipe.replace(exclude=("blocks.0.fc2:*",))
+    assert torch.equal(
+        convert(model, fitted.thresholds, excluded).state_dict()[name], model.state_dict()[name]
+    )

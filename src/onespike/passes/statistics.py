@@ -89,7 +89,7 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
         return x
 
     model, generator = probed(state, given, visit), torch.Generator().manual_seed(given.seed)
-    batches = _first(given, FISHER_IMAGES)
+    batches = first(given, FISHER_IMAGES)
     for batch in given.progress("sensitivity", len(batches))(batches):
         noise: Tensor | None = None
         for part, rows in zip(batch.split(PART), torch.arange(len(batch)).split(PART), strict=True):
@@ -104,7 +104,8 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
     return found
 
 
-def _first(given: Given, images: int) -> list[Tensor]:
+def first(given: Given, images: int) -> list[Tensor]:
+    """The first so many inputs, in batches."""
     chosen, seen = [], 0
     for batch in given.inputs:
         if seen >= images:
@@ -130,7 +131,7 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
         return kept
-    batches = _first(given, SAMPLED_IMAGES)
+    batches = first(given, SAMPLED_IMAGES)
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}

@@ -1,0 +1,101 @@
+"""Pass `refit`: weights and biases of linear maps are re-fitted in closed form to the spikes that they receive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.attach import neurons
+from onespike.calibrate import device_of
+from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.budget import fit, spent
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, first, fisher, probed
+from onespike.sites import Site
+
+RIDGE = 1.0
+"""What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
+
+
+@dataclass
+class Moments:
+    """Weighted sums over rows at one site: of the spikes' values s, of what they miss r = x − s, and of products."""
+
+    weight: Tensor
+    value: Tensor
+    missed: Tensor
+    square: Tensor
+    cross: Tensor
+
+    @classmethod
+    def none(cls, inputs: int, like: Tensor) -> Moments:
+        shapes: tuple[tuple[int, ...], ...] = ((), (inputs,), (inputs,), (inputs, inputs), (inputs, inputs))
+        return cls(*(like.new_zeros(shape) for shape in shapes))
+
+    def add(self, value: Tensor, missed: Tensor, weight: Tensor) -> None:
+        weighted = value * weight
+        self.weight += weight.sum()
+        self.value += weighted.sum(0)
+        self.missed += (missed * weight).sum(0)
+        self.square += weighted.T @ value
+        self.cross += weighted.T @ missed
+
+    def change(self, weight: Tensor) -> Tensor:
+        """[D | d] of least Σ g·‖W·x − (W + D)·s − d‖² + ridge·‖D‖²: D = W·C·(H + ridge)⁻¹, d = W·E[r] − D·E[s]."""
+        value, missed = self.value / self.weight, self.missed / self.weight
+        square = (self.square - self.weight * torch.outer(value, value)).double()
+        cross = (self.cross - self.weight * torch.outer(value, missed)).double()
+        diagonal = square.diagonal()
+        diagonal += RIDGE * diagonal.mean() + torch.finfo(weight.dtype).tiny
+        matrix = weight.detach().double().to(square.device)
+        added = torch.linalg.solve(square, cross @ matrix.T).T
+        bias = matrix @ missed.double() - added @ value.double()
+        return torch.cat((added, bias[:, None]), 1).float().cpu()
+
+
+def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
+    """Fisher information of each row of [.., inputs], as a column; 1 where there are no positions."""
+    if position is None:
+        return x.new_ones(x[..., 0].numel(), 1)
+    table = row.information.movedim(position, 0).flatten(1).sum(1).to(x)
+    shape = [1] * x.dim()
+    shape[position] = len(table)
+    return table.view(shape).expand(*x.shape[:-1], 1).reshape(-1, 1) / table.mean()
+
+
+@calibration_pass("refit", needs=("allocate",))
+def refit(state: State, given: Given) -> State:
+    """W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
+
+    Rows are weighted by Fisher information: the class token is one in hundreds. The energy is then met again.
+    """
+    goal, known = spent(state, given), fisher(state, given)
+    modules = dict(given.model.named_modules())
+    linear = {
+        site: modules[Site.parse(site).owner]
+        for site, t in state.spiking.items()
+        if type(modules[Site.parse(site).owner]) is nn.Linear and t.calls == 1
+    }
+    sums: dict[str, Moments] = {}
+
+    def visit(site: str, x: Tensor, count: Any) -> Tensor:
+        if site in linear:
+            value = fired[site](x)
+            of_site = sums.setdefault(site, Moments.none(x.shape[-1], x))
+            rows = importance(known[site], state.axes(site).position, x)
+            of_site.add(value.flatten(0, -2), (x - value).flatten(0, -2), rows)
+        return x
+
+    model, batches = probed(state, given, visit), first(given, FISHER_IMAGES)
+    fired: dict[str, Any] = {str(site): neuron for site, neuron in neurons(model)}
+    with torch.inference_mode():
+        for batch in given.progress("re-fitting", len(batches))(batches):
+            model(batch.to(device_of(model)))
+        changes = {
+            site: {"change": of_site.change(linear[site].weight)}
+            for site, of_site in sums.items()
+            if bool(of_site.weight > 0)
+        }
+    return fit(state.with_sites(changes), given, goal)
