@@ -29,7 +29,12 @@ from onespike.passes import Given, State, chain
 from onespike.tasks import Paired, batches, limit
 
 UNTUNED = ("nearest", "layout", "positions", "center", "allocate")
-KINDS = {"passes": UNTUNED, "corrected": (*UNTUNED, "correct"), "tuned": (*UNTUNED, "tune")}
+KINDS = {
+    "passes": UNTUNED,
+    "corrected": (*UNTUNED, "correct"),
+    "refitted": (*UNTUNED, "correct", "refit"),
+    "tuned": (*UNTUNED, "tune"),
+}
 LITERAL = (0.25, 0.15, 0.4, 0.32, 0.2, 0.1)
 BUDGETS = {
     "imagenet": {"counts": (0.247, 0.12, 0.35, 0.18, 0.5, 0.15), "binary": (0.197, 0.12, 0.16, 0.1, 0.14, 0.24)},
@@ -166,6 +171,7 @@ def draw(rows: list[dict], file: Path) -> None:
         ("literal", plots.ORANGE, "s", "the paper's method, six λ"),
         ("passes", plots.BLUE, "o", "passes"),
         ("corrected", plots.GREEN, "^", "passes and correct"),
+        ("refitted", "#CC79A7", "v", "passes, correct and refit"),
         ("tuned", plots.INK, "D", "passes and tune"),
     )
     for axes, column in zip(both, ("counts", "binary"), strict=True):

@@ -196,7 +196,7 @@ def memory(name: str, batch: int, size: int, which: str) -> Iterator[dict[str, A
     yield {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def cases(quick: bool) -> Iterator[dict[str, Any]]:
+def cases(quick: bool, images: int) -> Iterator[dict[str, Any]]:
     """The case of the goals first, with a larger share of the time; then the others."""
     base = "vit-tiny" if quick else "vit-base"
     speeds = [
@@ -212,7 +212,6 @@ def cases(quick: bool) -> Iterator[dict[str, Any]]:
     for batch in () if quick else (2, 32):
         yield dict(kind="speed", name="vit-tiny", batch=batch, size=TOKENS[577], threads=1, share=1)
     for name in {base, "vit-tiny"}:
-        images = 8 if quick else 32
         yield dict(kind="calibrate", name=name, batch=8, size=224, threads=1, images=images, share=1)
     for size in (224,) if quick else TOKENS.values():
         for which in ("original", "converted"):
@@ -271,6 +270,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/speed.json"), help="where the figures go"
     )
+    parser.add_argument("--images", type=int, help="to calibrate on: 32 by default, 8 if quick")
     parser.add_argument("--only", default="*", help="cases to run, such as 'speed vit-base 8 *'")
     parser.add_argument("--processor-time", action="store_true", help="for a machine that is shared")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -281,7 +281,11 @@ def main() -> None:
         for state in run_case(case, options.budget, options.quick):
             print(json.dumps(state), flush=True)
         return
-    todo = [case for case in cases(options.quick) if fnmatch(_label(case), options.only)]
+    todo = [
+        case
+        for case in cases(options.quick, options.images or (8 if options.quick else 32))
+        if fnmatch(_label(case), options.only)
+    ]
     budget = min(options.budget, 60) if options.quick else options.budget
     started, rows = time.monotonic(), []
     for number, case in enumerate(todo):
