@@ -23,6 +23,8 @@ from onespike.storage import THRESHOLDS
 from onespike.tasks import Items, Paired, batches
 
 FOLDER, RECORD = "ablation", "ablation.json"
+QUICK = tuple(name for name in PRESETS["best"]["passes"] if name != "tune")
+"""What is taken apart unless something else is asked for: tuning in every row would take hours."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def ablate_run(
     Args:
         folder: the run.
         data: images to measure on, none of which calibration has seen.
-        passes: which passes; those of the run by default, or those of the preset `best`.
+        passes: which passes; those of the run by default, or else those of the preset `best` without `tune`.
         budget: the energy ratio of all rows; by default the run's, or that of its recipe without passes.
         energy: the column of the ledger that is meant.
         limit: how many images, evenly spaced.
@@ -81,7 +83,7 @@ def ablate_run(
     pair, items = pipeline.load_run(folder), pipeline.choose(data, limit)
     if pipeline.overlap(pair.data, items):
         raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
-    names = check_passes(passes or pair.recipe.passes or PRESETS["best"]["passes"])
+    names = check_passes(passes or pair.recipe.passes or QUICK)
     column = energy or pair.recipe.energy
     check_budget(budget, column)
     recipe = pair.recipe.replace(passes=(), budget=None, energy=column, factors=())

@@ -186,7 +186,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-eva-detection": {"scale": 0.350, "softmax": 0.0036},
     "paper-eva-segmentation": {"scale": 0.333, "softmax": 0.0036},
     "best": {
-        "passes": ("nearest", "layout", "positions", "center", "allocate"),
+        "passes": ("nearest", "layout", "positions", "center", "allocate", "correct", "refit", "tune"),
         "budget": 0.2,
         "energy": "binary",
     },

@@ -47,7 +47,7 @@ def test_a_trained_network_loses_less_at_equal_energy(pair):
 
 def test_the_paper_s_preset_has_no_passes():
     assert PRESETS["sformer"] == {} and preset("sformer").passes == ()
-    assert preset("best").passes == ALL
+    assert preset("best").passes == (*ALL, "correct", "refit", "tune")
 
 
 @pytest.mark.parametrize(
