@@ -142,13 +142,18 @@ def _clock(forward: Forward, x: torch.Tensor) -> float:
     return CLOCK() - started
 
 
-def speed(name: str, batch: int, size: int, seconds: float, quick: bool) -> Iterator[dict[str, Any]]:
+def speed(
+    name: str, batch: int, size: int, seconds: float, quick: bool, skip: str
+) -> Iterator[dict[str, Any]]:
     """Best times and what was left out, anew after each step, so that a case that is stopped has its last."""
     model, x = build(name, size), torch.randn(batch, 3, size, size)
     best: dict[str, float] = {}
     forwards: dict[str, Forward] = {}
     left_out: dict[str, str] = {}
     for label, make in variants(name, model, x, quick or size != 224, seconds):
+        if fnmatch(label, skip):
+            left_out[label] = "skipped, as asked"
+            continue
         try:
             forward = make()
             with torch.inference_mode():
@@ -218,11 +223,11 @@ def cases(quick: bool, images: int) -> Iterator[dict[str, Any]]:
             yield dict(kind="memory", name=base, batch=8, size=size, threads=1, which=which, share=1)
 
 
-def run_case(case: dict[str, Any], seconds: float, quick: bool) -> Iterator[dict[str, Any]]:
+def run_case(case: dict[str, Any], seconds: float, quick: bool, skip: str) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(case["threads"])
     name, batch, size = case["name"], case["batch"], case["size"]
     if case["kind"] == "speed":
-        return speed(name, batch, size, seconds, quick)
+        return speed(name, batch, size, seconds, quick, skip)
     if case["kind"] == "memory":
         return memory(name, batch, size, case["which"])
     return calibration(name, case["images"], seconds)
@@ -272,13 +277,14 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, help="to calibrate on: 32 by default, 8 if quick")
     parser.add_argument("--only", default="*", help="cases to run, such as 'speed vit-base 8 *'")
+    parser.add_argument("--skip", default="", help="variants to leave out, such as 'torchao*'")
     parser.add_argument("--processor-time", action="store_true", help="for a machine that is shared")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     CLOCK = time.process_time if options.processor_time else time.perf_counter
     if options.case:  # a child: one case, each state on a line of standard output
         case = json.loads(options.case)
-        for state in run_case(case, options.budget, options.quick):
+        for state in run_case(case, options.budget, options.quick, options.skip):
             print(json.dumps(state), flush=True)
         return
     todo = [
@@ -292,7 +298,16 @@ def main() -> None:
         left = budget - (time.monotonic() - started)
         # what a case does not use, later ones may; a third of it for rounds, the rest to build and compile
         limit = max(left * case["share"] / sum(other["share"] for other in todo[number:]), LEAST)
-        command = [sys.executable, __file__, "--case", json.dumps(case), "--budget", str(limit / 3)]
+        command = [
+            sys.executable,
+            __file__,
+            "--case",
+            json.dumps(case),
+            "--budget",
+            str(limit / 3),
+            "--skip",
+            options.skip,
+        ]
         command += ["--quick"] * options.quick + ["--processor-time"] * options.processor_time
         result = measured(command, limit)
         rows.append({**case, **result})

@@ -26,7 +26,10 @@ def ablate(
     data: Data,
     passes: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="The run's passes, or those of `best` without `tune`; see `onespike list passes`."),
+        typer.Option(
+            metavar="NAMES",
+            help="The run's passes, or those of `best` without `tune`; see `onespike list passes`.",
+        ),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="RATIO", help="The energy ratio of every row.")
