@@ -11,7 +11,7 @@ from small_networks import attention, start, tokens
 
 from onespike.errors import UsageError
 from onespike.neurons.fire import fire_function
-from onespike.passes import chain
+from onespike.passes import chain, statistics
 from onespike.passes.budget import measured
 
 tuning = importlib.import_module("onespike.passes.tune")
@@ -22,7 +22,7 @@ ALL = ("nearest", "layout", "positions", "center", "allocate")
 def short(monkeypatch):
     monkeypatch.setattr(tuning, "STEPS", 30)
     monkeypatch.setattr(tuning, "EVERY", 10)
-    monkeypatch.setattr(tuning, "HELD", 16)
+    monkeypatch.setattr(statistics, "HELD", 16)
 
 
 def site(levels=(1, 2, 3), column="counts", drives=True):

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.attach import neurons
-from onespike.calibrate import device_of
+from onespike.calibrate import device_of, evaluating
+from onespike.convert import convert
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, first, fisher, probed
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, apart, first, fisher, probed
 from onespike.sites import Site
+from onespike.trace import logits
 
 RIDGE = 1.0
 """What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
@@ -69,8 +72,10 @@ def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
 def refit(state: State, given: Given) -> State:
     """W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
 
-    Rows are weighted by Fisher information: the class token is one in hundreds. The energy is then met again.
+    Rows are weighted by Fisher information: the class token is one in hundreds. The energy is then met again, and the
+    result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
+    free, held = apart("refit", given)
     goal, known = spent(state, given), fisher(state, given)
     modules = dict(given.model.named_modules())
     linear = {
@@ -88,7 +93,7 @@ def refit(state: State, given: Given) -> State:
             of_site.add(value.flatten(0, -2), (x - value).flatten(0, -2), rows)
         return x
 
-    model, batches = probed(state, given, visit), first(given, FISHER_IMAGES)
+    model, batches = probed(state, given, visit), first(given, FISHER_IMAGES)[: len(free)]
     fired: dict[str, Any] = {str(site): neuron for site, neuron in neurons(model)}
     with torch.inference_mode():
         for batch in given.progress("re-fitting", len(batches))(batches):
@@ -98,4 +103,17 @@ def refit(state: State, given: Given) -> State:
             for site, of_site in sums.items()
             if bool(of_site.weight > 0)
         }
-    return fit(state.with_sites(changes), given, goal)
+    fitted = fit(state.with_sites(changes), given, goal)
+    judges = [given.inputs[i] for i in held]
+    return min((state, fitted), key=lambda each: divergence(each, given.model, judges))
+
+
+def divergence(state: State, model: nn.Module, batches: list[Tensor]) -> float:
+    """KL(original ‖ spiking) on these inputs, summed."""
+    total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
+    with evaluating(model), evaluating(snn):
+        for batch in batches:
+            batch = batch.to(device_of(model))
+            expected, output = (logits(network(batch)).log_softmax(-1) for network in (model, snn))
+            total += float(F.kl_div(output, expected, reduction="sum", log_target=True))
+    return total

@@ -18,7 +18,7 @@ from onespike.passes.axes import reduced
 from onespike.passes.base import Given, State
 from onespike.sites import Site
 
-FISHER_IMAGES, SAMPLED_IMAGES = 128, 64
+FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
 PART = 4
 """Inputs of one backward pass, so that what it keeps is small beside a forward of a whole batch."""
 SAMPLES = 2**17
@@ -102,6 +102,15 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
                 output.log_softmax(-1).gather(-1, drawn.to(output.device)).sum().backward()
     given.memory["fisher"] = found
     return found
+
+
+def apart(name: str, given: Given) -> tuple[range, range]:
+    """The batches that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
+    count = len(given.inputs)
+    if count < 2:
+        raise UsageError(f"the pass '{name}' needs two calibration batches at least. Give more images.")
+    kept = count - max(1, min(-(-HELD // len(given.inputs[0])), count // 3))
+    return range(kept), range(kept, count)
 
 
 def first(given: Given, images: int) -> list[Tensor]:

@@ -20,10 +20,10 @@ from onespike.neurons.fire import fire_function
 from onespike.passes.allocate import spike_cost
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import probed
+from onespike.passes.statistics import apart, probed
 from onespike.trace import logits
 
-STEPS, BATCH, RATE, EVERY, PATIENCE, HELD, AVERAGE = 200, 8, 0.001, 20, 5, 64, 0.95
+STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
 SECONDS = 25 * 60
 """A tuning that takes longer than this ends with the best it has found."""
 HINGE = 3.0
@@ -174,11 +174,7 @@ class Training:
             0,
             0.0,
         )
-        count = len(given.inputs)
-        held = max(1, min(-(-HELD // len(given.inputs[0])), count // 3))
-        if count < 2:
-            raise UsageError("the pass 'tune' needs two calibration batches at least. Give more images.")
-        self.held, self.free = list(range(count - held, count)), list(range(count - held))
+        self.free, self.held = apart("tune", given)
 
     def _visit(self, site: str, x: Tensor, count: Any) -> Tensor:
         fixed = self.learner.fixed[site]
