@@ -65,10 +65,8 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
                 f"convert: the weights of {name} are not in memory, so they cannot be re-fitted. "
                 "Keep them there with another device map, or leave the pass 'refit' out."
             )
-        kept, added = (
-            Folded(linear.weight, linear.bias, "weights re-fitted to spikes"),
-            change.to(linear.weight),
-        )
+        kept = Folded(linear.weight, linear.bias, "weights re-fitted to spikes")
+        added = change.to(linear.weight)
         linear.weight = nn.Parameter(kept.weight + added[:, :-1], kept.trains)
         bias = added[:, -1] if kept.bias is None else kept.bias + added[:, -1]
         linear.bias = nn.Parameter(bias.clone(), kept.trains)

@@ -58,10 +58,11 @@ def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[list[float]]:
     """
     if not parts:
         return []
-    width = 1 + max(largest for largest, _ in parts)
+    width, device = 1 + max(largest for largest, _ in parts), parts[0][1].device
     sizes = [
-        fired.abs().to(torch.int32).flatten().add_(place * width) for place, (_, fired) in enumerate(parts)
-    ]
+        fired.abs().to(device, torch.int32).flatten() + place * width
+        for place, (_, fired) in enumerate(parts)
+    ]  # a network may lie on several devices
     number = torch.bincount(torch.cat(sizes), minlength=len(parts) * width).double().cpu()
     worth = torch.stack([_worth(largest, width) for largest, _ in parts])
     sums: list[list[float]] = (worth * number.view(-1, 1, width)).sum(-1).tolist()

@@ -87,10 +87,14 @@ def refit(state: State, given: Given) -> State:
 
     def visit(site: str, x: Tensor, count: Any) -> Tensor:
         if site in linear:
-            value = fired[site](x)
-            of_site = sums.setdefault(site, Moments.none(x.shape[-1], x))
-            rows = importance(known[site], state.axes(site).position, x)
-            of_site.add(value.flatten(0, -2), (x - value).flatten(0, -2), rows)
+            exact, value = (
+                x.float(),
+                fired[site](x).float(),
+            )  # half precision is too small for sums of squares
+            if site not in sums:
+                sums[site] = Moments.none(x.shape[-1], exact)
+            rows = importance(known[site], state.axes(site).position, exact)
+            sums[site].add(value.flatten(0, -2), (exact - value).flatten(0, -2), rows)
         return x
 
     model, batches = probed(state, given, visit), first(given, FISHER_IMAGES)[: len(free)]
