@@ -88,6 +88,11 @@ class Neurons(nn.ModuleDict):
             return self.meter(self, key, x, count) if rows is None else self.meter(self, key, x, count, rows)
         return self.value(key, x, rows)
 
+    def alone(self, key: str) -> Neuron | None:
+        """The neuron at a key if it is all that the operand meets: no meter, no membrane."""
+        site = self[key] if key in self and self.meter is None and self.clock is None else None
+        return site if isinstance(site, Neuron) else None
+
     def at(self, key: str, rows: Rows | None = None) -> nn.Module:
         """What stands at a site, for some rows of its input."""
         site = self[key]
@@ -115,7 +120,7 @@ class Neurons(nn.ModuleDict):
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    with Sites(module.neurons.visit, module.neurons.by_rows):
+    with Sites(module.neurons.visit, module.neurons.by_rows, module.neurons.alone):
         if inner is None:
             return type(module).forward(module, *args, **kwargs)
         return inner(*args, **kwargs)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onespike import synapses
+from onespike import kernels, synapses
 from onespike.errors import UsageError
 from onespike.synapses import Synapses
 
@@ -190,6 +190,9 @@ def _attention(
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
     blocks = list(_blocks(visit, query, key, value))
     query, key = _operands(visit, query, key.transpose(-2, -1))
+    at_once = None if dropout_p else _at_once(visit, query, key, value, attn_mask, is_causal)
+    if at_once is not None:
+        return at_once
     if len(blocks) < 2:
         weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
         return _matmul(visit, F.dropout(weights, dropout_p), value)
@@ -200,8 +203,7 @@ def _attention(
         weights = F.dropout(weights, dropout_p)
         lhs = visit("matmul.lhs", weights, partial(synapses.matmul, weights, value, weights), rows)
         if not rows.start:
-            whole = value.new_empty(()).expand(*weights.shape[:-2], rows.of, weights.shape[-1])  # a shape
-            value = visit("matmul.rhs", value, partial(synapses.matmul, whole, value, value))
+            value = _visit_value(visit, query, key, value)
         block = torch.matmul(lhs, value)
         if not rows.start:
             result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
@@ -210,10 +212,40 @@ def _attention(
     return result
 
 
+def _at_once(
+    visit: Visit, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+) -> Tensor | None:
+    """Attention in one call, where nobody has to see the probabilities but a neuron that the kernel knows."""
+    alone = getattr(visit, "alone", None)
+    neuron = alone("matmul.lhs") if alone and kernels.can_attend(query, key, value) else None
+    step, form = (None, None) if neuron is None else (neuron.row_steps(), neuron.form())
+    if step is None or form is None:
+        return None
+    numbered(visit.calls, "matmul.lhs")  # type: ignore[attr-defined]
+    if is_causal:
+        mask = _causal(query, key)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
+    value = _visit_value(visit, query, key, value)
+    return kernels.attend(query, key, value, mask, step[..., 0] if step.dim() else step, form)
+
+
+def _visit_value(visit: Visit, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The values of attention, where the probabilities that they meet are not there as a whole."""
+    weights = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])  # a shape
+    return visit("matmul.rhs", value, partial(synapses.matmul, weights, value, value))
+
+
+def _causal(rows: Tensor, keys: Tensor, start: int = 0) -> Tensor:
+    """Row i, which is row `start` + i of the whole, sees the keys up to itself."""
+    shape = rows.shape[-2], keys.shape[-1]
+    return torch.ones(shape, dtype=torch.bool, device=rows.device).tril(start)
+
+
 def _probabilities(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
     """The softmax of masked scores, of which the first row is row `start` of the whole."""
     if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(start)
+        mask = _causal(scores, scores, start)
     if mask is None:
         return torch.softmax(scores, -1)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
@@ -279,7 +311,8 @@ def numbered(calls: dict[str, int], slot: str, rows: Rows | None = None) -> str:
 class Sites(TorchFunctionMode):
     """Within this context the activation operands of every synaptic call pass through `visit(key, x, synapses)`.
 
-    With `by_rows` the probabilities of attention may come in blocks, as `visit(key, x, synapses, rows)`.
+    With `by_rows` the probabilities of attention may come in blocks, as `visit(key, x, synapses, rows)`; and not at
+    all where `alone(key)` returns the neuron that is all that visits them.
 
     >>> seen = []
     >>> with Sites(lambda key, x, synapses: seen.append(key) or x):
@@ -288,10 +321,16 @@ class Sites(TorchFunctionMode):
     ['matmul0_lhs', 'matmul0_rhs']
     """
 
-    def __init__(self, visit: Visit, by_rows: bool = False) -> None:
+    def __init__(
+        self, visit: Visit, by_rows: bool = False, alone: Callable[[str], Any] | None = None
+    ) -> None:
         super().__init__()
-        self.visit, self.by_rows = visit, by_rows
+        self.visit, self.by_rows, self._alone = visit, by_rows, alone
         self.calls: dict[str, int] = {}
+
+    def alone(self, slot: str) -> Any:
+        """The neuron at the next call of this slot, if it is all that visits the operand; else None."""
+        return self._alone and self._alone(numbered(dict(self.calls), slot))
 
     def __call__(
         self, slot: str, x: Tensor, count: Callable[[], Synapses], rows: Rows | None = None

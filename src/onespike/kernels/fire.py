@@ -9,49 +9,19 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
-from itertools import pairwise
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onespike.kernels import native
+from onespike.kernels.form import Form, in_memory
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
 HUGE = torch.finfo(torch.float32).max
 OFF = torch.zeros(())
-
-
-class Form(ctypes.Structure):
-    """The C side's `Form`: levels as a closed form (M, offset, carry, top) or as a table of jumps."""
-
-    _fields_ = (
-        ("jumps", ctypes.c_int32),
-        ("inside", ctypes.c_int32),
-        ("carry", ctypes.c_int32),
-        ("dense", ctypes.c_float),
-        ("offset", ctypes.c_float),
-        ("top", ctypes.c_float),
-        ("bound", ctypes.POINTER(ctypes.c_float)),
-        ("rise", ctypes.POINTER(ctypes.c_float)),
-    )
-
-
-@lru_cache(maxsize=256)
-def closed_form(dense: int, tail: int, offset: float, carry: int, inside: bool = False) -> Form:
-    """Levels 1 … M and then M − 1 + 2^k up to k = `tail`."""
-    return Form(0, int(inside), carry, dense, offset, 2.0**tail)
-
-
-@lru_cache(maxsize=256)
-def table_form(bounds: tuple[float, ...], levels: tuple[int, ...]) -> Form:
-    """Any levels: where they jump, and the differences between them."""
-    array = ctypes.c_float * len(bounds)
-    return Form(
-        len(bounds), 0, 0, 0.0, 0.0, 0.0, array(*bounds), array(*(b - a for a, b in pairwise((0, *levels))))
-    )
 
 
 def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
@@ -142,7 +112,7 @@ def _native(
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
     return not kernels.onespike_fire(
         source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
-        *most, ctypes.addressof(form), decoded, threads,
+        *most, ctypes.addressof(in_memory(form)), decoded, threads,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("native.c", "product.c"))
+SOURCES = tuple(FOLDER / name for name in ("native.c", "product.c", "attention.c"))
 HEADERS = (FOLDER / "fire.h",)
 EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 """Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
@@ -89,6 +89,8 @@ def _load() -> ctypes.CDLL:
         ctypes.c_float, ctypes.c_int32, ctypes.c_int32, pointer, ctypes.c_int32,
     )  # fmt: skip
     loaded.onespike_product.restype = ctypes.c_int32
+    loaded.onespike_attend.argtypes = (pointer, number, ctypes.c_int32)
+    loaded.onespike_attend.restype = ctypes.c_int32
     return loaded
 
 

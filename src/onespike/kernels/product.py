@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.kernels import native
-from onespike.kernels.fire import OFF, Form, limits, plain_is_needed
+from onespike.kernels.fire import OFF, limits, plain_is_needed
+from onespike.kernels.form import Form, in_memory
 
 COLUMNS = 16
 """Outputs that the C side multiplies together."""
@@ -67,6 +68,6 @@ def fire_product(
     refused = kernels.onespike_product(
         x.data_ptr(), out.data_ptr(), len(x), x.shape[1], len(scale), packed.data_ptr(), scale.data_ptr(),
         None if bias is None else bias.data_ptr(), up.data_ptr(), down.data_ptr(), *limits(*sides), *times,
-        ctypes.addressof(how), torch.get_num_threads(),
+        ctypes.addressof(in_memory(how)), torch.get_num_threads(),
     )  # fmt: skip
     return None if refused else out

@@ -51,6 +51,11 @@ class AffineFire(ScaleFire):
             self.register_buffer(name, value.detach().to(torch.float32, copy=True))
         if bool((self.gain.frexp().mantissa != 0.5).any()):
             raise UsageError(f"{self.name}: a gain must be a power of two, so that applying it is exact.")
+        self._settle_sides()
+
+    def _settle_sides(self) -> None:
+        super()._settle_sides()
+        self._constants = "centre" in self._buffers and bool((self.centre != 0).any() or self.shifts)
 
     @property
     def shifts(self) -> bool:
@@ -64,6 +69,13 @@ class AffineFire(ScaleFire):
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """offset + gain·step±·spikes, rounded to `dtype` once."""
         return (super().decode(spikes) * self.gain + self.offset).to(dtype)
+
+    def row_steps(self) -> Tensor | None:
+        """Without constants, a neuron whose steps are the gain times as large."""
+        step = None if self._constants else super().row_steps()
+        if step is None or (self.gain.dim() and self.gain.shape[-1] > 1):
+            return None
+        return step * self.gain
 
     def fast(self, x: Tensor) -> Tensor | None:
         """The plain neuron's fast path, between the constants."""

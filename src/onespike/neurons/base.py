@@ -200,6 +200,11 @@ class Neuron(Float32):
         """How the kernels turn a magnitude into a count; None for a neuron that they do not know."""
         return None
 
+    def row_steps(self) -> Tensor | None:
+        """The positive side's steps, the same along each row; None where they are not, or not all there is to know."""
+        step = self.thresholds()[0]
+        return step if self._on[0] and (step.dim() == 0 or step.shape[-1] == 1) else None
+
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
         """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
         return kernels.fire(x, *self.active(self.thresholds()), self.form, decoded=decoded)

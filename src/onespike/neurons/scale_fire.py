@@ -58,6 +58,7 @@ class ScaleFire(Neuron):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fire = fire_function(self.levels, self.rounding)
+        self._form = fused_form(self.levels, self.rounding)
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
         """step± = λθ±."""
@@ -75,4 +76,4 @@ class ScaleFire(Neuron):
 
     def form(self) -> Form:
         """G as the kernels take it."""
-        return fused_form(self.levels, self.rounding)
+        return self._form

@@ -1,0 +1,113 @@
+"""Attention with firing probabilities in one call, which needs no memory for them and stays in the cache.
+
+Used in eager inference, and as a custom operator under `torch.compile`, on processors for which the C kernel is
+written. Sums and exponentials round otherwise than torch's, as those of torch's own fused attention do: a probability
+that lies within their error of a threshold may fire the level beside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from onespike.kernels import native
+from onespike.kernels.fire import plain_is_needed
+from onespike.kernels.form import Form, in_memory
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, _Operand) for name in ("q", "k", "v", "mask", "out")),
+        *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "inner", "outer")),
+        ("step", ctypes.c_void_p),
+        ("by_head", ctypes.c_int64),
+        ("by_row", ctypes.c_int64),
+        ("form", ctypes.c_void_p),
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_there() -> bool:
+    return native.library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `attend` takes these: [batch, heads, rows, inner], float32 on the CPU, and nobody looks inside."""
+    operands = (query, key, value)
+    if any(x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" for x in operands):
+        return False
+    if not query.shape[:2] == key.shape[:2] == value.shape[:2] or 0 in (*query.shape, *value.shape):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        return False
+    looked_into = (
+        torch.compiler.is_exporting() if torch.compiler.is_compiling() else plain_is_needed(*operands)
+    )
+    return not looked_into and _is_there()
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+) -> Tensor:
+    """fire(softmax(query·key + mask))·value, in memory as [batch, rows, heads, outer].
+
+    Args:
+        query: [batch, heads, rows, inner], scaled.
+        key: [batch, heads, inner, keys].
+        value: [batch, heads, keys, outer].
+        mask: what is added to the scores, broadcast to them; None for nothing.
+        step: of the probabilities' neuron, broadcast to [heads, rows].
+        form: how its magnitudes become counts.
+    """
+    if torch.compiler.is_compiling():
+        closed = (float(form.inside), float(form.carry), form.dense, form.offset, form.top)
+        numbers = [*closed, *form.bound, *form.rise]
+        result: Tensor = _attend_operator(query, key, value, mask, step, numbers)
+        return result
+    return _attend(query, key, value, mask, step, form)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+) -> Tensor:
+    (batch, heads, rows, inner), (keys, outer) = query.shape, value.shape[2:]
+    out = query.new_empty(batch, rows, heads, outer).transpose(1, 2)
+    where = None if mask is None else mask.float().expand(batch, heads, rows, keys)
+    steps = step.expand(heads, rows)
+    call = _Attention(
+        *map(_operand, (query, key.transpose(2, 3), value, where, out)), heads, rows, keys, inner, outer,
+        steps.data_ptr(), *steps.stride(), ctypes.addressof(in_memory(form)),
+    )  # fmt: skip
+    kernels = native.library()
+    if kernels is None or kernels.onespike_attend(ctypes.addressof(call), batch, torch.get_num_threads()):
+        raise MemoryError("attention: there is no memory left for a few rows of scores. Use smaller inputs.")
+    return out
+
+
+def _operand(x: Tensor | None) -> _Operand:
+    return _Operand(None) if x is None else _Operand(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
+
+
+@torch.library.custom_op("onespike::attend", mutates_args=())
+def _attend_operator(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
+) -> Tensor:
+    """`attend` where a compiler follows: it sees one operation."""
+    inside, carry, dense, offset, top, *table = form
+    bound, rise = tuple(table[: len(table) // 2]), tuple(table[len(table) // 2 :])
+    how = Form(int(inside), int(carry), dense, offset, top, bound, rise)
+    return _attend(query, key, value, mask, step, how)
+
+
+@_attend_operator.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
+) -> Tensor:
+    batch, heads, rows, _ = query.shape
+    return query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
