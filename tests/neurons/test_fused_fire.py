@@ -112,6 +112,22 @@ def test_any_strides_come_out_as_the_plain_form_leaves_them() -> None:
     qkv = torch.randn(2, 5, 3, 2, 4, generator=torch.Generator().manual_seed(3))
     q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     views = [q, k.transpose(-2, -1), q.expand(3, *q.shape), qkv[..., ::2], qkv.to(torch.bfloat16).mT, qkv[:0]]
+    wide = torch.randn(2, 7, 3, 4, 16, generator=torch.Generator().manual_seed(4))  # pieces of 64, 192 apart
+    q, k, v = wide.permute(2, 0, 3, 1, 4).unbind(0)
+    views += [
+        q,
+        k.transpose(-2, -1),
+        v[:, :2],
+        v[:, :, 1:],
+        wide[:, :, 1:],
+        wide[0, :, 1],
+        v.expand(2, *v.shape),
+    ]
+    views += [
+        wide[:, :, 1].expand(5, 2, 7, 4, 16),
+        wide[:, :1, 1].expand(2, 5, 4, 16),
+        wide.double()[:, :, 2],
+    ]
     views += [
         torch.linspace(-3, 3, 72).view(2, 4, 3, 3).contiguous(memory_format=torch.channels_last),
         torch.tensor(0.7),

@@ -29,7 +29,8 @@ def interpreted(monkeypatch):
     from onespike.kernels import gpu
 
     monkeypatch.setattr(gpu, "kernel", InterpretedFunction(gpu.kernel.fn))
-    monkeypatch.setattr(import_module("onespike.kernels.fire"), "_backend", lambda device: gpu.launch)
+    fire = import_module("onespike.kernels.fire")
+    monkeypatch.setattr(fire, "_backend", lambda device: fire._triton)
 
 
 @pytest.mark.parametrize("levels", ["mixed:8", "linear", "exponential"])

@@ -10,8 +10,8 @@ from onespike.kernels.fire import fire as fire
 from onespike.kernels.form import Form as Form
 from onespike.kernels.form import closed_form as closed_form
 from onespike.kernels.form import table_form as table_form
+from onespike.kernels.native import is_fast as is_fast
 from onespike.kernels.native import note as note
 from onespike.kernels.product import COUNT as COUNT
 from onespike.kernels.product import fire_product as fire_product
-from onespike.kernels.product import is_fast as is_fast
 from onespike.kernels.product import pack as pack

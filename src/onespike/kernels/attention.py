@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from onespike.kernels import native
-from onespike.kernels.fire import plain_is_needed
-from onespike.kernels.form import Form, in_memory
+from onespike.kernels.fire import may_be_opaque, plain_is_needed
+from onespike.kernels.form import Form, form_of, in_memory
 
 
 class _Operand(ctypes.Structure):
@@ -32,11 +32,6 @@ class _Attention(ctypes.Structure):
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_there() -> bool:
-    return native.library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attend` takes these: [batch, heads, rows, inner], float32 on the CPU, and nobody looks inside."""
     operands = (query, key, value)
@@ -44,12 +39,9 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if not query.shape[:2] == key.shape[:2] == value.shape[:2] or 0 in (*query.shape, *value.shape):
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-        return False
-    looked_into = (
-        torch.compiler.is_exporting() if torch.compiler.is_compiling() else plain_is_needed(*operands)
-    )
-    return not looked_into and _is_there()
+    if torch.compiler.is_compiling():
+        return native.is_fast() and may_be_opaque(*operands)
+    return native.is_fast() and not plain_is_needed(*operands)
 
 
 def attend(
@@ -66,9 +58,7 @@ def attend(
         form: how its magnitudes become counts.
     """
     if torch.compiler.is_compiling():
-        closed = (float(form.inside), float(form.carry), form.dense, form.offset, form.top)
-        numbers = [*closed, *form.bound, *form.rise]
-        result: Tensor = _attend_operator(query, key, value, mask, step, numbers)
+        result: Tensor = _attend_operator(query, key, value, mask, step, form.numbers())
         return result
     return _attend(query, key, value, mask, step, form)
 
@@ -99,10 +89,7 @@ def _attend_operator(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
 ) -> Tensor:
     """`attend` where a compiler follows: it sees one operation."""
-    inside, carry, dense, offset, top, *table = form
-    bound, rise = tuple(table[: len(table) // 2]), tuple(table[len(table) // 2 :])
-    how = Form(int(inside), int(carry), dense, offset, top, bound, rise)
-    return _attend(query, key, value, mask, step, how)
+    return _attend(query, key, value, mask, step, form_of(form))
 
 
 @_attend_operator.register_fake

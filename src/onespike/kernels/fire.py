@@ -1,7 +1,8 @@
 """The fused fire function: one pass over memory in place of a dozen.
 
-Used in eager inference on the CPU and on CUDA. `torch.compile` and `torch.export` see the plain form, which they fuse
-themselves; where gradients are wanted the plain form has them.
+Used in eager inference on the CPU and on CUDA, and on the CPU by `torch.compile` as an operator of our own: what its
+compiler makes of the plain form takes longer. `torch.export`, and compilers for other devices, see the plain form; and
+where gradients are wanted, it has them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from onespike.kernels import native
-from onespike.kernels.form import Form, in_memory
+from onespike.kernels.form import Form, form_of, in_memory
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
+SHORT = 16
+"""Elements below which a piece is copied first."""
 HUGE = torch.finfo(torch.float32).max
 OFF = torch.zeros(())
 
@@ -35,6 +38,13 @@ def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def may_be_opaque(*operands: Tensor | None) -> bool:
+    """Whether a compiler may see one operation that it cannot look into: not in a program that others will run."""
+    return not torch.compiler.is_exporting() and not (
+        torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     )
 
 
@@ -79,48 +89,119 @@ def fire(
         form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
         decoded: values instead of counts.
     """
-    launch = None if plain_is_needed(x, positive, negative) else _backend(x.device.type)
-    how = None if launch is None else form()
-    if launch is None or how is None:
+    if torch.compiler.is_compiling():
+        return _compiled(x, positive, negative, form, decoded)
+    backend = None if plain_is_needed(x, positive, negative) else _backend(x.device.type)
+    how = None if backend is None else form()
+    if backend is None or how is None:
         return None
-    source, off = (x.float(), OFF) if launch is _native else (x, OFF.to(x.device))
-    out = torch.empty_like(source, dtype=torch.float32)
-    if source.stride() != out.stride():  # gaps or overlaps: a dense copy first, in the order of memory
-        source = out.copy_(source)
+    off = OFF.to(x.device)
     steps = (off if positive is None else positive, off if negative is None else negative)
+    return backend(x, steps, limits(positive, negative), how, decoded)
+
+
+def _compiled(
+    x: Tensor,
+    positive: Tensor | None,
+    negative: Tensor | None,
+    form: Callable[[], Form | None],
+    decoded: bool,
+) -> Tensor | None:
+    """The operator, for one step a side; None where the compiler must see what it does."""
+    steps = [side for side in (positive, negative) if side is not None]
+    if x.device.type != "cpu" or any(side.dim() for side in steps) or not may_be_opaque(x, *steps):
+        return None
+    how = form() if native.is_there() else None
+    if how is None:
+        return None
+    result: Tensor = _fire_operator(x, positive, negative, how.numbers(), decoded)
+    return result
+
+
+@torch.library.custom_op("onespike::fire", mutates_args=())
+def _fire_operator(
+    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
+) -> Tensor:
+    """`fire` where a compiler follows."""
+    steps = (OFF if positive is None else positive, OFF if negative is None else negative)
+    # held below infinity, which fires the same count: a step that has vanished is then one that is off
+    out = _native(x, steps, (HUGE, HUGE), form_of(form), decoded)
+    if out is None:
+        raise RuntimeError("onespike::fire: the kernels are gone. Compile the network again.")
+    return out
+
+
+@_fire_operator.register_fake
+def _(
+    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
+) -> Tensor:
+    return torch.empty_like(x, dtype=x.dtype if decoded else torch.float32)
+
+
+Steps = tuple[Tensor, Tensor]
+
+
+def _backend(device: str) -> Callable[..., Tensor | None] | None:
+    """What fires on this kind of device; None where nothing but torch can."""
+    if device == "cpu":
+        return _native if native.library() is not None else None
+    return _triton if device == "cuda" and _gpu() is not None else None
+
+
+def _native(x: Tensor, steps: Steps, most: tuple[float, float], form: Form, decoded: bool) -> Tensor | None:
+    source = x.float()
+    out = torch.empty_like(source)
+    channels, inner, (up, down) = _channels(out, steps) or (0, 0, steps)
+    kernels: Any = native.library()
+    if kernels is None or not channels:
+        return None
+    run, apart = rows(source, out) if channels == 1 else (0, 0)
+    if not run and source.stride() != out.stride():  # a dense copy first, in the order of memory
+        source = out.copy_(source)
+    threads = 1 if out.numel() < SMALL else torch.get_num_threads()
+    refused = kernels.onespike_fire(
+        source.data_ptr(), out.data_ptr(), out.numel(), run, apart, channels, inner, up.data_ptr(), down.data_ptr(),
+        *most, ctypes.addressof(in_memory(form)), decoded, threads,
+    )  # fmt: skip
+    return None if refused else out.to(x.dtype) if decoded else out
+
+
+def rows(source: Tensor, out: Tensor) -> tuple[int, int]:
+    """(elements, distance) of pieces of `source` that lie one behind the other in `out`; (0, 0) if it has no such.
+
+    >>> qkv = torch.empty(2, 5, 3, 32)
+    >>> rows(qkv[:, :, 1], torch.empty(2, 5, 32)), rows(qkv[..., 1], torch.empty(2, 5, 3))
+    ((32, 96), (0, 0))
+    """
+    axes = sorted((d for d in range(out.dim()) if out.shape[d] > 1), key=out.stride)
+    run, apart = 1, 0
+    for d in axes:
+        before, here = out.stride(d), source.stride(d)
+        if apart and here * run != apart * before:
+            return 0, 0
+        if not apart and here == before == run:
+            run *= out.shape[d]
+        elif not apart:
+            if here < 1 or before != run:
+                return 0, 0
+            apart = here
+    return (run, apart) if run >= SHORT and apart else (0, 0)
+
+
+def _triton(x: Tensor, steps: Steps, most: tuple[float, float], form: Form, decoded: bool) -> Tensor | None:
+    out = torch.empty_like(x, dtype=torch.float32)
     layout = _channels(out, steps)
-    if layout is None or not launch(source, out, layout, limits(positive, negative), how, decoded):
+    source = x if x.stride() == out.stride() else out.copy_(x)
+    if layout is None or not _gpu().launch(source, out, layout, most, form, decoded):
         return None
     return out.to(x.dtype) if decoded else out
 
 
-Layout = tuple[int, int, tuple[Tensor, Tensor]]
-
-
-def _backend(device: str) -> Callable[..., bool] | None:
-    """What fires on this kind of device and says whether it did; None where nothing but torch can."""
-    if device == "cpu":
-        return _native if native.library() is not None else None
-    return _triton() if device == "cuda" else None
-
-
-def _native(
-    source: Tensor, out: Tensor, layout: Layout, most: tuple[float, float], form: Form, decoded: bool
-) -> bool:
-    kernels: Any = native.library()
-    channels, inner, (up, down) = layout
-    threads = 1 if out.numel() < SMALL else torch.get_num_threads()
-    return not kernels.onespike_fire(
-        source.data_ptr(), out.data_ptr(), out.numel(), channels, inner, up.data_ptr(), down.data_ptr(),
-        *most, ctypes.addressof(in_memory(form)), decoded, threads,
-    )  # fmt: skip
-
-
 @cache
-def _triton() -> Callable[..., bool] | None:
+def _gpu() -> Any:
     try:
         from onespike.kernels import gpu
     except ImportError as error:
         native.log.info("neurons run in their plain form on GPUs: %s", error)
         return None
-    return gpu.launch
+    return gpu

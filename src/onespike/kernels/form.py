@@ -19,6 +19,11 @@ class Form(NamedTuple):
     bound: tuple[float, ...] = ()
     rise: tuple[float, ...] = ()
 
+    def numbers(self) -> list[float]:
+        """All of it in a list, as an operator takes it."""
+        closed = (float(self.inside), float(self.carry), self.dense, self.offset, self.top)
+        return [*closed, *self.bound, *self.rise]
+
     @property
     def jumps(self) -> int:
         """Entries of the table; 0 for the closed form."""
@@ -48,6 +53,17 @@ def closed_form(dense: int, tail: int, offset: float, carry: int, inside: bool =
 def table_form(bounds: tuple[float, ...], levels: tuple[int, ...]) -> Form:
     """Any levels: where they jump, and the differences between them."""
     return Form(bound=bounds, rise=tuple(float(b - a) for a, b in pairwise((0, *levels))))
+
+
+def form_of(numbers: list[float]) -> Form:
+    """The form that has these numbers.
+
+    >>> form_of(table_form((1.0, 4.0), (1, 5)).numbers())
+    Form(inside=0, carry=0, dense=0.0, offset=0.0, top=0.0, bound=(1.0, 4.0), rise=(1.0, 4.0))
+    """
+    inside, carry, dense, offset, top, *table = numbers
+    half = len(table) // 2
+    return Form(int(inside), int(carry), dense, offset, top, tuple(table[:half]), tuple(table[half:]))
 
 
 @lru_cache(maxsize=256)

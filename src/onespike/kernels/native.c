@@ -3,14 +3,16 @@
 
 #define PIECE 16384
 
-/* Element i belongs to channel (i / inner) % channels. Returns 1, and does nothing, if the one step of a side that is
- * on has vanished: the plain form divides by that zero. */
-int32_t onespike_fire(const float *x, float *out, int64_t n, int64_t channels, int64_t inner, const float *up,
-                      const float *down, float most_up, float most_down, const Form *form, int32_t decoded,
-                      int32_t threads) {
+/* Element i belongs to channel (i / inner) % channels. With a `run`, so many elements lie together in x, and the next
+ * ones `apart` from their start. Returns 1, and does nothing, if the one step of a side that is on has vanished: the
+ * plain form divides by that zero. */
+int32_t onespike_fire(const float *x, float *out, int64_t n, int64_t run_of, int64_t apart, int64_t channels,
+                      int64_t inner, const float *up, const float *down, float most_up, float most_down,
+                      const Form *form, int32_t decoded, int32_t threads) {
     if ((isinf(most_up) && !(up[0] > 0)) || (isinf(most_down) && !(down[0] > 0))) return 1;
     const int each = channels > 1 && inner == 1;
-    const int64_t length = channels == 1 ? PIECE : each ? channels : inner, pieces = (n + length - 1) / length;
+    const int64_t length = run_of ? run_of : channels == 1 ? PIECE : each ? channels : inner;
+    const int64_t pieces = (n + length - 1) / length, distance = run_of ? apart : length;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t piece = 0; piece < pieces; piece++) {
         const int64_t start = piece * length, c = each || channels == 1 ? 0 : piece % channels;
@@ -19,7 +21,7 @@ int32_t onespike_fire(const float *x, float *out, int64_t n, int64_t channels, i
         if (each) {
             run(x + start, out + start, m, sides, *form, decoded, 1);
         } else {
-            run(x + start, out + start, m, sides, *form, decoded, 0);
+            run(x + piece * distance, out + start, m, sides, *form, decoded, 0);
         }
     }
     return 0;

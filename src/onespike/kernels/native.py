@@ -42,6 +42,18 @@ def library() -> ctypes.CDLL | None:
     return _attempt()[0]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_there() -> bool:
+    """Whether there is a library, as a constant where a compiler asks."""
+    return library() is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_fast() -> bool:
+    """Whether the products are written for this processor: AVX2, and not AVX-512, of which torch makes more."""
+    return library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
 def note() -> str:
     """One line on which form the neurons run in on this machine's CPU, and why."""
     return _attempt()[1]
@@ -74,8 +86,8 @@ def _load() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(target))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.onespike_fire.argtypes = (
-        pointer, pointer, number, number, number, pointer, pointer, ctypes.c_float, ctypes.c_float, pointer,
-        ctypes.c_int32, ctypes.c_int32,
+        pointer, pointer, number, number, number, number, number, pointer, pointer, ctypes.c_float, ctypes.c_float,
+        pointer, ctypes.c_int32, ctypes.c_int32,
     )  # fmt: skip
     loaded.onespike_fire.restype = ctypes.c_int32
     loaded.onespike_count.argtypes = (

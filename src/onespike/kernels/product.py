@@ -19,11 +19,6 @@ COUNT = 2**15 - 1
 """The largest count: they are 16-bit numbers."""
 
 
-def is_fast() -> bool:
-    """Whether the kernel outruns float32: it has twice the multiplications of AVX2's, and no more than AVX-512's."""
-    return native.library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
 def pack(weight: Tensor) -> Tensor:
     """8-bit weights [outputs, inputs] as 16-bit [panels, pairs of inputs, 16 outputs, 2], filled up with zeros.
 

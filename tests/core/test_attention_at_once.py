@@ -1,0 +1,215 @@
+"""Attention in one call is attention by its definition, and steps aside wherever somebody looks at its probabilities."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from onespike import Recipe, calibrate, convert, kernels, metered
+from onespike.attach import Neurons, neurons
+from onespike.neurons import AffineFire, DualMultiThreshold, ScaleFire, mixed_levels
+
+pytestmark = pytest.mark.skipif(not kernels.is_fast(), reason="the kernel is written for AVX2")
+LEVELS = mixed_levels(8)
+CELLS = {
+    "one step": ScaleFire(0.03, levels=LEVELS),
+    "nearest": ScaleFire(0.03, levels=mixed_levels(2), rounding="nearest"),
+    "table": ScaleFire(0.05, levels=(1, 2, 5, 9)),
+    "by head": ScaleFire(torch.tensor([0.01, 0.02, 0.0])[:, None, None], levels=LEVELS),
+    "by row": AffineFire(0.02, levels=LEVELS, gain=2.0 ** (torch.arange(13) % 5 - 2)[:, None]),
+    "both": AffineFire(torch.tensor([0.01, 0.02, 0.03])[:, None, None], levels=LEVELS, gain=torch.full((13, 1), 2.0)),
+    "multi-threshold": DualMultiThreshold(1.0, 1.0, levels=tuple(range(1, 33))),
+}  # fmt: skip
+
+
+def operands(
+    rows: int = 13, keys: int = 21, inner: int = 10, outer: int = 18
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, rows, inner), (2, 3, inner, keys), (2, 3, keys, outer))
+    q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+    return q, k, v
+
+
+def defined(q: Tensor, k: Tensor, v: Tensor, cell: nn.Module, mask: Tensor | float = 0.0) -> Tensor:
+    return cell(torch.ops.aten._safe_softmax(q @ k + mask, -1)) @ v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, cell: ScaleFire, mask: Tensor | None = None) -> Tensor:
+    step = cell.row_steps()
+    assert step is not None
+    return kernels.attend(q, k, v, mask, step[..., 0] if step.dim() else step, cell.form())
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_definition(name: str) -> None:
+    cell, (q, k, v) = CELLS[name], operands()
+    torch.testing.assert_close(attend(q, k, v, cell), defined(q, k, v, cell))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 1), (6, 16, 16, 16), (7, 17, 3, 1), (50, 40, 64, 64), (3, 5000, 8, 33), (200, 3, 2, 5)],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_size_and_number_of_threads(sizes: tuple[int, ...], threads: int) -> None:
+    (q, k, v), cell = operands(*sizes), ScaleFire(0.11 / sizes[1], levels=LEVELS)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = attend(q, k, v, cell)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, defined(q, k, v, cell), rtol=1e-4, atol=1e-4)
+
+
+def test_any_strides_and_the_layout_of_torch() -> None:
+    """Heads cut out of one tensor, as networks have them, and the result as torch's fused attention leaves it."""
+    qkv = torch.randn(2, 13, 3, 4, 8, generator=torch.Generator().manual_seed(1))
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    cell = CELLS["one step"]
+    found = attend(q, k.mT, v, cell)
+    torch.testing.assert_close(found, defined(q, k.mT, v, cell))
+    assert found.stride() == F.scaled_dot_product_attention(q, k, v).stride()
+    odd = [x[..., ::2] for x in (q, k.mT, v)]
+    torch.testing.assert_close(
+        attend(odd[0], odd[1][:, :, ::2], v[:, :, ::2][:, :, :7], cell),
+        defined(odd[0], odd[1][:, :, ::2], v[:, :, ::2][:, :, :7], cell),
+    )
+
+
+@pytest.mark.parametrize("shape", [(13, 21), (1, 21), (2, 1, 1, 21), (3, 13, 21), (2, 1, 13, 21)])
+def test_masks(shape: tuple[int, ...]) -> None:
+    cell, (q, k, v) = CELLS["one step"], operands()
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    mask = mask.masked_fill(mask > 0.5, -torch.inf)
+    torch.testing.assert_close(attend(q, k, v, cell, mask), defined(q, k, v, cell, mask))
+
+
+def test_rows_without_a_key_are_zero_and_a_nan_stays_in_its_row() -> None:
+    cell, (q, k, v) = CELLS["one step"], operands()
+    mask = torch.zeros(13, 21)
+    mask[4] = -torch.inf
+    q[0, 1, 7, 2] = torch.nan
+    found = attend(q, k, v, cell, mask)
+    assert (found[:, :, 4] == 0).all()
+    assert found[0, 1, 7].isnan().all()
+    found[0, 1, 7] = 0
+    assert found.isfinite().all()
+    q, k, v = operands()
+    far = attend(1e4 * q, k, v, cell)  # one key each: exponentials of the others vanish
+    torch.testing.assert_close(far, defined(1e4 * q, k, v, cell))
+
+
+class Attention(nn.Module):
+    """Fused attention between linear maps."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.options = options
+        self.stem, self.qkv, self.head = nn.Linear(6, 16), nn.Linear(16, 48), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.stem(x)).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        return self.head(F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2))
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "bits": {"attn_mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) > 0.4},
+    "numbers": {"attn_mask": torch.arange(81.0).view(9, 9).sin()},
+}
+
+
+def spiking(recipe: Recipe | None = None, **options) -> tuple[nn.Module, Tensor]:
+    model = Attention(**options).eval()
+    x = torch.randn(3, 9, 6, generator=torch.Generator().manual_seed(1))
+    return convert(model, calibrate(model, [x], recipe), recipe), x
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """One entry for each call of the kernel."""
+    made, real = [], kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *operands: made.append(1) or real(*operands))
+    return made
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_network_takes_it_and_gives_what_a_metered_one_gives(kind: str, calls: list[int]) -> None:
+    snn, x = spiking(**MASKS[kind])
+    with torch.inference_mode():
+        found = snn(x)
+        assert len(calls) == 1
+        with metered(snn) as ledger:
+            torch.testing.assert_close(snn(x), found)
+    assert len(calls) == 1, "a ledger has to see the probabilities"
+    assert ledger.sites[next(s for s in ledger.sites if s.key == "matmul1_lhs")].macs > 0
+
+
+def test_where_it_steps_aside(calls: list[int]) -> None:
+    snn, x = spiking()
+    half = copy.deepcopy(snn).bfloat16()
+    half(x.bfloat16()), snn(x.clone().requires_grad_()), torch.func.vmap(snn)(x[:, None])
+    with torch.no_grad():
+        make_fx(lambda x: snn(x))(x)
+    torch.export.export(snn, (x,))
+    snn.options["dropout_p"] = 0.5
+    snn(x)
+    steps, _ = spiking(Recipe(steps=2))
+    analog, _ = spiking(Recipe(exclude=("*:matmul1_lhs",)))
+    with torch.no_grad():
+        steps(x), analog(x)
+    owner = next(m for m in analog.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m)
+    owner["matmul1_lhs"] = AffineFire(0.1, levels=LEVELS, centre=torch.tensor(0.01))
+    analog(x)
+    owner["matmul1_lhs"] = ScaleFire(torch.full((9,), 0.1), levels=LEVELS)
+    analog(x)
+    assert calls == []
+    owner["matmul1_lhs"] = ScaleFire(torch.full((9, 1), 0.1), levels=LEVELS)
+    with torch.no_grad():
+        analog(x)
+    assert calls == [1]
+
+
+def test_constants_that_are_loaded_later_are_seen() -> None:
+    cell, other = (AffineFire(0.1, levels=LEVELS, centre=torch.tensor(centre)) for centre in (0.0, 0.5))
+    assert cell.row_steps() is not None
+    cell.load_state_dict(other.state_dict())
+    assert cell.row_steps() is None
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_compiler_sees_one_operator_and_no_break(kind: str) -> None:
+    snn, x = spiking(**MASKS[kind])
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.inference_mode():
+        expected = snn(x)
+        found = torch.compile(snn, backend=backend, fullgraph=True)(x)
+    assert torch.equal(found, expected)
+    assert [name for name in seen if "onespike" in name].count("onespike.attend.default") == 1
+    assert (
+        sum("onespike.fire" in name for name in seen) == sum(1 for _ in neurons(snn)) - 3
+    )  # stem, head, attend
+
+
+def test_the_operators_keep_their_word() -> None:
+    """Shapes, strides and types of the fake results are those of the real ones."""
+    q, k, v = operands()
+    mask, step, form = torch.zeros(1, 21), torch.tensor(0.1), CELLS["table"].form().numbers()
+    torch.library.opcheck(torch.ops.onespike.attend.default, (q, k, v, mask, step, form))
+    for x in (q, k.mT, v[:, :, ::2], q.bfloat16().mT):
+        for decoded in (True, False):
+            torch.library.opcheck(torch.ops.onespike.fire.default, (x, step, None, form, decoded))
