@@ -5,6 +5,7 @@ Class, module tree and weight names of the network stay as they are; `detach_` g
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, update_wrapper
 from typing import Any
@@ -136,6 +137,14 @@ def _stepped_forward(
     return clock.run(inner or partial(type(module).forward, module), *args, **kwargs)
 
 
+def _disguised(forward: Any, module: Any) -> Any:
+    """With the name and signature of what it replaces: transformers and torch.export decide by it what to pass."""
+    signature = inspect.signature(module.forward)
+    update_wrapper(forward, module.__dict__.get("forward") or type(module).forward)
+    forward.__signature__ = signature
+    return forward
+
+
 def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> None:
     """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions.
 
@@ -152,14 +161,12 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
             forward = inner
         else:
             continue
-        # update_wrapper keeps the signature, by which transformers decides what it may pass
-        module.forward = update_wrapper(forward, own or type(module).forward)
+        module.forward = _disguised(forward, module)
     if steps > 1:
         clock, own = Clock(steps), model.__dict__.get("forward")
         for of_owner in plan.values():
             of_owner.clock = clock
-        stepped: Any = partial(_stepped_forward, model, own, clock)
-        model.forward = update_wrapper(stepped, own or type(model).forward)
+        model.forward = _disguised(partial(_stepped_forward, model, own, clock), model)
 
 
 def detach_(model: nn.Module) -> None:

@@ -188,11 +188,11 @@ def _attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
-    blocks = list(_blocks(visit, query, key, value))
     query, key = _operands(visit, query, key.transpose(-2, -1))
     at_once = None if dropout_p else _at_once(visit, query, key, value, attn_mask, is_causal)
     if at_once is not None:
         return at_once
+    blocks = list(_blocks(visit, query, key, value))
     if len(blocks) < 2:
         weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
         return _matmul(visit, F.dropout(weights, dropout_p), value)
@@ -267,7 +267,7 @@ def _blocks(visit: Visit, query: Tensor, key: Tensor, value: Tensor) -> Iterator
     ):
         return
     batch = math.prod(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
-    count, size = query.shape[-2], max(1, BLOCK // max(1, batch * key.shape[-2]))
+    count, size = query.shape[-2], max(1, BLOCK // max(1, batch * key.shape[-1]))
     for start in range(0, count, size):
         yield Rows(start, min(start + size, count), count)
 
