@@ -95,7 +95,7 @@ def fire(
     how = None if backend is None else form()
     if backend is None or how is None:
         return None
-    off = OFF.to(x.device)
+    off = OFF if x.device.type == "cpu" else OFF.to(x.device)
     steps = (off if positive is None else positive, off if negative is None else negative)
     return backend(x, steps, limits(positive, negative), how, decoded)
 
@@ -155,15 +155,18 @@ def _native(x: Tensor, steps: Steps, most: tuple[float, float], form: Form, deco
     kernels: Any = native.library()
     if kernels is None or not channels:
         return None
-    run, apart = rows(source, out) if channels == 1 else (0, 0)
-    if not run and source.stride() != out.stride():  # a dense copy first, in the order of memory
-        source = out.copy_(source)
+    run, apart = 0, 0
+    if source.stride() != out.stride():
+        run, apart = rows(source, out) if channels == 1 else (0, 0)
+        source = source if run else out.copy_(source)  # dense, in the order of memory
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
     refused = kernels.onespike_fire(
         source.data_ptr(), out.data_ptr(), out.numel(), run, apart, channels, inner, up.data_ptr(), down.data_ptr(),
         *most, ctypes.addressof(in_memory(form)), decoded, threads,
     )  # fmt: skip
-    return None if refused else out.to(x.dtype) if decoded else out
+    if refused:
+        return None
+    return out.to(x.dtype) if decoded and x.dtype != torch.float32 else out
 
 
 def rows(source: Tensor, out: Tensor) -> tuple[int, int]:
