@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+COMPARED := .venv/.compared
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench check docs format clean
@@ -15,7 +16,7 @@ demo: $(READY) ## convert the bundled network, print its accuracy and energy, wr
 test: check ## everything that must hold: check, then all tests and doctests
 	$(BIN)/pytest -n 2
 
-bench: $(READY) ## time and memory beside the original network (BENCH=--quick for a short run)
+bench: $(COMPARED) ## time and memory beside the original network (BENCH=--quick for a short run)
 	$(BIN)/python benchmarks/speed.py $(BENCH)
 
 check: $(READY) ## format, lint, types and import contracts
@@ -40,4 +41,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt setuptools
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[all,test,docs]'
+	touch $@
+
+$(COMPARED): $(READY)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'
 	touch $@

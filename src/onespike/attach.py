@@ -90,9 +90,11 @@ class Neurons(nn.ModuleDict):
         return self.value(key, x, rows)
 
     def alone(self, key: str) -> Neuron | None:
-        """The neuron at a key if it is all that the operand meets: no meter, no membrane."""
+        """The neuron at a key if it is all that the operand meets: no meter, no membrane, no hook of a user."""
         site = self[key] if key in self and self.meter is None and self.clock is None else None
-        return site if isinstance(site, Neuron) else None
+        if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:
+            return None
+        return site
 
     def at(self, key: str, rows: Rows | None = None) -> nn.Module:
         """What stands at a site, for some rows of its input."""

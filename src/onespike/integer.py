@@ -140,14 +140,14 @@ def _integer_forward(module: Any, x: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     fused: Tensor | None = module.integer.fused(rows, neuron, module.bias)
     if fused is not None:
-        return fused.view(*x.shape[:-1], -1)
+        return fused.view(*x.shape[:-1], fused.shape[-1])
     counts = neuron.counts(rows)
     values: Tensor = module.integer(counts.nan_to_num(nan=0.0), *neuron.steps())
     if module.bias is not None:
         values = values + module.bias
     # No integer is NaN; a row that holds one is NaN altogether, as in float.
     values = values + counts.sum(1, keepdim=True) * 0.0
-    return values.view(*x.shape[:-1], -1)
+    return values.view(*x.shape[:-1], values.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -156,26 +156,36 @@ def test_a_network_takes_it_and_gives_what_a_metered_one_gives(kind: str, calls:
 
 def test_where_it_steps_aside(calls: list[int]) -> None:
     snn, x = spiking()
-    half = copy.deepcopy(snn).bfloat16()
-    half(x.bfloat16()), snn(x.clone().requires_grad_()), torch.func.vmap(snn)(x[:, None])
-    with torch.no_grad(), FlopCounterMode(display=False):
+    snn(x)  # its weights want gradients
+    with torch.no_grad():
+        copy.deepcopy(snn).bfloat16()(x.bfloat16()), torch.func.vmap(snn)(x[:, None])
+        torch.export.export(snn, (x,))
+        with FlopCounterMode(display=False):
+            snn(x)
+        snn.options["dropout_p"] = 0.5
         snn(x)
-    torch.export.export(snn, (x,))
-    snn.options["dropout_p"] = 0.5
-    snn(x)
-    steps, _ = spiking(Recipe(steps=2))
-    analog, _ = spiking(Recipe(exclude=("*:matmul1_lhs",)))
-    with torch.no_grad():
-        steps(x), analog(x)
-    owner = next(m for m in analog.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m)
-    owner["matmul1_lhs"] = AffineFire(0.1, levels=LEVELS, centre=torch.tensor(0.01))
-    analog(x)
-    owner["matmul1_lhs"] = ScaleFire(torch.full((9,), 0.1), levels=LEVELS)
-    analog(x)
+        for recipe in (Recipe(steps=2), Recipe(exclude=("*:matmul1_lhs",))):
+            spiking(recipe)[0](x)
     assert calls == []
-    owner["matmul1_lhs"] = ScaleFire(torch.full((9, 1), 0.1), levels=LEVELS)
+
+
+def test_which_neurons_it_takes(calls: list[int]) -> None:
+    snn, x = spiking()
+    owner, seen = next(m for m in snn.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m), []
+    hooked = ScaleFire(0.1, levels=LEVELS)
+    hooked.register_forward_hook(lambda module, args, value: seen.append(value.shape))
+    others = (
+        AffineFire(0.1, levels=LEVELS, centre=torch.tensor(0.01)),
+        ScaleFire(torch.full((9,), 0.1), levels=LEVELS),
+        ScaleFire(0.0, 0.1, levels=LEVELS),
+        hooked,
+    )
     with torch.no_grad():
-        analog(x)
+        for owner["matmul1_lhs"] in others:
+            snn(x)
+        assert (calls, seen) == ([], [(3, 4, 9, 9)])
+        owner["matmul1_lhs"] = ScaleFire(torch.full((9, 1), 0.1), levels=LEVELS)
+        snn(x)
     assert calls == [1]
 
 

@@ -127,13 +127,15 @@ int32_t onespike_product(const float *x, float *out, int64_t rows, int64_t input
                          const float *down, float most_up, float most_down, int32_t times_up, int32_t times_down,
                          const Form *form, int32_t threads) {
     if ((isinf(most_up) && !(up[0] > 0)) || (isinf(most_down) && !(down[0] > 0))) return 1;
+    if (!rows) return 0;
     const float unit = isinf(most_up) ? up[0] / (float)times_up : down[0] / (float)times_down;
     const int64_t width = inputs + inputs % 2;
     const Linear linear = {x, weights, scale, bias, out, rows, inputs, width, outputs, times_up, times_down, unit};
     const Sides sides = {up, down, most_up, most_down};
-    /* blocks of whole tiles that fit the cache, and no larger than gives every thread its share */
-    const int64_t share = (rows + threads - 1) / threads, fit = CACHED / width;
-    const int64_t most = ((share < fit ? share : fit) + ROWS - 1) / ROWS * ROWS;
+    /* blocks of whole tiles that fit the cache, as many for each thread and of one size */
+    const int64_t share = (rows + threads - 1) / threads, fit = CACHED / width > ROWS ? CACHED / width : ROWS;
+    const int64_t parts = threads * ((share + fit - 1) / fit);
+    const int64_t most = ((rows + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
     const int64_t blocks = (rows + most - 1) / most;
     const size_t each = ((inputs + most * COLUMNS) * 4 + most * (width * 2 + 1)) / 64 * 64 + 64;
     char *const memory = malloc(threads * each);
