@@ -68,7 +68,7 @@ def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.
     return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
 
 
-def variants(name: str, model: nn.Module, x: torch.Tensor, quick: bool, seconds: float) -> Iterator[Variant]:
+def variants(model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[Variant]:
     """(name, what builds its forward), the ones that take long last. Add a line for another comparison."""
     snn = converted(model, x, onespike.Recipe())
     yield "original eager", lambda: model
@@ -76,14 +76,18 @@ def variants(name: str, model: nn.Module, x: torch.Tensor, quick: bool, seconds:
     if quick:
         return
     yield "converted integer", lambda: _integer(snn)
+    yield "original compiled", lambda: torch.compile(model)
+    yield "converted compiled", lambda: torch.compile(snn)
+
+
+def others(name: str, model: nn.Module, x: torch.Tensor, seconds: float) -> Iterator[Variant]:
+    """What the converted network is compared with, likewise."""
     yield "torchao int8 eager", lambda: _torchao(model, x, seconds)
     for preset, numbers in STEPS.items() if len(x) == 1 else ():
         for steps in numbers:
             yield f"{preset} T={steps}", lambda p=preset, t=steps: _stepped(model, x, p, t, seconds)
     for steps in STEPS["if"] if name == "resnet18" else ():
         yield f"SpikingJelly T={steps}", lambda t=steps: _spikingjelly(model, x, t)
-    yield "original compiled", lambda: torch.compile(model)
-    yield "converted compiled", lambda: torch.compile(snn)
     yield "torchao int8 compiled", lambda: torch.compile(_torchao(model, x, seconds))
 
 
@@ -145,33 +149,40 @@ def _clock(forward: Forward, x: torch.Tensor) -> float:
 def speed(
     name: str, batch: int, size: int, seconds: float, quick: bool, skip: str
 ) -> Iterator[dict[str, Any]]:
-    """Best times and what was left out, anew after each step, so that a case that is stopped has its last."""
+    """Best times and what was left out, anew after each step, so that a case that is stopped has its last.
+
+    The forms of the network first, in rounds; then the comparisons, and rounds of all.
+    """
     model, x = build(name, size), torch.randn(batch, 3, size, size)
+    short = quick or size != 224
     best: dict[str, float] = {}
     forwards: dict[str, Forward] = {}
     left_out: dict[str, str] = {}
-    for label, make in variants(name, model, x, quick or size != 224, seconds):
-        if fnmatch(label, skip):
-            left_out[label] = "skipped, as asked"
-            continue
-        try:
-            forward = make()
-            with torch.inference_mode():
-                first = _clock(forward, x)  # compilation, caches
-                slow = first > seconds / 4 and "compiled" not in label
-                best[label] = first if slow else _clock(forward, x)
-        except Exception as error:  # noqa: BLE001 (one comparison less; the others go on)
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            left_out[label] = f"not measured: {reason[0][:160]}"
-        else:
-            forwards |= {} if best[label] > seconds / 10 else {label: forward}
-        yield {"seconds": best, "left out": left_out}
-    started = time.perf_counter()
-    with torch.inference_mode():
-        while forwards and time.perf_counter() - started < seconds:
-            for label, forward in forwards.items():
-                best[label] = min(best[label], _clock(forward, x))
+    groups = [variants(model, x, short)] + [others(name, model, x, seconds)] * (not short)
+    for group in groups:
+        for label, make in group:
+            if fnmatch(label, skip):
+                left_out[label] = "skipped, as asked"
+                continue
+            try:
+                forward = make()
+                with torch.inference_mode():
+                    first = _clock(forward, x)  # compilation, caches
+                    slow = first > seconds / 4 and "compiled" not in label
+                    best[label] = first if slow else _clock(forward, x)
+            except Exception as error:  # noqa: BLE001 (one comparison less; the others go on)
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                left_out[label] = f"not measured: {reason[0][:160]}"
+            else:
+                forwards |= {} if best[label] > seconds / 10 else {label: forward}
             yield {"seconds": best, "left out": left_out}
+        started = time.perf_counter()
+        with torch.inference_mode():
+            while forwards and time.perf_counter() - started < seconds:
+                for label, forward in forwards.items():
+                    best[label] = min(best[label], _clock(forward, x))
+                yield {"seconds": best, "left out": left_out}
+        forwards = {label: forward for label, forward in forwards.items() if "eager" in label}
 
 
 def calibration(name: str, images: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -211,7 +222,7 @@ def cases(quick: bool, images: int) -> Iterator[dict[str, Any]]:
         for threads in (2, 1)
     ]
     for case in speeds:
-        yield dict(case, share=4 if case["name"] == "vit-base" and case["batch"] == 8 else 2)
+        yield dict(case, share=10 if case["name"] == "vit-base" and case["batch"] == 8 else 2)
     for size in () if quick else list(TOKENS.values())[1:]:
         yield dict(kind="speed", name="vit-tiny", batch=1, size=size, threads=1, share=1)
     for batch in () if quick else (2, 32):
@@ -220,7 +231,7 @@ def cases(quick: bool, images: int) -> Iterator[dict[str, Any]]:
         yield dict(kind="calibrate", name=name, batch=8, size=224, threads=1, images=images, share=1)
     for size in (224,) if quick else TOKENS.values():
         for which in ("original", "converted"):
-            yield dict(kind="memory", name=base, batch=8, size=size, threads=1, which=which, share=1)
+            yield dict(kind="memory", name=base, batch=8, size=size, threads=1, which=which, share=0.5)
 
 
 def run_case(case: dict[str, Any], seconds: float, quick: bool, skip: str) -> Iterator[dict[str, Any]]:
