@@ -3,14 +3,12 @@
 `convert` refuses what it cannot reach and names it; a rule of a few lines, or excluding it, mends that.
 """
 
-from functools import partial
-
 import torch
 from torch import nn
 
 import onespike
-from onespike import synapses
 from onespike.errors import ConversionError
+from onespike.sites import matrix_product
 
 
 class Mixer(nn.Module):
@@ -36,12 +34,11 @@ except ConversionError as refusal:
 
 @onespike.synaptic(torch.linalg.multi_dot)
 def chain(visit, tensors):
-    """A chain is a product after another: each announces both operands, as torch.matmul's rule does."""
+    """A chain is a product after another: both operands are visited, as torch.matmul's rule does."""
     first, *others = tensors
     for other in others:
-        left = visit("matmul.lhs", first, partial(synapses.matmul, first, other, first))
-        right = visit("matmul.rhs", other, partial(synapses.matmul, first, other, other))
-        first = torch.matmul(left, right)
+        product = matrix_product(first, other)
+        first = torch.matmul(visit(product, "lhs"), visit(product, "rhs"))
     return first
 
 

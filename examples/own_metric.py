@@ -6,8 +6,8 @@ The bundled network and its test images; anything with update() and compute() is
 import torch
 
 import onespike
-from onespike import pipeline
 from onespike.adapters import load_model
+from onespike.runs import pipeline
 from onespike.tasks import batches, limit, list_images
 
 

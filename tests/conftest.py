@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no network, and the larger files where they are present."""
+"""What all tests share: one thread (or OMP_NUM_THREADS), no network, and the larger files where they are present."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 # Before any hub client is imported: a test that reaches for the network must fail, not wait.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch takes compiled code from its cache without asking for which instructions it was made: one cache for each.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{Path(__file__).resolve().parents[1]}/.pytest_cache/inductor-{os.environ.get('ATEN_CPU_CAPABILITY', 'own')}",
+)
 
 import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("onespike", deadline=None)  # no test fails by the clock
 settings.load_profile("onespike")
 

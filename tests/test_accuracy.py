@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import onespike
-from onespike import pipeline
 from onespike.adapters import load_model
 from onespike.neurons import Neuron
+from onespike.runs import pipeline
 from onespike.tasks import limit, list_images
 
 
@@ -69,7 +69,7 @@ def test_a_foreign_resnet_converts_with_folded_norms(assets, monkeypatch):
         loaded, list_images("bundled:cifar10-calibration"), onespike.preset("sformer", scale=0.15)
     )
     assert len(pair.thresholds.folds) == 19
-    spiking = [neuron for _, neuron in onespike.neurons(pair.snn) if isinstance(neuron, Neuron)]
+    spiking = [neuron for _, neuron in onespike.named_neurons(pair.snn) if isinstance(neuron, Neuron)]
     assert all(float(neuron.negative) == 0 for neuron in spiking)
     found = pipeline.evaluate_pair(pair, list_images("bundled:cifar10-test"), batch_size=100).to_dict()
     assert abs(found["ann"]["top1"] - 91.78) < 2.5
@@ -96,8 +96,8 @@ def test_vit_tiny_on_real_images(assets):
 
 def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
     """Boxes and masks in one step, with weights that were trained for them."""
-    from onespike.demo import run_scenes
-    from onespike.pipeline import no_progress
+    from onespike.runs.pipeline import no_progress
+    from onespike.studies.demo import run_scenes
 
     _, result, files = run_scenes(tmp_path, no_progress)
     found = result.to_dict()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from onespike import Recipe, calibrate, convert, evaluate, metered, neurons, preset
-from onespike.energy import Ledger
+from onespike import Recipe, calibrate, convert, evaluate, metered, named_neurons, preset
+from onespike.energy.spike_counts import totals
 from onespike.errors import DataError
-from onespike.tasks import Classification
+from onespike.tasks import Accuracy
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def data(count: int = 3, labels: bool = True):
 
 def test_figures_are_those_of_each_network_alone(networks):
     ann, snn = networks
-    result = evaluate(ann, snn, data(), Classification())
+    result = evaluate(ann, snn, data(), Accuracy())
     ann.eval()
     snn.eval()
     inputs = torch.cat([x for x, _ in data()])
@@ -47,7 +47,10 @@ def test_figures_are_those_of_each_network_alone(networks):
     assert result.metrics["kl"] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(1).mean()))
     assert result.ledger.ratios() == pytest.approx(ledger.ratios())
     assert (result.images, result.scale) == (15, 0.25)
-    assert set(result.to_dict()) == {"ann", "snn", "agreement", "kl", "energy", "images", "scale", "seconds"}
+    energy = {"energy", "energy_parts", "profile", "analog_share", "dead_share"}
+    paired = {"difference", "standard_error"}
+    figures = {"task", "ann", "snn", "agreement", "kl", "images", "scale", "seconds"}
+    assert set(result.to_dict()) == figures | paired | energy
 
 
 def test_the_networks_are_left_as_they_were(networks):
@@ -56,7 +59,7 @@ def test_the_networks_are_left_as_they_were(networks):
     ann[4].eval()
     before = copy.deepcopy(ann.state_dict())
     flags = [m.training for m in (*ann.modules(), *snn.modules())]
-    evaluate(ann, snn, data(), Classification())
+    evaluate(ann, snn, data(), Accuracy())
     assert [m.training for m in (*ann.modules(), *snn.modules())] == flags
     assert all(torch.equal(before[k], v) for k, v in ann.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in ann.parameters())
@@ -67,31 +70,27 @@ def test_both_are_evaluated_without_dropout(networks):
     ann, snn = networks
     ann.train()
     snn.train()
-    first, second = (evaluate(ann, snn, data(), Classification()).metrics for _ in range(2))
+    first, second = (evaluate(ann, snn, data(), Accuracy()).metrics for _ in range(2))
     assert first == second
 
 
 def test_time_is_positive_and_counting_is_left_out(networks, monkeypatch):
     ann, recipe = networks[0], Recipe(io="spiking")
     snn = convert(ann, calibrate(ann, [torch.randn(64, 4)], recipe), recipe)
-    visit = Ledger.visit
 
-    def slowly(self, owner, key, x, count):
-        def slow_count():
-            time.sleep(0.05)
-            return count()
+    def slowly(*args):
+        time.sleep(0.05)
+        return totals(*args)
 
-        return visit(self, owner, key, x, slow_count)
-
-    monkeypatch.setattr(Ledger, "visit", slowly)
-    seconds = evaluate(ann, snn, data(), Classification()).seconds
+    monkeypatch.setattr("onespike.energy.ledger.totals", slowly)
+    seconds = evaluate(ann, snn, data(), Accuracy()).seconds
     assert seconds.keys() == {"ann", "snn"}
     assert all(s > 0 for s in seconds.values())
     assert seconds["snn"] < 0.2  # beside 3 × 3 × 0.05 s of counting
 
 
 def test_without_labels(networks):
-    figures = evaluate(*networks, data(labels=False), Classification()).to_dict()
+    figures = evaluate(*networks, data(labels=False), Accuracy()).to_dict()
     assert figures["ann"] == figures["snn"] == {"top1": None, "top5": None}
     assert 0 <= figures["agreement"] <= 100
 
@@ -105,8 +104,8 @@ def test_networks_that_return_an_object_with_logits(networks):
         def forward(self, x):
             return SimpleNamespace(logits=self.inner(x))
 
-    plain = evaluate(*networks, data(), Classification())
-    assert evaluate(*map(Wrapped, networks), data(), Classification()).metrics == plain.metrics
+    plain = evaluate(*networks, data(), Accuracy())
+    assert evaluate(*map(Wrapped, networks), data(), Accuracy()).metrics == plain.metrics
 
 
 def test_inputs_go_to_the_network_and_labels_anywhere(networks):
@@ -114,40 +113,40 @@ def test_inputs_go_to_the_network_and_labels_anywhere(networks):
     seen = []
     ann.register_forward_pre_hook(lambda _, args: seen.append(args[0].device))
     batches = ((x.double(), labels) for x, labels in data())
-    evaluate(ann, snn, batches, Classification())
+    evaluate(ann, snn, batches, Accuracy())
     assert set(seen) == {next(ann.parameters()).device}
 
 
 def test_a_network_without_a_scale(networks):
     ann, _ = networks
     snn = convert(ann, calibrate(ann, [torch.randn(64, 4)]))
-    for _, neuron in neurons(snn):
+    for _, neuron in named_neurons(snn):
         neuron.scale = None
-    assert evaluate(ann, snn, data(), Classification()).scale is None
+    assert evaluate(ann, snn, data(), Accuracy()).scale is None
 
 
 def test_progress_wraps_the_batches(networks):
     counted = []
-    evaluate(*networks, data(), Classification(), progress=lambda b: (counted.append(1) or x for x in b))
+    evaluate(*networks, data(), Accuracy(), progress=lambda b: (counted.append(1) or x for x in b))
     assert len(counted) == 3
 
 
 def test_refusals(networks):
     with pytest.raises(DataError, match=r"evaluate: there are no inputs. Give at least one batch."):
-        evaluate(*networks, [], Classification())
+        evaluate(*networks, [], Accuracy())
     networks[0][5].bias.data[0] = float("nan")
     with pytest.raises(DataError) as error:
-        evaluate(*networks, data(), Classification())
+        evaluate(*networks, data(), Accuracy())
     assert str(error.value) == (
         "the output of the original network is NaN. Check its weights, and the images of this batch."
     )
 
 
-def test_class_folders_that_are_not_the_networks_classes(tmp_path):
+def test_class_folders_are_matched_by_name_and_not_by_their_order(tmp_path):
     from PIL import Image
 
-    from onespike import pipeline
     from onespike.adapters import load_model
+    from onespike.runs import pipeline
 
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -155,9 +154,18 @@ def test_class_folders_that_are_not_the_networks_classes(tmp_path):
     loaded = load_model("bundled:cifar10-vit", random_weights=True)
     items = pipeline.choose("bundled:cifar10-calibration", 4)
     pair = pipeline.convert_network(loaded, items, preset("sformer"))
-    message = (
-        r": it has 2 class folders, and the network knows 10 classes\. "
-        r"Name the folders by the classes' numbers, or give a folder for every class\.$"
-    )
-    with pytest.raises(DataError, match=message):
+    seen: list[int] = []
+
+    class Labels(Accuracy):
+        def update(self, ann, snn, labels):
+            seen.extend(labels.tolist())
+            super().update(ann, snn, labels)
+
+    pipeline.evaluate_pair(pair, pipeline.choose(str(tmp_path), None), metric=Labels())
+    assert seen == [3, 5]
+    assert [i.label for i in pipeline.choose_labelled(loaded, str(tmp_path))] == [3, 5]
+    (tmp_path / "dog").rename(tmp_path / "dragon")
+    with pytest.raises(
+        DataError, match=r": the folder 'dragon' is none of the 10 classes of bundled:cifar10-vit"
+    ):
         pipeline.evaluate_pair(pair, pipeline.choose(str(tmp_path), None))

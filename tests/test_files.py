@@ -5,13 +5,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from onespike.errors import LoadError, UsageError
-from onespike.files import atomic_directory, sha256, write_atomically
+from onespike.runtime.atomic import (
+    atomic_directory,
+    sha256,
+    try_file,
+    try_folder,
+    try_new_folder,
+    write_atomically,
+)
 
 
 def test_a_folder_appears_when_the_block_ends(tmp_path):
@@ -95,7 +107,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from onespike.errors import LoadError
-from onespike.files import atomic_directory, write_atomically
+from onespike.runtime.atomic import atomic_directory, write_atomically
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 place = Path(sys.argv[1])
@@ -155,3 +167,158 @@ def test_sha256(tmp_path):
     data = bytes(range(256)) * 5000
     (tmp_path / "a").write_bytes(data)
     assert sha256(tmp_path / "a") == hashlib.sha256(data).hexdigest()
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="devices, locks and links of POSIX")
+
+
+@posix
+def test_links_are_written_through(tmp_path):
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link.json", tmp_path / "there" / "a.json"
+    link.symlink_to("there/a.json")
+    for text in ("made", "replaced"):
+        try_file(link)
+        write_atomically(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert [p.name for p in target.parent.iterdir()] == ["a.json"]
+
+
+@posix
+def test_devices_are_written_through(tmp_path):
+    try_file(Path("/dev/null"))
+    write_atomically(Path("/dev/null"), "gone")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(LoadError, match=r"^/dev/full: the disk is full\."):
+        write_atomically(Path("/dev/full"), "refused")
+    assert Path("/dev/full").is_char_device()
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    try_file(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_atomically(pipe, "λ" * 100_000)
+    reader.join()
+    assert found == [("λ" * 100_000).encode()] and pipe.is_fifo()
+
+
+@posix
+def test_a_socket_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # their paths must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("s")
+        for attempt in (try_file, lambda path: write_atomically(path, "")):
+            with pytest.raises(LoadError) as error:
+                attempt(Path("s"))
+            assert str(error.value) == "s: this is neither a file nor a pipe. Choose another place."
+    assert Path("s").is_socket()
+
+
+SPEAKING = """
+import sys
+from pathlib import Path
+from onespike.runtime.atomic import try_file, write_atomically
+
+place = Path(sys.argv[1])
+print("before")
+try_file(place)
+write_atomically(place, "written\\n")
+print("after")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_standard_output_keeps_what_was_printed(tmp_path, name):
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", SPEAKING, name], stdout=out, check=True, cwd=tmp_path)
+    assert (tmp_path / "out").read_text() == "before\nwritten\nafter\n"
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from onespike.runtime.atomic import _partial, atomic_directory
+
+with atomic_directory(Path(sys.argv[1]) / "run") as folder, _partial(Path(sys.argv[1]) / "file"):
+    (folder / "a").write_text("a")
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@posix
+def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_holds_is_not(tmp_path):
+    command = [sys.executable, "-c", HELD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            held = sorted(tmp_path.glob(".*.partial"))
+            assert len(held) == 2
+            write_atomically(tmp_path / "a.json", "{}")
+            try_new_folder(tmp_path / "run")
+            assert sorted(tmp_path.glob(".*.partial")) == held
+        finally:
+            process.send_signal(signal.SIGKILL)
+    write_atomically(tmp_path / "a.json", "{}")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_trying_leaves_nothing(tmp_path):
+    for attempt in (try_file, try_folder, try_new_folder):
+        attempt(tmp_path / "new" / "deeper" / "a")
+        assert list(tmp_path.iterdir()) == []
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    try_file(old)
+    try_file(None)
+    try_folder(tmp_path)
+    assert old.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_trying_finds_what_writing_would_find(tmp_path):
+    (tmp_path / "file").touch()
+    messages = {
+        (try_file, tmp_path): "this is a folder. Give the name of a file.",
+        (try_folder, tmp_path / "file"): "this is a file. Give the name of a folder.",
+        (try_file, tmp_path / "file" / "a"): "a part of this path is a file. Choose another place.",
+        (try_new_folder, tmp_path / "file" / "a"): "a part of this path is a file. Choose another place.",
+        (try_file, tmp_path / ("a" * 300)): "this name is too long. Choose a shorter one.",
+    }
+    for (attempt, place), message in messages.items():
+        with pytest.raises(LoadError) as error:
+            attempt(place)
+        assert str(error.value) == f"{place}: {message}"
+
+
+@contextmanager
+def as_nobody():
+    """Permissions do not bind root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@posix
+def test_a_folder_that_may_not_be_written(tmp_path):
+    place = tmp_path / "closed"
+    place.mkdir()
+    (place / "a.json").write_text("old")
+    for folder in (*list(tmp_path.parents)[:-1], tmp_path):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)  # nobody must get here to be refused
+    place.chmod(0o555)
+    for attempt in (try_file, try_folder, try_new_folder, lambda path: write_atomically(path, "new")):
+        target = (
+            place if attempt is try_folder else place / ("new" if attempt is try_new_folder else "a.json")
+        )
+        with pytest.raises(LoadError) as error, as_nobody():
+            attempt(target)
+        assert str(error.value) == f"{target}: {MESSAGES[errno.EACCES]}"
+    assert [p.name for p in place.iterdir()] == ["a.json"] and (place / "a.json").read_text() == "old"

@@ -13,9 +13,9 @@ from onespike import preset
 from onespike.adapters import LoadedModel, load_model
 from onespike.errors import DataError, UsageError
 from onespike.recipe import PRESETS
-from onespike.reproduce import STUDIES, Bench, paper, run_study
-from onespike.reproduce.bench import CACHE, split
-from onespike.reproduce.study import study
+from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
+from onespike.studies.reproduce.bench import CACHE, split
+from onespike.studies.reproduce.study import study
 from onespike.tasks import limit, list_coco, list_images
 
 
@@ -55,10 +55,10 @@ def load(network: str) -> LoadedModel:
 
 def scenes(folder) -> Bench:
     """The bundled detector on a few scenes: with random weights AP would be 0 for every λ."""
-    found = [list_coco(f"bundled:scenes-{name}") for name in ("test", "calibration")]
-    sets = split(found[0][0], limit(found[1][0], 12), 6, 4)
-    truths = {items.source: coco for items, coco in found}
-    return Bench(load_model("bundled:scenes"), *sets, folder, batch_size=4, truths=truths)
+    test, calibration = (list_coco(f"bundled:scenes-{name}")[0] for name in ("test", "calibration"))
+    return Bench(
+        load_model("bundled:scenes"), *split(test, limit(calibration, 12), 6, 4), folder, batch_size=4
+    )
 
 
 def bench(folder, network="cifar10-vit") -> Bench:
@@ -120,8 +120,39 @@ def test_a_folder_of_other_measurements_is_refused(tmp_path):
         f"{tmp_path} holds measurements of another network or of other images. Choose another --out."
     )
     (tmp_path / CACHE).write_text("{")
-    with pytest.raises(DataError, match=r"this file is damaged\. Remove it to measure again\."):
+    with pytest.raises(DataError, match=r"the file is damaged \(.*\)\. Remove it to measure again\."):
         bench(tmp_path)
+
+
+def test_other_weights_and_images_of_the_same_name_are_refused(tmp_path):
+    first = bench(tmp_path)
+    first.measure(preset("sformer"))
+    bench(tmp_path)  # the same contents
+    other = load("cifar10-vit")
+    with torch.no_grad():
+        next(other.model.parameters()).add_(1)
+    message = "holds measurements of another network or of other images"
+    with pytest.raises(UsageError, match=message):
+        Bench(other, *first.sets().values(), tmp_path)
+
+
+def test_images_are_known_by_their_contents(tmp_path):
+    from PIL import Image
+
+    def images(color):
+        for index in range(5):
+            Image.new("RGB", (32, 32), (color, index, 0)).save(tmp_path / f"{index}.png")
+        return list_images(tmp_path)
+
+    def measured(items):
+        return Bench(
+            load("cifar10-vit"), limit(items, 1), limit(items, 2), items, tmp_path / "out", batch_size=8
+        )
+
+    measured(images(1)).once("a", dict)
+    assert measured(images(1)).kept == {"a": {}}
+    with pytest.raises(UsageError, match="of other images"):
+        measured(images(2))
 
 
 def test_images_serve_one_purpose_each():
@@ -153,3 +184,17 @@ def test_equal_energy_is_equal(tmp_path):
     target = made.measure(preset("sformer", scale=0.4))["counts"]
     found = made.measure(made.at_energy(preset("sformer", levels="mixed:16+4"), "counts", target))["counts"]
     assert found == pytest.approx(target, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("timm:vit_base_patch16_224", "ecmt-vit"),
+        ("timm:vit_tiny_patch16_224.augreg_in21k", "ecmt-vit"),
+        ("timm:eva_giant_patch14_336", "ecmt"),
+        ("timm:levit_128", "ecmt"),
+        ("bundled:cifar10-vit", "ecmt"),
+    ],
+)
+def test_constants_of_ecmt_are_for_the_networks_that_its_code_means(spec, name):
+    assert paper.ecmt_preset(spec) == name

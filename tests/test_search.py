@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from contextlib import closing
 
 import pytest
 
-from onespike.errors import UsageError
+from onespike.errors import LoadError, UsageError
 from onespike.search import LOWEST, Measurement, Search, Trial, grid, search
 
 
@@ -166,6 +171,30 @@ def test_a_fixed_value_whose_trial_failed_is_tried_again(tmp_path):
     assert reported == [(2, 3), (3, 3)]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE trial_values SET value = value + 1 WHERE trial_id = 2",
+        "UPDATE trial_params SET param_value = 0.5 WHERE trial_id = 2",
+        "UPDATE trial_user_attributes SET value_json = '0.1' WHERE trial_id = 2 AND key = 'energy'",
+        "DELETE FROM trial_user_attributes WHERE trial_id = 2 AND key = 'sha256'",
+    ],
+)
+def test_a_number_that_changed_in_the_storage_is_refused(tmp_path, change):
+    def once(trials):
+        measure = lambda scale, hopeless: Measurement(scale, energy=scale)  # noqa: E731
+        return search(measure, trials=trials, sampler="grid", storage=f"sqlite:///{file}", resume=True)
+
+    file = tmp_path / "study.db"
+    once(4)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        assert connection.execute(change).rowcount == 1
+    with pytest.raises(
+        LoadError, match=r"trial 1 of the study is damaged .* Remove the study to search anew"
+    ):
+        once(4)
+
+
 def test_a_study_of_another_run_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     search(parabola, trials=2, storage=url, identity={"run": "a", "objective": "kl"})
@@ -174,9 +203,80 @@ def test_a_study_of_another_run_is_refused(tmp_path):
         search(parabola, trials=2, storage=url, identity={"run": "b", "objective": "kl"}, resume=True)
 
 
+def left_running(url, beaten):
+    """A study whose process died while λ = 1 was running: after its last beat, or before it had left any trace."""
+    import optuna
+
+    search(parabola, trials=1, fixed=(0.5,), storage=url)
+    storage = optuna.storages.RDBStorage(url)
+    study = optuna.load_study(study_name="scale", storage=storage)
+    study.enqueue_trial({"scale": 1.0})
+    trial = study.ask()
+    if beaten:
+        trial.set_user_attr("process", f"{socket.gethostname()}:{os.getpid()}")  # this id lives again
+        trial.set_user_attr("leased", True)
+        trial.suggest_float("scale", LOWEST, 1.0, log=True)
+        storage.record_heartbeat(trial._trial_id)
+    storage.remove_session()
+    storage.engine.dispose()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
+        database.commit()
+
+
+@pytest.mark.parametrize("beaten", [True, False])
+def test_a_dead_trial_is_measured_again_whatever_process_has_its_id(tmp_path, monkeypatch, beaten):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    left_running(url, beaten)
+    monkeypatch.setattr("onespike.search.shared.LEASE", 1)  # what never beat is waited for this long
+    found = search(parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True)
+    assert {t.scale for t in found.trials} == {0.5, 1.0, 0.25}
+
+
+def test_a_running_trial_renews_its_lease(tmp_path, monkeypatch):
+    import optuna
+
+    beats, thrice, beat = [], threading.Event(), optuna.storages.RDBStorage.record_heartbeat
+
+    def record(self, trial):
+        beats.append(trial)
+        if len(beats) == 3:
+            thrice.set()
+        beat(self, trial)
+
+    monkeypatch.setattr("onespike.search.shared.BEAT", 1)
+    monkeypatch.setattr(optuna.storages.RDBStorage, "record_heartbeat", record)
+
+    def objective(scale, hopeless):
+        assert thrice.wait(600)
+        return parabola(scale)
+
+    assert len(search(objective, trials=1, storage=f"sqlite:///{tmp_path / 'study.db'}").trials) == 1
+
+
+def test_a_trial_that_others_took_over_is_theirs(tmp_path):
+    """A process that slept beyond its lease finds its trial failed; it counts nothing and goes on."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    measured = []
+
+    def objective(scale, hopeless):
+        measured.append(scale)
+        if len(measured) == 2:
+            with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+                database.execute("UPDATE trials SET state = 'FAIL' WHERE state = 'RUNNING'")
+                database.commit()
+        return parabola(scale)
+
+    found = search(objective, trials=3, fixed=(1.0, 0.25), storage=url)
+    assert measured[:3] == [1.0, 0.25, 0.25]
+    assert len(found.trials) == 3
+
+
 WORKER = """
 import math, sys, time
-from onespike.search import Measurement, search
+from onespike.search import Measurement, search, shared
+
+shared.LEASE = int(sys.argv[4])
 
 def objective(scale, hopeless):
     with open(sys.argv[2], "a") as log:
@@ -190,10 +290,10 @@ search(objective, trials=int(sys.argv[3]), fixed=(1.0, 0.25), storage=sys.argv[1
 """
 
 
-def worker(tmp_path, url, log, trials):
+def worker(tmp_path, url, log, trials, lease=600):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER))
-    return subprocess.Popen([sys.executable, str(script), url, str(log), str(trials)])
+    return subprocess.Popen([sys.executable, str(script), url, str(log), str(trials), str(lease)])
 
 
 def finished(url):
@@ -227,7 +327,7 @@ def test_a_real_kill_loses_no_finished_trial(tmp_path):
     process.wait()
     before = finished(url)
     assert len(before) >= 3
-    assert worker(tmp_path, url, log, 12).wait(timeout=900) == 0
+    assert worker(tmp_path, url, log, 12, lease=2).wait(timeout=900) == 0
     after = finished(url)
     assert after[: len(before)] == before
     assert len(after) == 12

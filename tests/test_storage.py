@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from onespike import storage
-from onespike.calibrate import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.recipe import Recipe
+from onespike.runs import storage
 
 GOLDEN = Path(__file__).parent / "golden" / "run"
 """Written by `ONESPIKE_GOLDEN=write pytest tests/test_storage.py`, which a change of the version number calls for."""

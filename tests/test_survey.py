@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from onespike import Recipe, calibrate, convert, metered
-from onespike.attach import Neurons
+from onespike.conversion.attach import Neurons
+from onespike.doctor.drift import trail
 from onespike.doctor.probe import Probe, analog
-from onespike.doctor.trail import trail
-from onespike.energy import Ledger
-from onespike.invocation import recipe_options
-from onespike.neurons import ScaleFire
-from onespike.survey import BINS, Survey
+from onespike.energy.ledger import Ledger
+from onespike.energy.site_statistics import BINS, Survey
+from onespike.neurons import AffineFire, ScaleFire
+from onespike.runs.as_command import recipe_options
+from onespike.tasks.inferred import infer
 
 
 @pytest.fixture
@@ -82,11 +83,11 @@ def test_sites_may_stay_analog_for_a_while(surveyed):
     original = nn.Sequential(*(nn.Linear(4, n) for n in (4, 4, 2)))
     for mine, theirs in zip(original, (surveyed[0], surveyed[1], surveyed[2]), strict=True):
         mine.load_state_dict({k: v for k, v in theirs.state_dict().items() if "neurons" not in k})
-    probe = Probe(original, x.split(8))
+    probe = Probe(original, x.split(8), infer(original(x)))
     assert probe.distance(surveyed).kl > 1e-3
     with analog(surveyed, lambda site: True):
         assert probe.distance(surveyed).kl == pytest.approx(0, abs=1e-6)
-    assert all(module.meter is None for module in surveyed.modules() if isinstance(module, Neurons))
+    assert all(module.visitor is None for module in surveyed.modules() if isinstance(module, Neurons))
     inputs, rest = probe.halves()
     assert (len(inputs), len(rest.parts)) == (1, 1)
     path = dict(trail(surveyed, x))
@@ -101,3 +102,20 @@ def test_options_lead_from_the_preset_to_the_recipe():
         "--rounding", "nearest", "--softmax", "0.0035", "--include", "a*", "--include", "b*",
     ]  # fmt: skip
     assert recipe_options(Recipe(passes=("nearest", "center"))) == ["--passes", "nearest,center"]
+
+
+def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):
+    owner = next(m for m in surveyed.modules() if isinstance(m, Neurons) and m.owner == "1")
+    owner["linear0_input"] = AffineFire(
+        1.0, 1.0, levels=(1, 2, 3, 5, 9), centre=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)
+    )
+    x = torch.tensor(
+        [[12.5, 8.5, 30.0, 3.0]]
+    )  # seen as 1.25, 4.25, 15 and 0, worth 2, 6, 18 and 0 above the centers
+    with metered(surveyed, Survey()) as survey, torch.inference_mode():
+        surveyed(x)
+    row = survey.details["1:linear0_input"]
+    assert row.fine == pytest.approx(0.5**2)
+    assert row.tail == pytest.approx(2.5**2)
+    assert row.clipping == pytest.approx(12.0**2)
+    assert row.dead_channels == 0.25  # the fourth feature sends nothing: its value is the center

@@ -1,25 +1,71 @@
 """onespike: any pretrained PyTorch network as a single-timestep spiking network."""
 
-from onespike.attach import neurons as neurons
-from onespike.calibrate import Thresholds as Thresholds
-from onespike.calibrate import calibrate as calibrate
-from onespike.convert import convert as convert
-from onespike.convert import convert_ as convert_
-from onespike.convert import revert_ as revert_
-from onespike.convert import set_scale_ as set_scale_
-from onespike.convert import table as table
-from onespike.energy import Ledger as Ledger
-from onespike.energy import metered as metered
-from onespike.errors import OnespikeError as OnespikeError
-from onespike.evaluate import Evaluation as Evaluation
-from onespike.evaluate import evaluate as evaluate
-from onespike.integer import optimize as optimize
-from onespike.neurons import NEURONS as NEURONS
-from onespike.recipe import Recipe as Recipe
-from onespike.recipe import preset as preset
-from onespike.sites import Site as Site
-from onespike.sites import synaptic as synaptic
-from onespike.trace import discover as discover
-from onespike.verify import verify as verify
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onespike.calibration.stream import calibrate as calibrate
+    from onespike.calibration.thresholds import Thresholds as Thresholds
+    from onespike.conversion.attach import named_neurons as named_neurons
+    from onespike.conversion.network import convert as convert
+    from onespike.conversion.network import convert_ as convert_
+    from onespike.conversion.network import revert_ as revert_
+    from onespike.conversion.network import set_scale_ as set_scale_
+    from onespike.conversion.network import table as table
+    from onespike.deploy.integer import optimize as optimize
+    from onespike.energy.ledger import Ledger as Ledger
+    from onespike.energy.ledger import metered as metered
+    from onespike.errors import OnespikeError as OnespikeError
+    from onespike.evaluation.participation import verify as verify
+    from onespike.evaluation.side_by_side import Evaluation as Evaluation
+    from onespike.evaluation.side_by_side import evaluate as evaluate
+    from onespike.neurons import NEURONS as NEURONS
+    from onespike.passes.one_call import spike as spike
+    from onespike.recipe import Recipe as Recipe
+    from onespike.recipe import preset as preset
+    from onespike.sites import Site as Site
+    from onespike.sites import Visitor as Visitor
+    from onespike.sites import discover as discover
+    from onespike.sites import synaptic as synaptic
+    from onespike.sites import visiting as visiting
 
 __version__ = "0.1.0"
+
+_NAMES = {
+    "calibration.stream": ("calibrate",),
+    "calibration.thresholds": ("Thresholds",),
+    "conversion.attach": ("named_neurons",),
+    "conversion.network": ("convert", "convert_", "revert_", "set_scale_", "table"),
+    "deploy.integer": ("optimize",),
+    "energy.ledger": ("Ledger", "metered"),
+    "errors": ("OnespikeError",),
+    "evaluation.participation": ("verify",),
+    "evaluation.side_by_side": ("Evaluation", "evaluate"),
+    "neurons": ("NEURONS",),
+    "passes.one_call": ("spike",),
+    "recipe": ("Recipe", "preset"),
+    "sites": ("Site", "Visitor", "discover", "synaptic", "visiting"),
+}
+_PACKAGES = frozenset(
+    (
+        "adapters", "calibration", "conversion", "deploy", "doctor", "energy", "evaluation", "kernels", "neurons",
+        "passes", "report", "runs", "runtime", "search", "sites", "studies", "tasks",
+    )
+)  # fmt: skip
+_HOMES = {name: f"onespike.{module}" for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used, so that the command line answers Ctrl-C before torch is there."""
+    if name in _PACKAGES:
+        return import_module(f"onespike.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'onespike' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -28,6 +29,20 @@ class CalibrationError(OnespikeError):
 
 class ConversionError(OnespikeError):
     """A product that would be neither spiking nor listed as analog."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or in Python, torch or the operating system.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    (True, True)
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -1,20 +1,38 @@
-"""How a network is converted: one frozen, versioned record, saved beside every result."""
+"""How a network is converted: one frozen, versioned record, saved beside every result.
+
+Each field is declared once: its default, its option on the command line, the help of that option. Options, help pages
+and the commands that reports print are made from here. torch is imported when a recipe is made, not before, so that
+help pages need none of it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from onespike.errors import UsageError, unknown
-from onespike.neurons import NEURONS, ROUNDINGS, parse_levels
+from onespike.runtime.options import (
+    declared,
+    glob_with_numbers,
+    name_or_number,
+    names,
+    number_or_none,
+    options,
+    yes_or_no,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+RECIPE, PASS = "Recipe", "Pass"
+"""Panels of the help in which the options stand."""
+RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
 
 
 @dataclass(frozen=True)
@@ -48,49 +66,78 @@ class Recipe:
     'mixed:8'
     """
 
-    preset: str = "sformer"
-    neuron: str = "sfn"
-    levels: str = "mixed:8"
-    rounding: str = "paper"
-    scale: float = 0.25
-    percentile: float = 1.0
-    domain: str = "all"
-    softmax: str | float = "site"
-    granularity: str = "site"
-    io: str = "analog"
-    include: tuple[str, ...] = ("*",)
-    exclude: tuple[str, ...] = ()
-    fold_batchnorm: bool = True
-    factors: tuple[tuple[str, float], ...] = ()
-    steps: int = 1
-    placement: str = "synapse"
-    fixed: tuple[tuple[str, float, float], ...] = ()
-    passes: tuple[str, ...] = ()
-    budget: float | None = None
-    energy: str = "counts"
+    preset: str = declared("sformer", "NAME", "Where the recipe starts: see `onespike list presets`.", RECIPE)
+    neuron: str = declared("sfn", "NAME", "See `onespike list neurons`.", RECIPE)
+    levels: str = declared(
+        "mixed:8",
+        "M",
+        "M of eq. 12, or linear:8, exponential:8, density:8, bits:8, mixed:64+8, 1,2,4.",
+        RECIPE,
+    )
+    rounding: str = declared("paper", "KIND", "paper or nearest.", RECIPE)
+    scale: float = declared(0.25, "λ", "The scale of eq. 8, in (0, 1].", RECIPE, float)
+    percentile: float = declared(
+        1.0, "P", "Thresholds stand at the top p % of the activations.", RECIPE, float
+    )
+    domain: str = declared(
+        "all", "KIND", "all or sided: which activations the percentile is taken over.", RECIPE,
+        choices=("all", "sided"),
+    )  # fmt: skip
+    softmax: str | float = declared(
+        "site", "KIND", "site, model, head, or the threshold itself.", RECIPE, name_or_number
+    )
+    granularity: str = declared("site", "KIND", "site or channel.", RECIPE, choices=("site", "channel"))
+    io: str = declared(
+        "analog", "KIND", "analog or spiking: the network's input and its output layer's input.", RECIPE,
+        choices=("analog", "spiking"),
+    )  # fmt: skip
+    include: tuple[str, ...] = declared(
+        ("*",), "GLOB", "Only sites that match this glob spike; may be repeated.", RECIPE, repeated=True
+    )
+    exclude: tuple[str, ...] = declared(
+        (), "GLOB", "Sites that match this glob stay analog; may be repeated.", RECIPE, repeated=True
+    )
+    fold_batchnorm: bool = declared(
+        True, "yes|no", "Merge BatchNorm into the convolution before it.", RECIPE, yes_or_no
+    )
+    factors: tuple[tuple[str, float], ...] = declared(
+        (), "GLOB=F", "λ is F times as large at these sites; may be repeated.", RECIPE, glob_with_numbers(1),
+        repeated=True, flag="--factor",
+    )  # fmt: skip
+    steps: int = declared(1, "T", "Timesteps; above 1 the neurons keep membranes.", RECIPE, int)
+    placement: str = declared(
+        "synapse", "KIND", "synapse, or activation: neurons in place of ReLUs.", RECIPE,
+        choices=("synapse", "activation"),
+    )  # fmt: skip
+    fixed: tuple[tuple[str, float, float], ...] = declared(
+        (), "GLOB=U,D", "Thresholds above and below 0 of these sites; may be repeated.", RECIPE,
+        glob_with_numbers(2), repeated=True,
+    )  # fmt: skip
+    passes: tuple[str, ...] = declared(
+        (), "NAMES", "nearest,center,…: see `onespike list passes`.", PASS, names
+    )
+    budget: float | None = declared(
+        None, "RATIO", "The energy ratio that the passes meet, or none.", PASS, number_or_none
+    )
+    energy: str = declared("counts", "COLUMN", "The ratio meant: see `onespike list columns`.", PASS)
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise UsageError(f"scale must be in (0, 1], not {self.scale:g}. The paper uses 0.25 to 0.36.")
+        from onespike.neurons import NEURONS, ROUNDINGS, check_scale, parse_levels
+
+        check_scale(self.scale)
         if not 0 <= self.percentile < 50:
             raise UsageError(f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1.")
-        for kind, name, known in (
-            ("preset", self.preset, PRESETS),
-            ("neuron", self.neuron, NEURONS),
-            ("rounding", self.rounding, ROUNDINGS),
-            ("domain", self.domain, ("all", "sided")),
-            ("granularity", self.granularity, ("site", "channel")),
-            ("io", self.io, ("analog", "spiking")),
-            ("placement", self.placement, ("synapse", "activation")),
-        ):
-            if name not in known:
-                raise unknown(kind, name, known)
+        known: dict[str, Iterable[str]] = {"preset": PRESETS, "neuron": NEURONS, "rounding": ROUNDINGS}
+        known |= {name: option.choices for name, option in options(self).items() if option.choices}
+        for kind, choices in known.items():
+            if (name := getattr(self, kind)) not in choices:
+                raise unknown(kind, name, choices)
         if isinstance(self.softmax, str):
             if self.softmax_percentile is None and self.softmax not in ("site", "model", "head"):
                 raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
-        elif not 0 < self.softmax < math.inf:
+        elif not SMALLEST <= self.softmax <= LARGEST:
             raise UsageError(
-                f"a fixed softmax threshold must be positive and finite, not {self.softmax:g}. The paper uses 0.0035."
+                f"a fixed softmax threshold must be {RANGE}, not {self.softmax:g}. The paper uses 0.0035."
             )
         spec = parse_levels(self.levels)
         if self.steps < 1:
@@ -98,10 +145,10 @@ class Recipe:
         if self.steps > 1 and self.neuron.endswith("if") and spec.explicit != (1,):
             raise UsageError(
                 f"neuron '{self.neuron}' fires one spike a step, and levels '{self.levels}' are steps of their own. "
-                "With steps above 1 give levels '1,'."
+                "With steps above 1 use levels='1,'."
             )
         if self.steps > 1 and self.neuron == "uniform":
-            raise UsageError("neuron 'uniform' is plain quantisation and has one step. Use steps 1.")
+            raise UsageError("neuron 'uniform' is plain quantisation and has one step. Use steps=1.")
         if self.budget is not None and not self.passes:
             raise UsageError(
                 f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."
@@ -111,10 +158,17 @@ class Recipe:
                 "passes are for one timestep and neurons at synapses. Leave out --passes, or the others."
             )
         for glob, factor in self.factors:
-            if not 0 < factor < float("inf"):
+            if not SMALLEST <= factor <= LARGEST:
                 raise UsageError(
-                    f"the factor of {glob!r} must be positive, not {factor:g}. Leave it out for 1."
+                    f"the factor of {glob!r} must be {RANGE}, not {factor:g}. Leave it out for 1."
                 )
+        for glob, *both in self.fixed:
+            for threshold in both:
+                if threshold != 0 and not SMALLEST <= threshold <= LARGEST:
+                    raise UsageError(
+                        f"the fixed threshold of {glob!r} must be 0 or {RANGE}, not {threshold:g}. "
+                        "Leave it out to calibrate it."
+                    )
 
     @property
     def softmax_percentile(self) -> float | None:
@@ -132,6 +186,11 @@ class Recipe:
             )
         return percentile
 
+    @property
+    def final_rounding(self) -> str:
+        """What neurons round by in the end: the pass `nearest` comes before the recipe's own rounding."""
+        return "nearest" if "nearest" in self.passes else self.rounding
+
     def chooses(self, site: str) -> bool:
         """Whether the include globs name this site and no exclude glob does."""
         return any(fnmatchcase(site, g) for g in self.include) and not self.excludes(site)
@@ -145,10 +204,30 @@ class Recipe:
 
     def fixed_threshold(self, site: str) -> tuple[Tensor, Tensor] | None:
         """θ+ and θ− of a site that are given and not calibrated."""
+        import torch
+
         for glob, positive, negative in self.fixed:
             if fnmatchcase(site, glob):
                 return torch.tensor(float(positive)), torch.tensor(float(negative))
         return None
+
+    def __repr__(self) -> str:
+        """The preset, and what differs from it.
+
+        >>> preset("best", scale=0.3)
+        preset('best', scale=0.3)
+        """
+        changes = [f", {name}={value!r}" for name, value in self.changes().items()]
+        return f"preset({self.preset!r}{''.join(changes)})"
+
+    def changes(self) -> dict[str, Any]:
+        """The fields that differ from those of the preset."""
+        start = {f.name: f.default for f in dataclasses.fields(self)} | PRESETS[self.preset].settings
+        return {
+            name: getattr(self, name)
+            for name, value in start.items()
+            if name != "preset" and getattr(self, name) != value
+        }
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
@@ -171,34 +250,104 @@ class Recipe:
         for name in fields:
             if name not in known:
                 raise unknown("recipe field", name, known)
-        for name in ("include", "exclude", "passes"):
-            fields[name] = tuple(fields.get(name, getattr(cls, name)))
-        fields["factors"] = tuple((glob, factor) for glob, factor in fields.get("factors", ()))
-        fields["fixed"] = tuple((glob, up, down) for glob, up, down in fields.get("fixed", ()))
-        return cls(**fields)
+        return cls(**{name: _tuples(value) for name, value in fields.items()})
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "sformer": {},
-    "paper-vit-base": {"scale": 0.252, "softmax": 0.0035},
-    "paper-vit-large": {"scale": 0.313, "softmax": 0.0036},
-    "paper-eva": {"scale": 0.360, "softmax": 0.0035},
-    "paper-eva-detection": {"scale": 0.350, "softmax": 0.0036},
-    "paper-eva-segmentation": {"scale": 0.333, "softmax": 0.0036},
-    "best": {
-        "passes": ("nearest", "layout", "positions", "center", "allocate", "correct", "refit", "tune"),
-        "budget": 0.2,
-        "energy": "binary",
-    },
-    # baselines: rate coding over T steps, its one-step equal, ECMT, and plain 8-bit quantisation
-    "if": {"neuron": "if", "levels": "1,", "steps": 32, "percentile": 0.0, "scale": 1.0},
-    "mtn": {"neuron": "mtn", "levels": "linear:16", "percentile": 0.0, "scale": 1.0},
-    "ecmt": {
-        "levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125,
-        "fixed": (("*.fc2:linear0_input", 0.25, 0.08),),
-    },
-    "uniform": {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
-}  # fmt: skip
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named starting point, and what is known of it.
+
+    Attributes:
+        about: what it is, in one sentence.
+        measured: its loss and its energy on a network, in the words and figures of the documentation; "" if there are none.
+        page: where the documentation has them.
+        settings: the fields that differ from the first preset's.
+    """
+
+    about: str
+    measured: str = ""
+    page: str = ""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+ECMT = {"levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125}
+REPRODUCTION = "docs/reproduction.md"
+
+PRESETS: dict[str, Preset] = {
+    "sformer": Preset(
+        "The paper's method to the letter; seconds.",
+        "ViT-Tiny: 19.3 points lost (75.8 to 56.5 %) at counts 0.273, binary 0.156.",
+        "docs/passes.md",
+    ),
+    "best": Preset(
+        "All passes within a binary ratio of 0.2; ViT-Tiny: about ten minutes.",
+        "ViT-Tiny, passes up to allocate: 75.8 to 75.9 % at counts 0.722, binary 0.197.",
+        "docs/passes.md",
+        {
+            "passes": ("nearest", "layout", "positions", "center", "allocate", "correct", "refit", "tune"),
+            "budget": 0.2,
+            "energy": "binary",
+        },
+    ),
+    "paper-vit-base": Preset(
+        "The paper's λ and softmax threshold for ViT-Base/16.",
+        "Not measured here; the paper has 80.8 to 70.6 %.",
+        REPRODUCTION,
+        {"scale": 0.252, "softmax": 0.0035},
+    ),
+    "paper-vit-large": Preset(
+        "The paper's λ and softmax threshold for ViT-Large/16.",
+        "Not measured here; the paper has 84.9 to 82.4 %.",
+        REPRODUCTION,
+        {"scale": 0.313, "softmax": 0.0036},
+    ),
+    "paper-eva": Preset(
+        "The paper's λ and softmax threshold for EVA.",
+        "Not measured here; the paper has 89.6 to 88.8 %.",
+        REPRODUCTION,
+        {"scale": 0.360, "softmax": 0.0035},
+    ),
+    "paper-eva-detection": Preset(
+        "The paper's λ and softmax threshold for boxes by EVA.", settings={"scale": 0.350, "softmax": 0.0036}
+    ),
+    "paper-eva-segmentation": Preset(
+        "The paper's λ and softmax threshold for masks by EVA.", settings={"scale": 0.333, "softmax": 0.0036}
+    ),
+    "if": Preset(
+        "A baseline: rate coding by integrate-and-fire over 32 steps.",
+        "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 74.5 %. ResNet-18 at batch 1: 48.3 times the time.",
+        f"{REPRODUCTION}, docs/speed.md",
+        {"neuron": "if", "levels": "1,", "steps": 32, "percentile": 0.0, "scale": 1.0},
+    ),
+    "mtn": Preset(
+        "A baseline: integrate-and-fire over 16 steps as one step with 16 thresholds.",
+        "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 93.0 %.",
+        REPRODUCTION,
+        {"neuron": "mtn", "levels": "linear:16", "percentile": 0.0, "scale": 1.0},
+    ),
+    "ecmt": Preset(
+        "A baseline: ECMT, exponential thresholds over 4 steps.",
+        "Bundled ViT: 82.6 to 80.4 % at counts 0.575, binary 0.336.",
+        REPRODUCTION,
+        ECMT,
+    ),
+    "ecmt-vit": Preset(
+        "ECMT with its authors' constants, for timm's ViTs and no other network.",
+        "ViT-Tiny: 74.6 to 56.0 % at counts 0.773, binary 0.437.",
+        REPRODUCTION,
+        {**ECMT, "fixed": (("blocks.*.mlp.fc2:linear0_input", 0.25, 0.08),)},
+    ),
+    "uniform": Preset(
+        "A baseline: plain 8-bit quantization.",
+        "Bundled ViT: 82.6 to 82.8 % at counts 2.71, binary 0.318.",
+        REPRODUCTION,
+        {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
+    ),
+}
 """Named starting points: the paper's own settings, the passes together, and baselines to compare with."""
 
 
@@ -212,4 +361,4 @@ def preset(name: str, **changes: Any) -> Recipe:
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    return Recipe(**{"preset": name, **PRESETS[name], **changes})
+    return Recipe(**{"preset": name, **PRESETS[name].settings, **changes})

@@ -160,3 +160,77 @@ def test_a_folder_is_no_checkpoint(tmp_path):
     path = tmp_path / "w.pth"
     path.mkdir()
     assert refusal(path).endswith("no such checkpoint file. Check the path given to --weights.")
+
+
+def changed(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (value * 10).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_that_are_not_real_numbers_are_refused(tmp_path, model, dtype, suffix):
+    path, state = tmp_path / f"w{suffix}", model.state_dict()
+    state["2.weight"] = changed(state["2.weight"], dtype)
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    kind = str(dtype).removeprefix("torch.")
+    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+        f"{path}: the tensor 2.weight is of type {kind}, and the network needs float32. "
+        "Save the weights as floating-point numbers, with the scales of quantized ones applied."
+    )
+
+
+def test_eight_bit_floats_are_refused_as_their_scales_are_elsewhere(tmp_path, model):
+    path, state = tmp_path / "w.pth", model.state_dict()
+    state["0.bias"] = state["0.bias"].to(torch.float8_e4m3fn)
+    torch.save(state, path)
+    assert "the tensor 0.bias is of type float8_e4m3fn" in refusal(path, lambda p: load_checkpoint_(model, p))
+
+
+def test_double_precision_is_taken_where_float32_holds_it(tmp_path, model):
+    path = tmp_path / "w.pth"
+    state = {k: v.double() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    torch.save(state, path)
+    load_checkpoint_(model, path)
+    state["2.weight"][1, 3] = -1e300
+    torch.save(state, path)
+    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+        f"{path}: the tensor 2.weight holds -1e+300, which float32 does not. Check the weights, or scale them down."
+    )
+
+
+def test_counters_that_were_cast_with_the_weights_are_taken(tmp_path, model):
+    path = tmp_path / "w.pth"
+    model[1].num_batches_tracked.fill_(7)
+    torch.save({k: v.half() for k, v in model.state_dict().items()}, path)
+    model[1].num_batches_tracked.zero_()
+    load_checkpoint_(model, path)
+    assert int(model[1].num_batches_tracked) == 7
+    torch.save({**model.state_dict(), "1.num_batches_tracked": torch.tensor(0.5)}, path)
+    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+        f"{path}: the tensor 1.num_batches_tracked holds 0.5, which int64 does not. "
+        "Check the weights, or scale them down."
+    )
+
+
+@pytest.fixture
+def without_checksums():
+    """`torch.save` writes no checksums, as some large trainings choose for speed."""
+    torch.serialization.set_crc32_options(False)
+    yield
+    torch.serialization.set_crc32_options(True)
+
+
+def test_a_flipped_bit_in_the_numbers_of_an_archive(tmp_path, model):
+    torch.save(model.state_dict(), file := tmp_path / "w.pth")
+    data, weight = bytearray(file.read_bytes()), model[0].weight.detach().numpy().tobytes()
+    data[data.index(weight) + 5] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(LoadError) as error:
+        read_checkpoint(file)
+    assert str(error.value).startswith(f"{file}: the file is damaged or cut short (its part w/data/0 ")
+    assert str(error.value).endswith(f"has another checksum){AGAIN}")
+
+
+def test_an_archive_without_checksums(tmp_path, model, without_checksums):
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    assert same(read_checkpoint(tmp_path / "w.pth"), model)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from onespike import pipeline
 from onespike.adapters import load_model
 from onespike.adapters.scenes import SCENE_CLASSES
-from onespike.convert import table
+from onespike.conversion.network import table
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import preset
+from onespike.runs import pipeline
 
 LAZY = """
 from fake_detectron2 import GeneralizedRCNN, ResizeShortestEdge
@@ -55,8 +55,8 @@ def lazy(tmp_path, monkeypatch):
 def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
     spec, run = f"detectron2:{request.getfixturevalue(kind)}", tmp_path / "run"
     loaded = load_model(spec, random_weights=True)
-    assert (loaded.task, loaded.class_names, loaded.backbone) == (
-        "segmentation",
+    assert (loaded.task.masks, loaded.class_names, loaded.backbone) == (
+        True,
         SCENE_CLASSES,
         ("backbone[.:]*",),
     )
@@ -70,10 +70,10 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
     }
     pipeline.save_run(run, pair)
     again = pipeline.load_run(run)
-    items, coco = pipeline.choose_labelled(again.loaded, "bundled:scenes-test", None, 4)
+    items = pipeline.choose_labelled(again.loaded, "bundled:scenes-test", None, 4)
     figures = []
     for each in (pair, again):
-        metric = pipeline.metric_for(each, items, coco)
+        metric = pipeline.metric_for(each, items)
         result = pipeline.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
         figures.append((result["ann"], result["snn"], metric.found))
     assert figures[0] == figures[1]

@@ -149,13 +149,21 @@ def test_torchvision_from_a_checkpoint(tmp_path):
         assert torch.equal(loaded.model(x), reference(x))
 
 
+def test_a_network_with_both_kinds_of_attention_is_fused_throughout():
+    loaded = load_model("timm:xcit_nano_12_p16_224", random_weights=True)
+    kinds = {m.fused_attn for m in loaded.model.modules() if hasattr(m, "fused_attn")}
+    assert (loaded.attention, kinds) == ("sdpa", {True})
+    eager = load_model("timm:xcit_nano_12_p16_224", random_weights=True, attention="eager")
+    assert eager.attention == "eager"
+
+
 def test_torchvision_attention_is_fused():
     loaded = load_model("torchvision:vit_b_32", random_weights=True)
     assert loaded.attention == "sdpa"
     with pytest.raises(UsageError) as error:
         load_model("torchvision:vit_b_32", random_weights=True, attention="eager")
     assert str(error.value) == (
-        "torchvision:vit_b_32: torchvision computes attention with sdpa only. Leave attention out, or give 'sdpa'."
+        "torchvision:vit_b_32: torchvision computes attention with sdpa only. Use attention='sdpa'."
     )
 
 

@@ -122,3 +122,23 @@ def test_an_id_without_a_network():
     message = str(error.value)
     assert message.startswith("transformers:nobody/nothing: the published weights cannot be fetched (")
     assert message.endswith("or give a local checkpoint with --weights FILE.")
+
+
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_weights_of_another_type_are_refused_with_their_name(folder, tmp_path, source):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    tensors = load_file(copy / "model.safetensors")
+    given = {"pretrained": True} if source == "folder" else {"weights": copy / "model.safetensors"}
+    for change, message in (
+        (lambda w: (w * 100).to(torch.int8), "classifier.weight is of type int8"),
+        (lambda w: w.double() * 1e300, "the tensor classifier.weight holds "),
+    ):
+        save_file(
+            {**tensors, "classifier.weight": change(tensors["classifier.weight"])}, copy / "model.safetensors"
+        )
+        with pytest.raises(LoadError, match=message) as error:
+            load_model(f"transformers:{copy}", **given)
+        assert str(copy / "model.safetensors") in str(error.value)

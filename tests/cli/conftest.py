@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -19,8 +20,12 @@ def cli(monkeypatch, capsys) -> Command:
     def run(*words: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["onespike", *map(str, words)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main()
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit) as exit_:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, handler)  # the command is over, the tests are not
         captured = capsys.readouterr()
         return Result(int(exit_.value.code or 0), captured.out, captured.err)
 
@@ -66,9 +71,9 @@ def transformers_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def vit_run(tmp_path_factory, vit_weights) -> Path:
     """A run of the bundled architecture. Only to be read: tests that damage one copy it first."""
-    from onespike import pipeline
     from onespike.adapters import load_model
     from onespike.recipe import Recipe
+    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("runs") / "vit"
     pair = pipeline.convert_network(

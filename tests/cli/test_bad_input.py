@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import CALIBRATION, TEST, VIT, noise
+from PIL import Image
 
 from onespike.adapters.base import OPTIONS
 from onespike.neurons import NEURONS
@@ -52,21 +54,25 @@ OPTION_VALUES = {
     ("--scale", "0"): "scale must be in (0, 1], not 0. The paper uses 0.25 to 0.36.",
     ("--scale", "1.5"): "scale must be in (0, 1], not 1.5. The paper uses 0.25 to 0.36.",
     ("--scale", "nan"): "scale must be in (0, 1], not nan. The paper uses 0.25 to 0.36.",
+    (
+        "--scale",
+        "1e-300",
+    ): "scale must be in (0, 1] and not below 1.2e-38, the least that float32 holds in full, "
+    "not 1e-300. The paper uses 0.25 to 0.36.",
+    (
+        "--softmax",
+        "1e-300",
+    ): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    "not 1e-300. The paper uses 0.0035.",
     ("--percentile", "-1"): "percentile must be in [0, 50), not -1. The paper uses 1.",
     ("--percentile", "50"): "percentile must be in [0, 50), not 50. The paper uses 1.",
     ("--percentile", "nan"): "percentile must be in [0, 50), not nan. The paper uses 1.",
-    (
-        "--softmax",
-        "0",
-    ): "a fixed softmax threshold must be positive and finite, not 0. The paper uses 0.0035.",
-    (
-        "--softmax",
-        "nan",
-    ): "a fixed softmax threshold must be positive and finite, not nan. The paper uses 0.0035.",
-    (
-        "--softmax",
-        "inf",
-    ): "a fixed softmax threshold must be positive and finite, not inf. The paper uses 0.0035.",
+    ("--softmax", "0"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    "not 0. The paper uses 0.0035.",
+    ("--softmax", "nan"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    "not nan. The paper uses 0.0035.",
+    ("--softmax", "inf"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    "not inf. The paper uses 0.0035.",
     ("--limit", "0"): "limit must be at least 1, not 0. Leave it out to use all 256 images.",
     ("--batch-size", "0"): "batch size must be at least 1, not 0. Try 32.",
     ("--exclude", "*"): "convert: no site would spike. Widen include, or narrow exclude.",
@@ -154,8 +160,27 @@ def test_images_that_cannot_be_read(convert, tmp_path):
     assert message.endswith("). Replace or remove it.")
     cut.write_text("no image")
     assert convert(calibrate=folder) == (
-        f"{cut}: the image cannot be read (it is not an image). Replace or remove it."
+        f"{cut}: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."
     )
+
+
+def test_damaged_metadata_of_a_whole_image_are_passed_over(cli, tmp_path):
+    exif = Image.Exif()
+    exif[0x010E] = "text"
+    for index in range(4):
+        path = tmp_path / "images" / f"{index}.jpg"
+        with Image.open(noise(path.with_suffix(".png"), index)) as image:
+            image.save(path, exif=exif)
+        path.with_suffix(".png").unlink()
+        data = bytearray(path.read_bytes())
+        place = data.index(b"Exif\0\0") + 6
+        data[place + 8 : place + 10] = b"\xff\xff"  # the number of its entries
+        path.write_bytes(data)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(path) as image:
+        image.getexif()
+    result = cli("convert", VIT, "--calibrate", tmp_path / "images", "--out", tmp_path / "run")
+    assert result.code == 0
+    assert "Warning" not in result.err
 
 
 class Code:
@@ -243,14 +268,14 @@ def replace_in_record(old, new):
 
 
 DIFFERS = "is not the file that was saved (its SHA-256 differs)"
-EDITED = "run.json is not what was saved (its SHA-256 differs)"
+EDITED = "the file is damaged (it is not what was saved: its SHA-256 differs)"
 DAMAGES = {
     "cut thresholds": (damage_thresholds, f"thresholds.safetensors {DIFFERS}"),
     "a bit in the weights": (damage_weights, f"weights.safetensors {DIFFERS}"),
     "no weights": (lambda run: (run / "weights.safetensors").unlink(), "weights.safetensors is missing"),
     "an edited number": (replace_in_record('"scale": 0.25', '"scale": 0.5'), EDITED),
     "a lost key": (replace_in_record('"recipe"', '"recipes"'), EDITED),
-    "cut record": (replace_in_record("}\n", "\n"), "run.json is not JSON ("),
+    "cut record": (replace_in_record("}\n", "\n"), "the file is damaged (invalid JSON: "),
 }
 
 
@@ -262,7 +287,8 @@ def test_a_damaged_run(cli, tmp_path, vit_run, kind):
     damage(run)
     for command in (("inspect", run), ("evaluate", run, "--data", TEST), ("verify", run, "--data", TEST)):
         message = cli(*command).message()
-        assert message.startswith(f"{run}: the run is damaged: {found}")
+        place = f"{run / 'run.json'}: " if found.startswith("the file") else f"{run}: the run is damaged: "
+        assert message.startswith(place + found)
         assert message.endswith(". Convert the network again.")
 
 
@@ -279,7 +305,7 @@ def test_a_run_that_is_none(cli, tmp_path, vit_run):
     )
     (missing / "run.json").write_text("[]")
     assert cli("inspect", missing).message() == (
-        f"{missing}: the run has version None, and this onespike reads 1. Convert the network again."
+        f"{missing / 'run.json'}: the file is damaged (input should be an object). Convert the network again."
     )
 
 
@@ -304,9 +330,6 @@ def test_evaluate(cli, tmp_path, vit_run):
     )
     assert message("--data", TEST, "--batch-size", -3) == "batch size must be at least 1, not -3. Try 32."
     assert message("--data", TEST, "--device", "tpu9").endswith("). Try --device cpu.")
-    refused = cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", tmp_path)
-    assert refused.message() == f"{tmp_path}: this is a folder. Give the name of a file."
-    assert "agreement" in refused.out  # the figures are not lost
 
 
 def test_verify_and_list(cli, vit_run):
@@ -315,7 +338,7 @@ def test_verify_and_list(cli, vit_run):
     assert cli("verify", "--data", TEST).message() == both
     assert cli("verify", "--trials", 0).message() == "trials must be at least 1, not 0. Try 200."
     assert cli("list", "neuron").message() == (
-        "unknown list 'neuron'. Did you mean 'neurons'? Known: models, neurons, passes, presets."
+        "unknown list 'neuron'. Did you mean 'neurons'? Known: columns, models, neurons, passes, presets, profiles."
     )
 
 
@@ -344,17 +367,69 @@ def test_what_the_system_refuses(cli, monkeypatch, vit_run):
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(vit_run / "run.json"))
 
-    monkeypatch.setattr("onespike.storage._read_record", refuse)
+    monkeypatch.setattr("onespike.runs.storage._read_record", refuse)
     assert cli("inspect", vit_run).message() == (
         f"{vit_run / 'run.json'}: Permission denied. Check the path, its permissions and the disk."
     )
 
 
-def test_a_device_that_is_too_small(cli, monkeypatch, vit_run):
-    def refuse(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB.")
+def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit_run):
+    """Nothing is loaded or measured for a result that could not be written."""
 
-    monkeypatch.setattr("onespike.pipeline.evaluate", refuse)
-    assert cli("evaluate", vit_run, "--data", TEST).message() == (
-        "the device has too little memory. Give a smaller --batch-size."
-    )
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("the work has started")
+
+    for name in ("runs.pipeline.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
+                 "doctor.checkup", "studies.ablate.ablate_run", "report.record.gather"):  # fmt: skip
+        monkeypatch.setattr(f"onespike.{name}", work)
+    file = tmp_path / "file"
+    file.touch()
+    a_folder = f"{tmp_path}: this is a folder. Give the name of a file."
+    a_file = f"{file}: this is a file. Give the name of a folder."
+    within = f"{file / 'in'}: a part of this path is a file. Choose another place."
+    data, json = (vit_run, "--data", TEST, "--limit", 2), ("--json", tmp_path)
+    for words, message in {
+        ("evaluate", *data, *json): a_folder,
+        ("evaluate", *data, "--picture", tmp_path): a_folder,
+        ("search", *data, *json): a_folder,
+        ("doctor", *data, *json): a_folder,
+        ("ablate", *data, *json): a_folder,
+        ("report", *data, "--out", file): a_file,
+        ("compare", *data, vit_run, "--out", file): a_file,
+        ("demo", "--out", file): a_file,
+        ("reproduce", "table-energy", "--out", file): a_file,
+        ("convert", VIT, "--calibrate", CALIBRATION, "--out", file / "in"): within,
+    }.items():
+        assert cli(*words).message() == message
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_figures_go_to_a_device(cli, vit_run):
+    result = cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", "/dev/null")
+    assert result.code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_remedies_are_options(convert):
+    eager = convert("--attention", "eager", model="torchvision:vit_b_32")
+    assert eager.endswith("computes attention with sdpa only. Use --attention sdpa.")
+    assert convert("--neuron", "uniform", "--steps", 2).endswith("has one step. Use --steps 1.")
+    assert convert("--placement", "activation", model="timm:test_vit").endswith("Use --placement synapse.")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("preprocessor_config.json", {"image_mean": ["", 0.5, 0.5]}, "the folder holds no image classifier"),
+        ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "the network fails on the image cifar10"),
+        ("preprocessor_config.json", {"size": {"height": 48, "width": 48}}, "the network fails on the image cifar10"),
+        ("config.json", {"hidden_act": 7}, "the folder holds no image classifier"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_does_not_fit(convert, transformers_folder, tmp_path, file, change, message):
+    folder = tmp_path / "network"
+    shutil.copytree(transformers_folder, folder)
+    record = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**record, **change}))
+    said = convert(model=f"transformers:{folder}", weights=("--pretrained",))
+    assert said.startswith(f"transformers:{folder}: {message}")

@@ -6,8 +6,9 @@ import json
 
 from command_line import VIT
 
-from onespike import demo, pipeline
 from onespike.adapters import load_model
+from onespike.runs import pipeline
+from onespike.studies import demo
 
 
 def test_demo(cli, monkeypatch, tmp_path, vit_weights):
@@ -20,7 +21,7 @@ def test_demo(cli, monkeypatch, tmp_path, vit_weights):
     assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"
     assert done.out.splitlines()[-1] == f"written to {out}: demo.json, overview.png, sites.png"
     titles = [line.partition(":")[0] for line in done.err.splitlines()]
-    assert titles == ["calibrating", "evaluating", "λ = 1", "λ = 0.25"]
+    assert titles == ["calibrating", "evaluating", "λ = 1", "λ = 0.25", "next"]
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "overview.png", "sites.png"]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("overview.png", "sites.png"))
     record = json.loads((out / "demo.json").read_text())

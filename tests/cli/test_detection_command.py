@@ -56,13 +56,13 @@ def coco(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, detector, coco) -> Path:
-    from onespike import pipeline
     from onespike.adapters import load_model
     from onespike.recipe import Recipe
+    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("runs") / "detector"
     loaded = load_model(f"transformers:{detector}", pretrained=True)
-    assert (loaded.task, loaded.backbone) == ("detection", ("vit[.:]*",))
+    assert (loaded.task.name, loaded.task.masks, loaded.backbone) == ("detection", False, ("vit[.:]*",))
     pair = pipeline.convert_network(loaded, pipeline.choose(str(coco[0]), None), Recipe(), batch_size=2)
     pipeline.save_run(folder, pair)
     return folder
@@ -79,7 +79,7 @@ def test_evaluate_scores_boxes_and_draws_them(cli, run, coco, tmp_path):
     assert set(record["classes"]) == {"cat", "dog"}
     assert 0 <= record["snn"]["bbox"]["AP"] <= 100
     assert 0 < record["energy"]["counts"] < 2
-    for words in ("boxes ANN", "AP75", "4 images, 8 objects", "counts", "calibration"):
+    for words in ("ANN box AP", "AP75", "4 images, 8 objects", "counts", "calibration"):
         assert words in result.out, words
     with Image.open(tmp_path / "both.png") as picture:
         assert picture.width > 1000

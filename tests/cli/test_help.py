@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer.testing
 
+import onespike
 from onespike.cli.app import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -24,7 +27,8 @@ def test_the_overview_names_every_command_in_full():
     page = help_page()
     start = page.index("Commands:") + 1
     assert [line.split()[0] for line in page[start:]] == COMMANDS
-    assert {"demo", "convert", "evaluate", "inspect", "verify", "list"} <= set(COMMANDS)
+    order = "demo list convert inspect evaluate search doctor ablate report compare verify reproduce"
+    assert order.split() == COMMANDS
     assert "  Start with: onespike demo" in page
     assert all(line.endswith(".") and not line.endswith("...") for line in page[start:])
 
@@ -58,3 +62,39 @@ def test_the_words_of_the_manual():
 def test_no_words_show_the_overview():
     result = typer.testing.CliRunner().invoke(app, [], prog_name="onespike")
     assert "Commands:" in result.output
+
+
+def test_options_stand_in_panels():
+    page = help_page("convert")
+    titles = [line for line in page if line.endswith("options:")]
+    assert titles == ["Basic options:", "Recipe options:", "Pass options:", "Device options:"]
+    starts = [page.index(title) for title in titles]
+    for option, panel in (("--calibrate DIR", 0), ("--scale λ", 1), ("--budget RATIO", 2), ("--device D", 3)):
+        place = next(i for i, line in enumerate(page) if line.startswith(f"  {option}"))
+        assert sum(start < place for start in starts) == panel + 1
+    assert "Options:" in help_page("inspect")
+
+
+def test_the_version(cli):
+    shown = cli("--version")
+    assert (shown.code, shown.out, shown.err) == (0, f"onespike {onespike.__version__}\n", "")
+
+
+WITHOUT = """
+import sys
+
+for package in ("torch", "numpy", "PIL", "rich", "yaml"):
+    sys.modules[package] = None  # an import of it raises ImportError
+from onespike.cli import main
+
+sys.argv = ["onespike", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("command", [(), ("convert",), ("doctor",), ("reproduce",)], ids=" ".join)
+def test_help_needs_no_torch(command):
+    words = [sys.executable, "-c", WITHOUT, *command, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ")

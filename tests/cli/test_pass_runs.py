@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from command_line import CALIBRATION, TEST, VIT
+from command_line import CALIBRATION, TEST, VIT, noise
 
-from onespike import pipeline
 from onespike.adapters import load_model
 from onespike.recipe import PRESETS, preset
+from onespike.runs import pipeline
 from onespike.tasks import limit, list_images
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -46,7 +46,7 @@ def test_a_trained_network_loses_less_at_equal_energy(pair):
 
 
 def test_the_paper_s_preset_has_no_passes():
-    assert PRESETS["sformer"] == {} and preset("sformer").passes == ()
+    assert PRESETS["sformer"].settings == {} and preset("sformer").passes == ()
     assert preset("best").passes == (*ALL, "correct", "refit", "tune")
 
 
@@ -66,7 +66,7 @@ def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair):
+def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monkeypatch):
     pipeline.save_run(tmp_path / "run", pair)
     words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 20, "--passes", "nearest,center",
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
@@ -79,8 +79,36 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair):
     kept = (tmp_path / "run" / "ablation" / "ablation.json").read_bytes()
     again = cli(*words)
     assert again.out == found.out and (tmp_path / "run" / "ablation" / "ablation.json").read_bytes() == kept
+    other = cli(*words[:5], 10, *words[6:])  # other images: both ablations are kept
+    assert other.code == 0 and other.out != found.out
+    with monkeypatch.context() as patch:
+        patch.setattr("onespike.studies.ablate._measure", lambda *_: pytest.fail("measured a second time"))
+        assert cli(*words).out == found.out
+        assert cli(*words[:5], 10, *words[6:]).out == other.out
     (tmp_path / "run" / "ablation" / "ablation.json").write_text("{")
     message = cli(*words).message()
     assert message.endswith(
-        "ablation.json: the record of the ablation is damaged. Remove it to measure again."
+        "ablation.json: the file is damaged (invalid JSON: EOF while parsing an object at line 1 column 1). "
+        "Remove it to measure again."
     )
+
+
+def test_ablate_knows_images_by_their_contents(cli, tmp_path, pair):
+    pipeline.save_run(tmp_path / "run", pair)
+    words = (
+        "ablate",
+        tmp_path / "run",
+        "--data",
+        tmp_path / "images",
+        "--passes",
+        "nearest",
+        "--budget",
+        "0.3",
+    )
+    for index in range(4):
+        noise(tmp_path / "images" / f"{index}.png", index)
+    found = cli(*words)
+    assert found.code == 0, found.err
+    for index in range(4):
+        noise(tmp_path / "images" / f"{index}.png", index + 4)
+    assert cli(*words).out != found.out

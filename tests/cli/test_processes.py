@@ -21,14 +21,14 @@ def run(*words: object, **options: object) -> Result:
 SLOW = """
 import time
 from onespike.cli import main
-from onespike.tasks import images
+from onespike.tasks import Classification
 
-read = images.read_image
-def slowly(item):
+read = Classification.load
+def slowly(self, item):
     print("reading", flush=True)
     time.sleep(0.2)
-    return read(item)
-images.read_image = slowly
+    return read(self, item)
+Classification.load = slowly
 main()
 """
 
@@ -49,7 +49,7 @@ def test_ctrl_c_while_calibrating(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # shells ignore it in the background
     )  # fmt: skip
-    assert process.stdout.readline() == "reading\n"
+    assert "reading\n" in iter(process.stdout.readline, "")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -104,7 +104,7 @@ def command(*words):
         try:
             onespike.cli.main()
         except SystemExit as exit_:
-            return exit_.code, error.getvalue()
+            return exit_.code, error.getvalue().partition("next: ")[0]
 
 import onespike.cli
 print(command("--help"))
@@ -135,5 +135,5 @@ def test_python_dash_m_and_a_reader_that_goes_away():
     assert process.stdout.readline().startswith("timm:")
     process.stdout.close()  # as `head -1` does
     assert process.stderr.read() == ""
-    assert process.wait() in (0, 1)
+    assert process.wait() in (0, 2)
     process.stderr.close()

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from onespike import storage
+from onespike.runs import storage
 
 
 @pytest.fixture
@@ -18,11 +18,12 @@ def run(vit_run, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("onespike.gather.SCALES", (1.0,))
-    monkeypatch.setattr("onespike.gather.EXAMPLES", 2)
-    monkeypatch.setattr("onespike.doctor.measure.SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.doctor.measure.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.doctor.measure.VARIANTS", {"nearest rounding": {"rounding": "nearest"}})
+    monkeypatch.setattr("onespike.report.record.SCALES", (1.0,))
+    monkeypatch.setattr("onespike.report.record.EXAMPLES", 2)
+    monkeypatch.setattr("onespike.doctor.measurement.SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ("nearest",))
+    monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {"nearest rounding": {"rounding": "nearest"}})
 
 
 @pytest.mark.usefixtures("quick")
@@ -41,7 +42,7 @@ def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     assert cli("compare", run, other, "--out", out).code == 0
     assert sorted(p.name for p in out.iterdir()) == ["compare.html", "compare.json", "compare.md"]
     (other / "report" / "report.json").write_text("{")
-    assert "the report is damaged" in cli("compare", run, other, "--out", out).message()
+    assert "report.json: the file is damaged (" in cli("compare", run, other, "--out", out).message()
     shutil.rmtree(other / "report")
     assert (
         cli("compare", run, other, "--out", out).message().startswith(f"{other}: it has no measured report.")

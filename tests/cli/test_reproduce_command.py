@@ -6,7 +6,7 @@ from command_line import CALIBRATION
 
 
 def test_the_list_names_every_study(cli):
-    from onespike.reproduce import STUDIES
+    from onespike.studies.reproduce import STUDIES
 
     result = cli("reproduce", "list")
     assert result.code == 0
@@ -45,7 +45,7 @@ def test_what_cannot_be_meant(cli, tmp_path):
 
 
 def test_ctrl_c_says_that_finished_rows_are_kept(cli, tmp_path, monkeypatch):
-    from onespike.reproduce import Bench
+    from onespike.studies.reproduce import Bench
 
     def interrupt(self, recipe):
         raise KeyboardInterrupt

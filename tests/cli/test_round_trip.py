@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,19 +15,27 @@ import torch
 from command_line import CALIBRATION, TEST, VIT, noise
 from safetensors.torch import load_file, save_file
 
-from onespike import pipeline
 from onespike.adapters import load_model
-from onespike.files import sha256
+from onespike.energy import COLUMNS
 from onespike.recipe import Recipe
+from onespike.runs import pipeline
+from onespike.runtime.atomic import sha256
 from onespike.tasks import batches, list_images
 
 ACCURACY = {"top1": float, "top5": float}
 SCHEMA = {
+    "task": str,
     "ann": ACCURACY,
     "snn": ACCURACY,
     "agreement": float,
     "kl": float,
-    "energy": dict.fromkeys(("counts", "nonzero", "binary", "strict", "w8a8", "w4a4"), float),
+    "difference": float,
+    "standard_error": float,
+    "energy": dict.fromkeys(COLUMNS, float),
+    "energy_parts": dict,  # what each column is paid for depends on the network
+    "profile": str,
+    "analog_share": float,
+    "dead_share": float,
     "images": int,
     "scale": float,
     "seconds": {"ann": float, "snn": float},
@@ -34,7 +43,9 @@ SCHEMA = {
 
 
 def types(record):
-    return {k: types(v) if isinstance(v, dict) else type(v) for k, v in record.items()}
+    return {
+        k: types(v) if isinstance(v, dict) and k != "energy_parts" else type(v) for k, v in record.items()
+    }
 
 
 def record(run: Path) -> dict:
@@ -101,10 +112,15 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     for row, network in zip(rows, ("ann", "snn"), strict=True):
         assert row[-3:-1] == [f"{figures[network][name]:.2f}" for name in ("top1", "top5")]
     for column, ratio in figures["energy"].items():
-        assert f"\n{column:<7}  {ratio:.3f}  " in evaluated.out
+        without = ratio / (1 - figures["dead_share"])
+        assert re.search(rf"\n{column} +{ratio:.3f} +{without:.3f}  ", evaluated.out)
+        assert sum(figures["energy_parts"][column].values()) == pytest.approx(ratio)
+    assert "ratio = energy of the column / energy of the original network" in evaluated.out
     assert (
-        "ratio = energy of the column / (4.6 pJ × all synaptic MACs of the original network)" in evaluated.out
+        f"prices of horowitz-45nm; {100 * figures['analog_share']:.1f} % of the MACs stay analog"
+        in evaluated.out
     )
+    assert f"{100 * figures['dead_share']:.1f} % cannot reach the output" in evaluated.out
 
 
 def test_limit_is_evenly_spaced_and_recorded(cli, tmp_path, images):
@@ -130,7 +146,10 @@ def test_without_labels_there_is_no_accuracy(cli, tmp_path, vit_run):
     figures = json.loads(file.read_text())
     none = {"top1": None, "top5": None}
     assert (figures["ann"], figures["snn"]) == (none, none)
-    assert types(figures) == {**SCHEMA, "ann": types(none), "snn": types(none)}
+    assert types(figures) == {
+        **SCHEMA,
+        **types({"ann": none, "snn": none, "difference": None, "standard_error": None}),
+    }
     rows = [line.split() for line in done.out.splitlines() if line.startswith(("original", "spiking"))]
     assert [row[-3:-1] for row in rows] == [["–", "–"], ["–", "–"]]
 
@@ -164,10 +183,10 @@ def test_verify_with_and_without_a_run(cli, vit_run):
 
 
 def test_verify_fails_if_a_claim_does_not_hold(cli, monkeypatch):
-    from onespike.theory import Row
+    from onespike.studies.theory import Row
 
     row = Row("theorem 9", "1 = 2", 3, 2, -1.0, "x = 0")
-    monkeypatch.setattr("onespike.cli.app.check_all", lambda trials, seed: [row])
+    monkeypatch.setattr("onespike.studies.theory.check_all", lambda trials, seed: [row])
     failed = cli("verify")
     assert failed.code == 1
     assert "theorem 9 does not hold: x = 0" in failed.out
@@ -182,7 +201,12 @@ def test_lists(cli):
         "dual-if",
         "dual-mtn",
     ]
-    assert cli("list", "presets").out.startswith("sformer    Recipe(preset='sformer', neuron='sfn', ")
+    presets = cli("list", "presets").out
+    assert presets.startswith(
+        "sformer    The paper's method to the letter; seconds.\n  ViT-Tiny: "
+    )
+    assert "\n  neuron=sfn, levels=mixed:8, rounding=paper, scale=0.25, " in presets
+    assert "\n  scale=0.252, softmax=0.0035\n" in presets
 
 
 def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
@@ -193,6 +217,7 @@ def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
     assert listed.err == (
         "note: the list of torchvision models: it needs torchvision. "
         "Install it with: pip install 'onespike[torchvision]'\n"
+        "next: onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --out run\n"
     )
 
 
@@ -288,7 +313,7 @@ LOGITS = """
 import hashlib, sys
 from pathlib import Path
 import torch
-from onespike import pipeline
+from onespike.runs import pipeline
 from onespike.tasks import batches, list_images
 
 torch.set_num_threads(1)

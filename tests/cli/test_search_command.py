@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from command_line import CALIBRATION, TEST, VIT, Result
 from torch import nn
 
-from onespike import calibrate, convert, storage
-from onespike.objective import ScaleObjective
+from onespike import calibrate, convert
+from onespike.energy.columns import searchable
+from onespike.runs import storage
+from onespike.search.objective import ScaleObjective
+from onespike.tasks import Classification
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    from onespike import pipeline, preset
+    from onespike import preset
     from onespike.adapters import load_model
+    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("search") / "run"
     pair = pipeline.convert_network(
@@ -64,6 +71,35 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, made, tmp_path):
     assert "belongs to another search (it differs in images)" in message
 
 
+def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_path):
+    from onespike import preset
+    from onespike.adapters import load_model
+    from onespike.runs import pipeline
+
+    recipe = preset("sformer", passes=("nearest",), energy="binary", scale=0.5)
+    network, items = load_model(VIT, random_weights=True), pipeline.choose(CALIBRATION, 8)
+    pipeline.save_run(tmp_path / "run", pipeline.convert_network(network, items, recipe))
+    words = (
+        "search",
+        tmp_path / "run",
+        "--data",
+        TEST,
+        "--objective",
+        "kl",
+        "--sampler",
+        "grid",
+        "--limit",
+        4,
+    )
+    dear = cli(*words, "--trials", 2, "--json", tmp_path / "dear.json")
+    spent = json.loads((tmp_path / "dear.json").read_text())["spent"]
+    assert spent["column"] == "binary" and spent["after"] > 1.05 * spent["before"]
+    assert f"energy    {spent['before']:.3f} → {spent['after']:.3f} (binary, horowitz-45nm)" in dear.out
+    assert "warning   the λ that is kept spends" in dear.out
+    cheap = cli(*words, "--trials", 1, "--storage", f"sqlite:///{tmp_path / 'other.db'}", "--pareto")
+    assert "energy (binary)" in cheap.out and "warning" not in cheap.out
+
+
 def test_calibration_images_are_skipped(cli, made, tmp_path):
     storage_url = f"sqlite:///{tmp_path / 'study.db'}"
     result = cli(
@@ -88,10 +124,10 @@ def test_calibration_images_are_skipped(cli, made, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--objective", "loss"), "unknown objective 'loss'. Known: ap, kl, top1."),
+    (("--objective", "loss"), "search: the objective of bundled:cifar10-vit is top1 or kl or agreement, not loss. Leave --objective out."),
     (("--sampler", "random"), "unknown sampler 'random'. Known: gp, grid, tpe."),
     (("--budget", "0"), "the budget must be above 0, not 0. The paper's networks use 0.15 to 0.19."),
-    (("--energy", "joule"), "unknown energy column 'joule'. Known: binary, counts, nonzero, strict."),
+    (("--energy", "joule"), f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}."),
     (("--per-site", "block"), "unknown per-site choice 'block'. Known: kind, site."),
     (("--trials", "0"), "trials must be at least 1, not 0. The paper uses 50."),
 ])  # fmt: skip
@@ -119,7 +155,7 @@ def copied(made, tmp_path):
 SLOW = """
 import time
 from onespike.cli import main
-from onespike.objective import ScaleObjective
+from onespike.search.objective import ScaleObjective
 
 measure = ScaleObjective.__call__
 def slowly(self, scale, hopeless):
@@ -179,7 +215,13 @@ def test_evaluate_notes_images_of_the_search(cli, made, tmp_path):
     assert "note: 3 of these images were used for the search, first cifar10-test/00000" in found.out
     (run / "search" / "search.json").write_text("{")
     message = cli("evaluate", run, "--data", TEST, "--limit", 3).message()
-    assert message.endswith("search.json: the record of the search is damaged. Remove it, or search again.")
+    assert "search.json: the file is damaged (invalid JSON" in message
+    assert message.endswith("). Remove it, or search again.")
+
+
+def scale_objective(model, snn, batches, kind, **settings) -> ScaleObjective:
+    aim = Classification().objectives[kind]
+    return ScaleObjective(model, snn, batches, aim, lambda: aim.score(None, None), **settings)
 
 
 @pytest.mark.parametrize("kind", ["kl", "top1"])
@@ -191,7 +233,7 @@ def test_a_trial_is_one_forward(kind):
     for name, network in (("ann", model), ("snn", snn)):
         network.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
     batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0])) for _ in range(5)]
-    objective = ScaleObjective(model, snn, batches, kind)
+    objective = scale_objective(model, snn, batches, kind)
     assert calls == {"ann": 5 if kind == "kl" else 0, "snn": 0}
     before = calls["ann"]
     for trial in range(1, 4):
@@ -205,9 +247,24 @@ def test_a_compiled_search_measures_the_same():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     snn = convert(model, calibrate(model, [torch.randn(16, 4)]))
     batches = [(torch.randn(4, 4), None)]
-    eager, compiled = (ScaleObjective(model, snn, batches, "kl", compiled=choice) for choice in (False, True))
+    eager, compiled = (
+        scale_objective(model, snn, batches, "kl", compiled=choice) for choice in (False, True)
+    )
     torch._dynamo.reset()
     with torch._dynamo.config.patch(error_on_recompile=True):
         for scale in (1.0, 0.3, 0.05):
             expected = eager(scale, lambda step, value: False).value
             assert compiled(scale, lambda step, value: False).value == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_commands_of_the_documentation_work_in_their_order(cli, tmp_path, monkeypatch):
+    """All that docs/search.md gives, but on few images, with few trials; only the database of others is left out."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^    onespike (.*?)(?: +#.*)?$", page, re.MULTILINE)
+    commands = [shlex.split(line) for line in lines if "postgresql" not in line]
+    assert [words[0] for words in commands] == ["convert", "search", "evaluate", *["search"] * 4]
+    for words in commands:
+        shorter = ["--trials", "2", "--limit", "4"] if words[0] == "search" else ["--limit", "8"]
+        result = cli(*[CALIBRATION if word == "DIR" else word for word in words], *shorter)
+        assert result.code == 0, (words, result.err)

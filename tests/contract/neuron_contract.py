@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import shutil
 from typing import ClassVar
 
 import pytest
@@ -13,6 +15,9 @@ from torch import Tensor
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS, Neuron, Scale, mixed_levels
 
+needs_cpp = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX") or "g++") is None, reason="torch.compile needs a C++ compiler"
+)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -165,3 +170,22 @@ class NeuronContract:
 
     def test_says_what_it_is(self) -> None:
         assert self.make().extra_repr().startswith(f"{self.name}, θ+=0.75, ")
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_gradients_pass_straight_through_where_nothing_is_clipped(self, dtype: torch.dtype) -> None:
+        cell, x = self.make(), inputs(dtype).requires_grad_()
+        value = cell(x)
+        assert torch.equal(bits(value.detach()), bits(cell(x.detach())))
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        steps = [float(step) for step in cell.steps()]
+        reach = [steps[0] * (cell.largest + 0.5), steps[1] * (cell.largest + 0.5) or steps[0] / 2]
+        clear = ((x.abs() / torch.tensor(reach)[(x < 0).long()]) - 1).abs() > 0.01  # of the ends of the range
+        expected = (x < reach[0]) & (x > -reach[1])
+        assert torch.equal(gradient[clear], expected[clear].to(dtype))
+        assert 0 < expected.sum() < len(x)
+
+    def test_a_channel_that_is_off_has_no_gradient_and_no_nan(self) -> None:
+        cell = self.make(torch.tensor([0.0, 0.75]), torch.tensor([0.0, 0.0]))
+        x = torch.tensor([[0.1, 0.1], [torch.inf, torch.nan]], requires_grad=True)
+        cell(x)[0].sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [[0, 1], [0, 0]]

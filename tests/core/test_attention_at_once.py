@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from onespike import Recipe, calibrate, convert, kernels, metered
-from onespike.attach import Neurons, neurons
+from onespike.conversion.attach import Neurons, named_neurons
 from onespike.neurons import AffineFire, DualMultiThreshold, ScaleFire, mixed_levels
 
-pytestmark = pytest.mark.skipif(not kernels.is_fast(), reason="the kernel is written for AVX2")
+pytestmark = pytest.mark.skipif(
+    not kernels.is_fast(), reason="the kernel is for processors with AVX2, and a compiler"
+)
 LEVELS = mixed_levels(8)
 CELLS = {
     "one step": ScaleFire(0.03, levels=LEVELS),
@@ -178,10 +180,12 @@ def test_which_neurons_it_takes(calls: list[int]) -> None:
         AffineFire(0.1, levels=LEVELS, centre=torch.tensor(0.01)),
         ScaleFire(torch.full((9,), 0.1), levels=LEVELS),
         ScaleFire(0.0, 0.1, levels=LEVELS),
+        ScaleFire(torch.full((1, 4, 9, 1), 0.1), levels=LEVELS),
         hooked,
     )
     with torch.no_grad():
-        for owner["matmul1_lhs"] in others:
+        for cell in others:
+            owner["matmul1_lhs"] = cell
             snn(x)
         assert (calls, seen) == ([], [(3, 4, 9, 9)])
         owner["matmul1_lhs"] = ScaleFire(torch.full((9, 1), 0.1), levels=LEVELS)
@@ -211,7 +215,7 @@ def test_a_compiler_sees_one_operator_and_no_break(kind: str) -> None:
     assert torch.equal(found, expected)
     assert [name for name in seen if "onespike" in name].count("onespike.attend.default") == 1
     assert (
-        sum("onespike.fire" in name for name in seen) == sum(1 for _ in neurons(snn)) - 3
+        sum("onespike.fire" in name for name in seen) == sum(1 for _ in named_neurons(snn)) - 3
     )  # stem, head, attend
 
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from onespike import Recipe, calibrate, convert, discover, metered, sites
-from onespike.attach import Neurons
+from onespike import Recipe, calibrate, convert, discover, kernels, metered
+from onespike.conversion.attach import Neurons
+from onespike.energy.site_statistics import Survey
 from onespike.neurons import AffineFire
-from onespike.sites import Rows, Sites
-from onespike.survey import Survey
+from onespike.sites import Rows, Sites, Visit, attention
 
 KINDS = {
     "plain": {},
@@ -53,8 +53,8 @@ def network(kind: str = "plain") -> nn.Module:
 @pytest.fixture
 def blocks(monkeypatch):
     """Attention through torch's operations, and in blocks of two rows from when the function is called on."""
-    monkeypatch.setattr(sites.kernels, "can_attend", lambda *operands: False)
-    return lambda: monkeypatch.setattr(sites, "BLOCK", 2 * 3 * 4 * 9)
+    monkeypatch.setattr(kernels, "can_attend", lambda *operands: False)
+    return lambda: monkeypatch.setattr(attention, "BLOCK", 2 * 3 * 4 * 9)
 
 
 def run(snn: nn.Module, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_output_and_ledger_are_those_of_one_block(kind, blocks):
     torch.testing.assert_close(metered_output, expected)
     assert numbers(parts) == numbers(whole)
     assert (parts.functions, parts.unruled) == (whole.functions, {})
-    for column in ("counts", "nonzero"):
+    for column in ("counts", "nonzero", "binary"):
         assert parts.accumulates(column, double=True) == whole.accumulates(column, double=True)
 
 
@@ -105,12 +105,12 @@ def test_calibration_sees_the_same(kind, blocks):
 def test_blocks_are_visited_from_the_first_to_the_last(blocks):
     seen, (q, k, v) = [], (torch.randn(3, 4, 9, 5) for _ in range(3))
 
-    def visit(key, x, synapses, rows=None):
-        seen.append((key, x.shape[-2], rows))
+    def visit(operand, x):
+        seen.append((operand.site.key, x.shape[-2], operand.rows))
         return x
 
     blocks()
-    with Sites(visit, by_rows=True):
+    with Sites(Visit(visit, blockwise=True)):
         got = F.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v))
     assert seen[:4] == [
@@ -122,7 +122,7 @@ def test_blocks_are_visited_from_the_first_to_the_last(blocks):
 def test_a_visitor_that_takes_no_rows_gets_all_of_them(blocks):
     shapes = []
     blocks()
-    with Sites(lambda key, x, synapses: shapes.append(x.shape[-2]) or x):
+    with Sites(Visit(lambda operand, x: shapes.append(x.shape[-2]) or x)):
         F.scaled_dot_product_attention(*(torch.randn(3, 4, 9, 5) for _ in range(3)))
     assert shapes == [9, 5, 9, 9]
 

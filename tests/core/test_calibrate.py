@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from contract.networks import mlp, rows, sequences, transformer
-from onespike import Recipe, calibrate, preset
-from onespike.errors import CalibrationError
+from onespike import Recipe, calibrate, convert, preset
+from onespike.errors import CalibrationError, UsageError
+from onespike.neurons import Scale, ScaleFire
+from onespike.passes.axes import axes
 
 RESOLUTION = 2.0**-10
 """The stated error of the observer."""
@@ -216,11 +218,22 @@ class Named(nn.Module):
         return self.inner(x if gain is None else x * gain)
 
 
+class Both(Named):
+    """Needs two inputs."""
+
+    def forward(self, x: Tensor, gain: Tensor) -> Tensor:
+        return super().forward(x, gain)
+
+
 def test_batches_are_tensors_tuples_or_mappings():
-    model, x = Named(), rows()
-    gain = torch.full((64, 1), 2.0)
-    direct = calibrate(model, [2 * x])
-    for batch in ((x, gain), [x, gain], {"x": x, "gain": gain}):
+    x, gain = rows(), torch.full((64, 1), 2.0)
+    direct = calibrate(Named(), [2 * x])
+    for model, batch in (
+        (Both(), (x, gain)),
+        (Both(), [x, gain]),
+        (Both(), (x, gain, torch.arange(64))),
+        (Named(), {"x": x, "gain": gain}),
+    ):
         found = calibrate(model, [batch])
         assert found.provenance["samples"] == 64
         for site, threshold in found.items():
@@ -379,3 +392,68 @@ def test_an_output_that_is_nan():
     message = r"^calibrate: the network's output holds NaN\. Check the weights, or calibrate in float32\.$"
     with pytest.raises(CalibrationError, match=message):
         calibrate(model, [torch.randn(8, 4)])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_labels_of_an_ordinary_loader_are_left_out(kind):
+    x, labels = rows(), torch.arange(len(rows()))
+    expected = calibrate(mlp(), x.split(16))
+    found = calibrate(mlp(), [kind(pair) for pair in zip(x.split(16), labels.split(16), strict=True)])
+    assert found.provenance["samples"] == len(x)
+    assert {s: t.positive for s, t in found.items()} == {s: t.positive for s, t in expected.items()}
+
+
+@pytest.mark.parametrize("label", [torch.zeros(4, dtype=torch.long), torch.zeros(4, 3), [{"boxes": 1}]])
+def test_what_may_be_a_label_is_never_fed(label):
+    message = (
+        r"Named.forward\(x, gain\) may take some of them or not: are they inputs or "
+        r"labels\? Give inputs only, \(\(x,\) for x, _ in loader\), or a mapping"
+    )
+    with pytest.raises(UsageError, match=message):
+        calibrate(Named(), [(rows()[:4], label)])
+    x, gain = rows(), torch.ones(len(rows()), 1)
+    assert calibrate(Named(), [(x,)]).provenance["samples"] == len(x)
+    assert calibrate(Named(), [{"x": x, "gain": gain}]).provenance["samples"] == len(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(nn.Conv1d, (5,)), (nn.Conv2d, (5, 6)), (nn.Conv3d, (5, 6, 4)), (nn.ConvTranspose2d, (5, 6))],
+)
+def test_a_convolution_without_a_batch_has_the_same_channels(kind, shape):
+    """[C, H, W] is taken by torch as one image: thresholds and passes must not mistake its rows for channels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        kind(3, 4, 3, padding=1), nn.Tanh(), kind(4, 4, 3, padding=1), nn.Tanh(), kind(4, 2, 3)
+    )
+    images = [torch.randn(3, *shape) for _ in range(4)]
+    recipe = Recipe(granularity="channel", percentile=0.0)
+    single, batched = (calibrate(model, x, recipe) for x in (images, [x[None] for x in images]))
+    for site in ("0:conv0_input", "2:conv0_input", "4:conv0_input"):
+        assert torch.equal(single[site].positive, batched[site].positive)
+        assert single[site].positive.shape == (3 if site[0] == "0" else 4, *[1] * len(shape))
+        assert axes(single[site], None) == axes(batched[site], None)
+        assert axes(single[site], None).step == (-len(shape) - 1,)
+    snn = convert(model, single, recipe)
+    x = torch.randn(3, *shape)
+    torch.testing.assert_close(snn(x), snn(x[None])[0])
+
+
+@pytest.mark.parametrize("changes", [{"rounding": "nearest"}, {"passes": ("nearest",)}])
+def test_density_levels_are_chosen_for_the_thresholds_that_will_be_used(changes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    x = torch.randn(256, 4) ** 3
+    observed: list[Tensor] = []
+    model[2].register_forward_pre_hook(lambda module, args: observed.append(args[0].detach()))
+    recipe = Recipe(levels="density:4", scale=0.05)
+    paper, nearest = (
+        calibrate(model, [x], r)["2:linear0_input"] for r in (recipe, recipe.replace(**changes))
+    )
+    assert paper.levels != nearest.levels
+
+    def error(levels: tuple[int, ...]) -> float:
+        neuron = ScaleFire(paper.positive, levels=levels, rounding="nearest", scale=Scale(0.05))
+        return float((neuron(observed[0]) - observed[0]).double().pow(2).sum())
+
+    assert error(nearest.levels) < error(paper.levels)

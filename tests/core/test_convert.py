@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import onespike
 from contract.conversion_contract import own_forwards, run
 from contract.networks import mlp, rows, sequences, transformer
-from onespike import Recipe, calibrate, convert, convert_, revert_, set_scale_, table
-from onespike.attach import Analog
+from onespike import Recipe, calibrate, convert, convert_, preset, revert_, set_scale_, table
+from onespike.conversion.attach import Analog
 from onespike.errors import ConversionError, UsageError
-from onespike.neurons import Neuron
+from onespike.neurons import Neuron, Scale
 
 
 def spiking(model: nn.Module) -> set[str]:
@@ -23,7 +23,7 @@ def spiking(model: nn.Module) -> set[str]:
 
 
 def reasons(model: nn.Module) -> dict[str, str]:
-    return {str(s): n.reason for s, n in onespike.neurons(model) if isinstance(n, Analog)}
+    return {str(s): n.reason for s, n in onespike.named_neurons(model) if isinstance(n, Analog)}
 
 
 INNER = {
@@ -186,7 +186,7 @@ def test_thresholds_of_another_network():
 def test_one_scale_for_all_neurons_but_softmax():
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]), Recipe(scale=0.25))
-    scales = {str(s): n.scale for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    scales = {str(s): n.scale for s, n in onespike.named_neurons(snn) if isinstance(n, Neuron)}
     assert scales.pop(":matmul1_lhs") is None
     assert len({id(s) for s in scales.values()}) == 1
     before = run(snn, x)
@@ -194,7 +194,9 @@ def test_one_scale_for_all_neurons_but_softmax():
     assert not torch.equal(run(snn, x), before)
     twin = copy.deepcopy(snn).double()  # a shared tensor would have been split here
     set_scale_(twin, 0.25)
-    assert {float(n.scale.value) for _, n in onespike.neurons(twin) if getattr(n, "scale", None)} == {0.25}
+    assert {float(n.scale.value) for _, n in onespike.named_neurons(twin) if getattr(n, "scale", None)} == {
+        0.25
+    }
     assert torch.allclose(run(twin, x.double()).float(), before, rtol=1e-2, atol=1e-2)
     with pytest.raises(
         UsageError, match=r"^scale must be in \(0, 1\], not 2\. The paper uses 0\.25 to 0\.36\.$"
@@ -209,7 +211,7 @@ def test_every_neuron_converts_signed_and_rectified_sites(neuron):
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]), Recipe(neuron=neuron))
     assert run(snn, x).isfinite().all()
-    names = {str(s): n.name for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    names = {str(s): n.name for s, n in onespike.named_neurons(snn) if isinstance(n, Neuron)}
     dual = neuron if neuron == "sfn" else f"dual-{neuron}"
     assert names["fc1:linear0_input"] == dual
     assert names[":matmul1_lhs"] == neuron
@@ -230,7 +232,7 @@ def test_options_reach_the_neurons(recipe):
     thresholds = calibrate(model, [x], recipe)
     snn = convert(model, thresholds, recipe)
     assert not torch.equal(run(snn, x), run(convert(model, calibrate(model, [x])), x))
-    for site, neuron in onespike.neurons(snn):
+    for site, neuron in onespike.named_neurons(snn):
         if isinstance(neuron, Neuron):
             assert torch.equal(neuron.positive, thresholds[str(site)].positive)
             assert neuron.levels == thresholds[str(site)].levels
@@ -285,12 +287,55 @@ def test_a_forward_of_ones_own_comes_back():
     assert torch.equal(run(model, rows()), expected)
 
 
-def test_gradients_reach_the_weights_through_a_converted_network():
-    """Neurons pass no gradient to their input (rounding has none), but the layer they drive still learns."""
-    model = mlp()
-    snn = convert(model, calibrate(model, [rows()]))
-    snn(rows()).sum().backward()
-    assert snn[2].weight.grad is not None and snn[4].weight.grad.any()
+def gradient(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(model(x).square().sum(), x)
+    return found
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    return float(torch.cosine_similarity(a.flatten(), b.flatten(), 0))
+
+
+FINE = {"scale": 0.01, "levels": "linear:1000"}
+"""Steps so fine that the spiking network is nearly the original, and so must its gradient be."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [FINE, {**FINE, "io": "spiking"}, {"neuron": "mtn", "levels": "linear:500", "percentile": 0.0},
+     {"neuron": "if", "levels": "1,", "steps": 40, "percentile": 0.0, "scale": 1.0}],
+)  # fmt: skip
+def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
+    model, x, recipe = transformer(), sequences(), Recipe(**changes)
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    expected, found = gradient(model, x), gradient(snn, x)
+    assert alike(found, expected) > (0.9 if recipe.steps > 1 else 0.99)
+    if recipe.steps == 1:
+        with onespike.metered(snn):
+            assert torch.equal(gradient(snn, x), found)
+    snn(x).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in snn.parameters())
+
+
+def test_gradients_of_passes_integers_and_compiled_networks():
+    model, x = transformer(), sequences()
+    centred = onespike.spike(model, [x], passes=("center",), **FINE)
+    assert alike(gradient(centred, x), gradient(model, x)) > 0.99
+    snn = onespike.spike(model, [x], scale=0.1)
+    optimized = onespike.optimize(snn)
+    assert alike(gradient(optimized, x), gradient(snn, x)) > 0.99
+    compiled = torch.compile(snn, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(gradient(compiled, x), gradient(snn, x))
+
+
+def test_an_exported_program_holds_nothing_for_gradients():
+    model, x = transformer(), sequences()
+    snn = onespike.spike(model, [x])
+    with torch.no_grad():
+        expected = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
+    found = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
+    assert found == expected
 
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
@@ -347,3 +392,75 @@ def test_a_sequential_with_a_product_of_its_own_runs_its_children_as_before():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Gated()), torch.randn(64, 4)
     snn = convert(model, calibrate(model, [x]), onespike.preset("sformer", scale=0.02))
     assert (snn(x) - model(x)).norm() < 0.2 * model(x).norm()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-46, 1e-40])
+def test_a_scale_that_float32_does_not_hold_is_refused_at_once(scale):
+    with pytest.raises(UsageError, match=rf"^scale must be in \(0, 1\] .* not {scale:g}\. The paper uses"):
+        Recipe(scale=scale)
+    with pytest.raises(UsageError, match=r"^scale must be in"):
+        Scale(scale)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-300, 1e-40, 1e300, float("nan")])
+def test_a_factor_that_float32_does_not_hold_is_refused_at_once(factor):
+    with pytest.raises(UsageError, match=r"^the factor of '\*' must be from 1\.2e-38 to 3\.4e\+38"):
+        Recipe(factors=(("*", factor),))
+
+
+@pytest.mark.parametrize("fixed", [-1.0, 1e-300, float("inf"), float("nan")])
+def test_a_fixed_threshold_that_float32_does_not_hold_is_refused_at_once(fixed):
+    with pytest.raises(UsageError, match=r"^the fixed threshold of '\*' must be 0 or from 1\.2e-38"):
+        Recipe(fixed=(("*", 1.0, fixed),))
+
+
+def test_a_step_that_vanishes_is_refused_with_its_site():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    thresholds = calibrate(model, [torch.randn(64, 2)])
+    recipe = Recipe(scale=1e-30, factors=(("2:*", 1e-30),))
+    message = r"^convert: the step of 2:linear0_input, 1e-30 times its threshold .*, is 0 in float32\. Give a larger"
+    with pytest.raises(UsageError, match=message):
+        convert(model, thresholds, recipe)
+
+
+class Classifier(nn.Module):
+    """A network whose last part is called fc2, as many are, but in no block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.inner, self.last = nn.Linear(4, 8), nn.Module(), nn.Linear(8, 3)
+        self.inner.fc2 = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner.fc2(self.fc1(x).relu()).relu())
+
+
+def test_ecmt_fixes_no_threshold_of_other_networks():
+    """The constants belong to the ViT of its authors; elsewhere thresholds are calibrated."""
+    torch.manual_seed(0)
+    model, x = Classifier(), rows()
+    recipe = preset("ecmt", steps=1)
+    thresholds = calibrate(model, [x], recipe)
+    snn = convert(model, thresholds, recipe)
+    neuron = snn.inner.fc2.neurons["linear0_input"]
+    assert torch.equal(neuron.positive, thresholds["inner.fc2:linear0_input"].positive)
+    with pytest.raises(UsageError) as caught:
+        convert(model, thresholds, preset("ecmt-vit", steps=1))
+    assert str(caught.value) == (
+        "convert: fixed 'blocks.*.mlp.fc2:linear0_input' matches no site; the first is fc1:linear0_input. "
+        "Name sites of this network, or take a preset without fixed thresholds."
+    )
+
+
+def test_ecmt_fixes_the_thresholds_of_its_vit():
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.blocks = nn.Sequential(nn.Module())
+    model.blocks[0].mlp = Classifier()
+    model.blocks[0].mlp.fc2 = nn.Linear(3, 3)
+    model.head = nn.Linear(3, 2)
+    model.forward = lambda x: model.head(model.blocks[0].mlp.fc2(model.blocks[0].mlp(x)))
+    x, recipe = rows(), preset("ecmt-vit", steps=1)
+    convert_(model, calibrate(model, [x], recipe), recipe)
+    neuron = model.blocks[0].mlp.fc2.neurons["linear0_input"]
+    assert (float(neuron.positive), float(neuron.negative)) == pytest.approx((0.25, 0.08))

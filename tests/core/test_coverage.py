@@ -14,7 +14,7 @@ from contract.conversion_contract import own_forwards, run, same_state, snapshot
 from contract.networks import mlp, rows
 from onespike import Recipe, calibrate, convert, convert_, table
 from onespike.errors import ConversionError
-from onespike.trace import discover
+from onespike.sites import discover, matrix_product
 
 
 @torch.library.custom_op("onespike_test::product", mutates_args=())
@@ -170,9 +170,8 @@ def test_norms_and_gates_are_no_weighted_sums():
 def test_a_rule_makes_it_pass():
     @onespike.synaptic(torch.inner)
     def rule(visit, input, other):
-        from onespike import sites
-
-        return sites._matmul(visit, input, other.T)
+        product = matrix_product(input, other.T)
+        return torch.matmul(visit(product, "lhs"), visit(product, "rhs"))
 
     try:
         model = mlp(Inner())
@@ -181,7 +180,7 @@ def test_a_rule_makes_it_pass():
         assert thresholds["4:matmul0_rhs"].role == "weight"
         assert onespike.verify(convert(model, thresholds), rows()).ok
     finally:
-        del onespike.sites.RULES[torch.inner]
+        del onespike.sites.rules.RULES[torch.inner]
 
 
 def test_modules_that_another_thread_calls_are_none_of_the_network():

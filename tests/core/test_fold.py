@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import distance, randomise_, run, same_state, snapshot
-from onespike.fold import fold_, unfold_
+from onespike.conversion.weights import fold_, unfold_
 
 
 class Network(nn.Module):

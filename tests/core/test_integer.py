@@ -1,17 +1,26 @@
-"""Integer inference equals a float64 simulation of the same 8-bit weights, bit for bit."""
+"""Integer inference equals a float64 simulation of the same integers, bit for bit, for every code and product."""
 
 from __future__ import annotations
+
+import copy
+import pickle
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import onespike
+from contract.networks import sequences, transformer
 from onespike import kernels
+from onespike.deploy.folding import common_units, quantise
+from onespike.deploy.integer import optimize_
+from onespike.deploy.products import Populations, convolution_form, linear_form
 from onespike.errors import UsageError
-from onespike.integer import common_unit, integer_product, optimize_, quantise
+from onespike.neurons import AffineFire, ScaleFire
 
 X = torch.randn(64, 5, 12, generator=torch.Generator().manual_seed(1))
+PATHS = kernels.paths()
+MIXED = onespike.neurons.levels.mixed_levels(8)
 
 
 class Block(nn.Module):
@@ -25,145 +34,181 @@ class Block(nn.Module):
         return self.last(self.one(self.two(self.norm(self.first(x))).relu()))
 
 
-def snn(**recipe: object) -> nn.Module:
-    model, made = Block().eval(), onespike.Recipe(**recipe)
-    return onespike.convert(model, onespike.calibrate(model, [X], made), made)
+class Pictures(nn.Module):
+    """Convolutions of every kind that has a form of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.strided = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.dilated, self.point = (
+            nn.Conv2d(12, 20, (1, 3), dilation=(1, 2), bias=False),
+            nn.Conv2d(20, 16, 1),
+        )
+        self.same, self.groups = (
+            nn.Conv2d(16, 18, (3, 5), padding="same"),
+            nn.Conv2d(18, 18, 3, groups=18, padding=1),
+        )
+        self.mirrored = nn.Conv2d(18, 6, 3, padding=2, padding_mode="reflect")
+        self.line, self.last = nn.Conv1d(6, 5, 3, padding=1), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dilated(self.strided(self.first(x)).relu())
+        x = self.mirrored(self.groups(self.same(self.point(x).relu())))
+        return self.last(self.line(x.flatten(2)).mean(2))
 
 
-@pytest.fixture
-def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with VNNI: torch multiplies, and our own kernel does not."""
-    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: True)
+IMAGES = torch.randn(8, 3, 17, 19, generator=torch.Generator().manual_seed(1))
 
 
-def in_units(fast: nn.Linear, plain: nn.Linear, x: Tensor) -> Tensor:
-    """What the kernel computes, with its sums in float64: counts of one unit, the step over its multiple."""
-    neuron, (q, p) = fast.neurons["linear0_input"], fast.integer.times
-    counts, (up, _) = neuron.counts(x).double(), neuron.steps()
-    units = q * counts.clamp(min=0) - p * (-counts).clamp(min=0)
-    weight, scale = quantise(plain.weight)
-    value = (units @ weight.double().t()).float() * (up / q * scale)
-    return value if plain.bias is None else value + plain.bias
+def snn(model: type[nn.Module] = Block, x: Tensor = X, **recipe: object) -> nn.Module:
+    network, made = model().eval(), onespike.Recipe(**recipe)
+    return onespike.convert(network, onespike.calibrate(network, [x], made), made)
 
 
-@pytest.mark.skipif(kernels.native.library() is None, reason="no kernels here")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_kernel_equals_the_float64_simulation(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    converted = snn(scale=0.02)
-    fast = onespike.optimize(converted, integer_units=True)
-    before, after = (n.two.neurons["linear0_input"] for n in (converted, fast))
-    assert fast.two.integer.times != (1, 1) and fast.one.integer.times == (1, 1)
-    assert (after.negative / before.negative - 1).abs() < 2**-8
+def defined(form: nn.Module, neuron: ScaleFire, x: Tensor) -> Tensor:
+    """gain·scale·(W·units) + bias with the sums in float64."""
+    if isinstance(form, Populations):
+        return defined(form.first, neuron, x) + defined(form.second, neuron, x)
+    counts, gain = neuron.counts(x).double(), neuron.code().gain
+    units = counts.clamp(min=0) * form.times_up + counts.clamp(max=0) * form.times_down
+    value = (units @ form.weight.double().t()).float() * form.scale
+    value = value if gain is None else value * gain
+    return value if form.bias is None else value + form.bias
+
+
+@pytest.fixture(params=PATHS, ids=[path.name for path in PATHS])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Path:
+    """Every path that this processor has, one after the other."""
+    monkeypatch.setattr(kernels, "best_path", lambda: request.param)
+    return request.param
+
+
+def neurons(tokens: int, inputs: int) -> dict[str, ScaleFire]:
+    generator = torch.Generator().manual_seed(3)
+    steps = torch.rand(inputs, generator=generator) * 0.4 + 0.05
+    off = steps * (torch.arange(inputs) % 4 > 0)
+    centre = torch.randn(inputs, generator=generator)
+    gain = torch.tensor([0.25, 1.0, 8.0, 2.0**20])[torch.arange(tokens) % 4].view(-1, 1)
+    affine = {"levels": MIXED, "centre": centre, "offset": centre + 0.1}
+    return {
+        "one step": ScaleFire(0.3, 0.3, levels=MIXED),
+        "one side": ScaleFire(0.1, levels=MIXED),
+        "negative side": ScaleFire(0.0, 0.3, levels=MIXED),
+        "two steps": ScaleFire(0.3, 0.19, levels=MIXED),
+        "far steps": ScaleFire(0.3, 0.002, levels=MIXED),
+        "channels": ScaleFire(steps, steps.flip(0), levels=MIXED),
+        "channels off": ScaleFire(off, steps * 1.4, levels=MIXED),
+        "centre": AffineFire(steps, steps, **affine),
+        "gain": AffineFire(0.3, 0.2, gain=gain, **affine),
+        "table": ScaleFire(0.1, 0.1, levels=(1, 2, 5, 90, 300), rounding="nearest"),
+    }
+
+
+@pytest.mark.parametrize("kind", list(neurons(1, 1)))
+def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.Path, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    neuron = neurons(7, 70)[kind]
+    before = copy.deepcopy(neuron)
+    weight, bias = torch.randn(37, 70, generator=generator), torch.randn(37, generator=generator)
+    form, rounded = linear_form(neuron, weight, bias)
+    # what is folded is the float map, up to the rounding of weights and the moved step
+    x = torch.randn(3, 7, 70, generator=generator)
+    expected = torch.nn.functional.linear(neuron(x), weight, bias)
+    assert (form(x, neuron) - expected).norm() < 0.05 * expected.norm()
+    assert (rounded - weight).norm() < weight.norm() * 0.1
+    assert torch.equal(before.positive, neuron.positive)
     with torch.inference_mode():
-        for name, size in (("two", 24), ("one", 20)):
-            for rows in (0, 4000, 1, 7, 200):  # 4000: several blocks a thread
-                x = 40 * torch.randn(rows, 3, size, generator=torch.Generator().manual_seed(2))
-                made, plain = getattr(fast, name), getattr(converted, name)
-                assert (
-                    made.integer.fused(x.flatten(0, 1), made.neurons["linear0_input"], made.bias) is not None
-                )
-                assert torch.equal(made(x), in_units(made, plain, x))
-        x[1] = torch.nan
-        assert made(x)[1].isnan().all() and made(x)[0].isfinite().all()
+        for threads in (1, 2, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            x = 30 * torch.randn(120, 7, 70, generator=generator)  # counts are beyond a byte
+            found = form(x, neuron)
+            first = getattr(form, "first", form)
+            assert first._ready[1] is not None and neuron.counts(x).abs().max() > 127  # the kernel has run
+            assert torch.equal(found, defined(form, neuron, x))
+            assert torch.equal(found[5:6], form(x[5:6], neuron)) and torch.equal(found, form.plain(x, neuron))
+        x[1, 2, 3] = torch.nan
+        assert torch.equal(form(x, neuron).isnan().any(-1).nonzero(), torch.tensor([[1, 2]]))
+        assert form(x, neuron)[1, 2].isnan().all()
 
 
-@pytest.mark.skipif(kernels.native.library() is None, reason="no kernels here")
-def test_steps_without_a_common_unit_are_multiplied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
-    monkeypatch.setattr(torch, "_int_mm", None)  # torch's plain loop must never run here
-    converted = snn()
-    before = converted.two.neurons["linear0_input"]
-    before.negative.copy_(before.positive * 0.0031)
-    fast = onespike.optimize(converted, integer_units=True)
-    assert fast.two.integer.times is None
-    assert torch.equal(fast.two.neurons["linear0_input"].negative, before.negative)
-    x = torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
+@pytest.mark.parametrize("recipe", [{}, {"granularity": "channel"}, {"levels": "linear:3"}, {"scale": 0.01}])
+def test_convolutions_equal_their_plain_form(recipe: dict[str, object], path: kernels.Path) -> None:
+    fast = onespike.optimize(snn(Pictures, IMAGES, **recipe), integer_units=True)
+    generator = torch.Generator().manual_seed(2)
     with torch.inference_mode():
-        assert torch.equal(fast.two(x), simulated(converted.two, x))
+        for name in ("strided", "dilated", "point", "same", "groups", "line"):
+            made = getattr(fast, name)
+            form, neuron = made.integer_conv0_input, made.neurons["conv0_input"]
+            shape = (3, made.in_channels, 40) if name == "line" else (3, made.in_channels, 9, 11)
+            x = 3 * torch.randn(shape, generator=generator)
+            assert torch.equal(made(x), form.plain(x, neuron)), name
+            assert torch.equal(made(x)[1:2], made(x[1:2])), name
+            x.view(3, -1)[1, 30] = torch.nan
+            assert torch.equal(made(x).isnan(), form.plain(x, neuron).isnan()) and made(x).isnan().any()
+        assert torch.equal(fast.mirrored(torch.ones(18, 9, 9)), fast.mirrored(torch.ones(1, 18, 9, 9))[0])
 
 
-def test_one_step_for_both_signs_is_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onespike.integer._has_byte_units", lambda: False)
-    converted = snn(neuron="uniform", levels="bits:8", scale=1.0)
-    fast = onespike.optimize(converted, integer_units=True)
-    before, after = (n.two.neurons["linear0_input"] for n in (converted, fast))
-    assert fast.two.integer.times == (1, 1) and torch.equal(before.negative, after.negative)
-    x = torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
+def test_the_offset_of_a_padded_convolution_differs_by_place(path: kernels.Path) -> None:
+    torch.manual_seed(0)
+    centre, steps = torch.randn(6, 1, 1), torch.rand(6, 1, 1) * 0.02 + 0.001
+    neuron = AffineFire(steps, steps, levels=tuple(range(1, 300)), centre=centre, offset=centre * 2)
+    module = nn.Conv2d(6, 5, 3, padding=1)
+    x = torch.randn(2, 6, 8, 7)
     with torch.inference_mode():
-        assert torch.allclose(fast.two(x), simulated(converted.two, x), atol=1e-5)
+        expected = module._conv_forward(neuron(x), module.weight, module.bias)
+        form, _ = convolution_form(neuron, module)
+        assert (form(x, neuron) - expected).abs().max() < 0.05 and form.constants((8, 7)).shape == (5, 8, 7)
+        assert torch.equal(form(x, neuron), form.plain(x, neuron))
 
 
 def test_steps_find_a_common_unit_or_stay() -> None:
-    assert common_unit(3.0, 2.0, 10) == (3, 2) and common_unit(2.0, 3.0, 10) == (2, 3)
-    assert common_unit(1.0, 0.97, 15) is None
-    q, p = common_unit(1.234, 0.777, 124) or (1, 0)
-    assert abs(p / q / (0.777 / 1.234) - 1) < 2**-8 and max(p, q) <= 124
-
-
-def simulated(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The same linear map with its sums in float64, where integers of this size are exact."""
-    neuron = linear.neurons["linear0_input"]
-    counts, (up, down) = neuron.counts(x).double(), neuron.steps()
-    weight, scale = quantise(linear.weight)
-    sums = [
-        (part @ weight.double().t()).float() * (step * scale)
-        for part, step in ((counts.clamp(min=0), up), ((-counts).clamp(min=0), down))
+    up = torch.ones(4)
+    assert [t.tolist() for t in common_units(up, torch.tensor([0.66, 1.5, 1.04, 1 / 30])) or ()] == [
+        [3, 2, 1, 29],
+        [2, 3, 1, 1],
     ]
-    value = sums[0] if not down else sums[0] - sums[1]
-    return value if linear.bias is None else value + linear.bias
+    assert common_units(up, torch.tensor([1.0, 1.0, 1.0, 0.02])) is None
+    ratios = torch.logspace(-1.5, 1.5, 4000)
+    q, p = common_units(torch.ones_like(ratios), ratios) or (ratios, ratios)
+    assert ((p / q / ratios - 1).abs() <= 1 / 16).all() and torch.maximum(p, q).max() <= 31
 
 
-def test_linear_maps_equal_the_float64_simulation(plain_products: None) -> None:
-    converted = snn(scale=0.02)  # so small a step makes counts beyond one byte
+def test_the_whole_network_follows_the_converted_one() -> None:
+    for model, x in ((Block, X), (Pictures, IMAGES)):
+        converted = snn(model, x)
+        fast = onespike.optimize(converted, integer_units=True)
+        with torch.inference_mode():
+            original, close, found = model().eval()(x), converted(x), fast(x)
+        assert 0 < (found - original).norm() < 1.2 * (close - original).norm() + 0.01 * original.norm()
+
+
+def test_results_depend_neither_on_the_batch_nor_on_threads_nor_on_the_processor(monkeypatch) -> None:
+    results = []
+    for made in PATHS:
+        monkeypatch.setattr(kernels, "best_path", lambda made=made: made)
+        fast = onespike.optimize(snn(Pictures, IMAGES, io="spiking"), integer_units=True)
+        with torch.inference_mode():
+            for threads in (1, 2, 3):
+                monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+                whole = fast(IMAGES)
+                results.append(whole)
+                assert torch.equal(whole, torch.cat([fast(image) for image in IMAGES.split(1)]))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_a_copy_is_changed_and_kept_without_what_is_packed() -> None:
+    converted = snn()
     fast = onespike.optimize(converted, integer_units=True)
     with torch.inference_mode():
-        for name, size in (("two", 24), ("one", 20)):
-            x = 40 * torch.randn(7, 3, size, generator=torch.Generator().manual_seed(2))
-            plain = getattr(converted, name)
-            assert plain.neurons["linear0_input"].counts(x).max() > 127
-            assert torch.equal(getattr(fast, name)(x), simulated(plain, x))
-    assert converted.two.weight is not None and not hasattr(converted.two, "integer")  # a copy was changed
-
-
-def test_equal_steps_need_one_product(plain_products: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    converted = snn()
-    neuron = converted.two.neurons["linear0_input"]
-    neuron.negative.copy_(neuron.positive)
-    fast, calls = onespike.optimize(converted, integer_units=True), []
-    product = torch._int_mm
-    monkeypatch.setattr(torch, "_int_mm", lambda a, b: calls.append(1) or product(a, b))
-    with torch.inference_mode():
-        x = torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
-        found = fast.two(x)
-        assert len(calls) == 1
-        assert torch.allclose(found, simulated(converted.two, x), rtol=1e-5, atol=1e-6)
-        neuron.negative.mul_(2)
-        onespike.optimize(converted, integer_units=True).two(x)
-    assert len(calls) == 3
-
-
-def test_the_whole_network_follows_the_float_network_with_the_same_weights() -> None:
-    fast = onespike.optimize(snn(), integer_units=True)
-    float_ = onespike.optimize(snn(), integer_units=False)
-    with torch.inference_mode():
-        exact, close = fast(X), float_(X)
-    assert (exact - close).abs().max() < 1e-4
-    assert not torch.equal(close, snn()(X))  # the weights are rounded
-
-
-@pytest.mark.parametrize("largest", [127, 128, 263, 20000])
-def test_counts_of_any_size_are_exact(largest: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    counts = torch.randint(-9, 10, (50, 33), generator=generator).float()
-    counts[3, 4], counts[40, 0] = largest, -largest
-    weight = torch.randint(-127, 128, (11, 33), generator=generator, dtype=torch.int8)
-    assert torch.equal(integer_product(counts, weight).double(), counts.double() @ weight.double().t())
+        expected = fast(X)
+        assert torch.equal(copy.deepcopy(fast)(X), expected)
+        assert pickle.loads(pickle.dumps(fast.two.integer_linear0_input))._ready is None
+    assert not hasattr(converted.two, "integer_linear0_input") and not converted.two.neurons.products
 
 
 def test_spikes_are_counted_as_before_and_scale_still_moves() -> None:
-    converted = snn()
+    converted = snn(neuron="uniform", levels="bits:8", scale=1.0)  # steps of both signs are the same
     fast = onespike.optimize(converted, integer_units=True)
     ledgers = []
     with torch.inference_mode():
@@ -172,29 +217,80 @@ def test_spikes_are_counted_as_before_and_scale_still_moves() -> None:
                 network.two(X[..., :1].expand(-1, -1, 24))
             ledgers.append(ledger)
         assert ledgers[0].ratios() == ledgers[1].ratios()
+        fast = onespike.optimize(snn(), integer_units=True)
         before = fast(X)
+        with onespike.metered(fast):
+            assert torch.equal(fast(X), before)
         onespike.set_scale_(fast, 0.9)
-        assert not torch.equal(fast(X), before)
+        other = onespike.optimize(snn(scale=0.9), integer_units=True)
+        assert not torch.equal(fast(X), before) and (fast(X) - other(X)).abs().max() < 1e-3
 
 
-def test_nan_shows() -> None:
+def test_gradients_pass_straight_through() -> None:
     fast = onespike.optimize(snn(), integer_units=True)
-    x = torch.ones(2, 24)
-    x[1, 5] = torch.nan
+    x = torch.randn(4, 24, requires_grad=True)
+    value = fast.two(x)
+    value.sum().backward()
     with torch.inference_mode():
-        y = fast.two(x)
-    assert y[0].isfinite().all() and y[1].isnan().all()
+        assert torch.equal(value, fast.two(x))
+    assert torch.allclose(x.grad, fast.two.weight.sum(0).expand(4, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "x"), [(Block, X), (Pictures, IMAGES)])
+def test_compiled_and_exported_programs_give_the_same_bits(model: type[nn.Module], x: Tensor) -> None:
+    fast = onespike.optimize(snn(model, x, io="spiking"), integer_units=True)
+    with torch.inference_mode():
+        expected = fast(x)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(fast, backend="aot_eager", fullgraph=True)(x), expected)
+        assert torch.equal(torch.export.export(fast, (x,)).module()(x), expected)
+
+
+def test_torch_attention_with_weights_of_its_own() -> None:
+    layer = nn.TransformerEncoderLayer(24, 3, 48, batch_first=True).eval()
+    x = torch.randn(6, 7, 24, generator=torch.Generator().manual_seed(1))
+    made = onespike.Recipe(io="spiking")
+    converted = onespike.convert(layer, onespike.calibrate(layer, [x], made), made)
+    fast = copy.deepcopy(converted)
+    report = optimize_(fast, integer_units=True)
+    assert report.integer == 4 and not report.simulated
+    assert set(fast.self_attn.neurons.products) == {"linear0_input", "linear1_input", "matmul0_lhs"}
+    with torch.inference_mode():
+        assert (fast(x) - layer(x)).norm() < 1.2 * (converted(x) - layer(x)).norm() + 0.01 * x.norm()
+        assert torch.equal(fast(x)[1:2], fast(x[1:2]))
+
+
+def test_products_inside_a_module_are_not_taken_for_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that multiplies in float64 stands inside a module with products of its own, which are numbered."""
+    model, x = transformer(), sequences()
+    fast = onespike.optimize(onespike.spike(model, [x], scale=0.1), integer_units=True)
+    with torch.inference_mode():
+        expected = fast(x)
+        monkeypatch.setattr(kernels, "best_path", lambda: None)
+        assert torch.equal(fast(x), expected)
 
 
 def test_what_has_no_integer_form_is_named() -> None:
-    report = optimize_(snn(granularity="channel"), integer_units=True)
-    assert set(report.simulated) == {"two", "one"} and report.integer == 0
-    assert "0 of 2 weighted products run on 8-bit integers" in str(report) and "one step a channel" in str(
-        report
-    )
-    assert "no VNNI, AMX or AVX2" in str(optimize_(snn(), integer_units=False))
-    assert "overflow" in str(optimize_(snn(levels="exponential:12"), integer_units=True))
+    class Spread(Pictures):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.ConvTranspose2d(16, 18, 3)
+
+    report = optimize_(snn(Spread, IMAGES), integer_units=True)
+    assert report.simulated == {"same:conv0_input": "ConvTranspose2d has no integer form"}
+    assert "6 of 7 weighted products run on 8-bit integers" in str(report)
+    assert "no VNNI, Arm dot products or AVX2" in str(optimize_(snn(), integer_units=False))
     assert str(optimize_(snn(), integer_units=True)) == "2 of 2 weighted products run on 8-bit integers"
+
+
+@pytest.mark.parametrize("levels", ["exponential:12", "exponential:8"])
+def test_counts_beyond_the_kernel_are_exact_in_the_plain_form(levels: str) -> None:
+    fast = onespike.optimize(snn(levels=levels), integer_units=True)
+    form, neuron = fast.two.integer_linear0_input, fast.two.neurons["linear0_input"]
+    assert not form.fits
+    with torch.inference_mode():
+        x = 1e4 * torch.randn(9, 24, generator=torch.Generator().manual_seed(2))
+        assert torch.equal(fast.two(x), defined(form, neuron, x))
 
 
 def test_what_cannot_be_optimised_says_why() -> None:
@@ -204,6 +300,10 @@ def test_what_cannot_be_optimised_says_why() -> None:
         onespike.optimize(snn().half())
     with pytest.raises(UsageError, match=r"runs on the CPU, not on meta\. Use snn\.cpu\(\)"):
         onespike.optimize(snn().to("meta"))
+    broken = snn()
+    broken.two.weight.data[0, 0] = torch.inf
+    with pytest.raises(UsageError, match=r"two has weights that are not finite\. Load a whole checkpoint"):
+        onespike.optimize(broken)
 
 
 @pytest.mark.parametrize("integer_units", [True, False])
@@ -212,3 +312,8 @@ def test_rounded_weights_are_not_reverted(integer_units):
     with pytest.raises(UsageError, match="weights are rounded"):
         onespike.revert_(onespike.optimize(network, integer_units=integer_units))
     assert torch.equal(onespike.revert_(network)(X), Block().eval()(X))
+
+
+def test_weights_are_rounded_to_the_nearest() -> None:
+    weight, scale = quantise(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    assert weight.tolist() == [[50, -127], [0, 0]] and scale.tolist() == pytest.approx([0.01, 1.0])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onespike.kernels import native
-from onespike.observers import Histogram, Maximum
+from onespike.calibration.observers import Histogram, Maximum
+from onespike.kernels import build as native
 
 DISTRIBUTIONS = {
     "normal": lambda g: torch.randn(20_000, generator=g),
@@ -135,6 +135,6 @@ def test_the_kernel_counts_as_the_plain_form(
     x = torch.cat([x, -x]).reshape(2, -1).t()
     fast, plain = Histogram(None, mantissa_bits), Histogram(None, mantissa_bits)
     fast.update(x)
-    monkeypatch.setattr("onespike.observers.count_", lambda *args: False)
+    monkeypatch.setattr("onespike.calibration.observers.count_", lambda *args: False)
     plain.update(x)
     assert torch.equal(fast.counts, plain.counts) and int(fast.counts.sum()) == x.numel()

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.errors import UsageError
-from onespike.sites import RULES, Site, Sites, synaptic
+from onespike.sites import RULES, Site, Sites, Visit, synaptic
 
 
 def visited(function, *args, **kwargs):
     """The function under the identity visit, and the keys that were visited."""
     keys: list[str] = []
 
-    def visit(key, x, synapses):
-        keys.append(key)
+    def visit(operand, x):
+        keys.append(operand.site.key)
         return x
 
-    with Sites(visit):
+    with Sites(Visit(visit)):
         result = function(*args, **kwargs)
     return result, keys
 
@@ -45,6 +45,7 @@ CALLS = {
     "dot": (torch.dot, (rand(3), rand(3)), ["matmul0_lhs", "matmul0_rhs"]),
     "addmm": (torch.addmm, (rand(2, 4), rand(2, 3), rand(3, 4)), ["matmul0_lhs", "matmul0_rhs"]),
     "baddbmm": (torch.baddbmm, (rand(1, 2, 4), rand(1, 2, 3), rand(1, 3, 4)), ["matmul0_lhs", "matmul0_rhs"]),
+    "grouped, rows": (torch._grouped_mm, (rand(6, 8), rand(2, 8, 4), torch.tensor([1, 6], dtype=torch.int32)), ["matmul0_lhs", "matmul0_rhs"]),
     "einsum": (torch.einsum, ("bhik,bhkj->bhij", rand(1, 2, 3, 4), rand(1, 2, 4, 5)), ["einsum0_0", "einsum0_1"]),
     "einsum, list": (torch.einsum, ("...i,ij->...j", [rand(2, 3), rand(3, 4)]), ["einsum0_0", "einsum0_1"]),
     "einsum, one operand": (torch.einsum, ("ii->i", rand(3, 3)), []),
@@ -133,7 +134,7 @@ def test_disable_torch_function_still_does_what_sites_needs():
     """`torch._C.DisableTorchFunction` is private: an enclosing mode must not see a call made inside it."""
     _, outer = visited(lambda: None)
     keys: list[str] = []
-    with Sites(lambda key, x, synapses: keys.append("outer") or x), torch._C.DisableTorchFunction():
+    with Sites(Visit(lambda operand, x: keys.append("outer") or x)), torch._C.DisableTorchFunction():
         torch.matmul(rand(2, 2), rand(2, 2))
     assert keys == []
     assert outer == []
@@ -142,8 +143,8 @@ def test_disable_torch_function_still_does_what_sites_needs():
 def test_nested_sites_visit_a_product_once():
     keys: list[str] = []
     with (
-        Sites(lambda key, x, s: keys.append("outer") or x),
-        Sites(lambda key, x, s: keys.append("inner") or x),
+        Sites(Visit(lambda operand, x: keys.append("outer") or x)),
+        Sites(Visit(lambda operand, x: keys.append("inner") or x)),
     ):
         torch.matmul(rand(2, 2), rand(2, 2))
     assert keys == ["inner", "inner"]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from onespike import synapses
+from onespike.sites import fan_out as synapses
 
 CONVOLUTIONS = [
     (dict(), (2, 4, 7, 6), (6, 4, 3, 3)),
@@ -92,3 +92,30 @@ def test_einsum(equation):
     found = synapses.einsum(equation, (y, z), y)
     assert float((y * found.fan_out).sum()) == float(torch.einsum(equation, y, torch.ones_like(z)).sum())
     assert found.macs == float(torch.einsum(equation, torch.ones_like(y), torch.ones_like(z)).sum())
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((9, 8), (3, 8, 4)), ((8, 9), (9, 4)), ((3, 8, 4), (4, 9)), ((3, 8, 4), (3, 4, 8))]
+)
+def test_grouped_products(left, right):
+    """Groups of 2, 0 and 5 along an axis of 9; what is behind them is in none. Seen from either operand."""
+    y = torch.randint(0, 9, left, generator=torch.Generator().manual_seed(0)).float()
+    z = torch.randint(0, 9, right, generator=torch.Generator().manual_seed(1)).float()
+    ends = None if len(left) == len(right) == 3 else torch.tensor([2, 2, 7], dtype=torch.int32)
+
+    def product(a, b):
+        """By the definition, group by group."""
+        if ends is None:
+            return (a @ b).sum()
+        groups = list(zip([0, *ends.tolist()], ends.tolist(), strict=False))
+        if a.dim() == b.dim() == 2:
+            return sum((a[:, i:j] @ b[i:j]).sum() for i, j in groups)
+        if a.dim() == 2:
+            return sum((a[i:j] @ b[g]).sum() for g, (i, j) in enumerate(groups))
+        return sum((a[g] @ b[:, i:j]).sum() for g, (i, j) in enumerate(groups))
+
+    from_left, from_right = (synapses.grouped(y, z, ends, operand) for operand in (y, z))
+    assert float((y * from_left.fan_out).sum()) == float(product(y, torch.ones_like(z)))
+    assert float((z * from_right.fan_out).sum()) == float(product(torch.ones_like(y), z))
+    macs = float(product(torch.ones_like(y), torch.ones_like(z)))
+    assert from_left.macs == from_right.macs == macs

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import onespike
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import NEURONS, Recipe, calibrate, convert, metered, preset, revert_
-from onespike.attach import neurons
-from onespike.convert import steps_of
-from onespike.energy import Ledger
+from onespike.conversion.attach import named_neurons
+from onespike.conversion.network import steps_of
+from onespike.conversion.timesteps import Clock
+from onespike.energy.ledger import Ledger
 from onespike.errors import UsageError
 from onespike.neurons import IntegrateFire, Neuron, ScaleFire
-from onespike.timesteps import Clock
 
 LEVELS = (1, 2, 3, 5, 9)
 
@@ -94,7 +94,7 @@ def test_integrate_and_fire_is_rate_coding():
     for steps in (1, 2, 7, 16):
         recipe = preset("if", steps=steps, placement="activation")
         snn = convert(network, calibrate(network, [x], recipe), recipe)
-        cells = [n for _, n in neurons(snn) if isinstance(n, IntegrateFire)]
+        cells = [n for _, n in named_neurons(snn) if isinstance(n, IntegrateFire)]
         assert len(cells) == 2
         thetas = [float(cell.positive) for cell in cells]
         assert thetas == [float(network[:k](x).detach().max()) for k in (2, 4)]
@@ -218,13 +218,14 @@ def test_energy_over_time_against_unit_weights():
             before_b = _sums(snn, "matmul0_rhs", b[:t])
             pairs += float((now[0] @ before_b).sum()) + float((before_a @ now[1]).sum())
     assert ledger.accumulates("nonzero", double=True) == pairs
-    with pytest.raises(UsageError, match="counted for one timestep"):
-        ledger.accumulates("counts", double=True)
+    for column in ("counts", "binary"):
+        with pytest.raises(UsageError, match="counted for one timestep"):
+            ledger.accumulates(column, double=True)
 
 
 def _sums(snn: nn.Module, key: str, counts: list[Tensor]) -> Tensor:
     """Where the spikes so far do not cancel."""
-    neuron = next(n for site, n in neurons(snn) if site.key == key)
+    neuron = next(n for site, n in named_neurons(snn) if site.key == key)
     assert isinstance(neuron, Neuron)
     return (sum(neuron.mirrored().decode(y) for y in counts).abs() > 1e-5).double()
 
@@ -245,11 +246,11 @@ def test_a_ledger_of_one_step_does_not_change():
         (
             {"neuron": "if", "steps": 4},
             "neuron 'if' fires one spike a step, and levels 'mixed:8' are steps of their own. "
-            "With steps above 1 give levels '1,'.",
+            "With steps above 1 use levels='1,'.",
         ),
         (
             {"neuron": "uniform", "levels": "bits:4", "steps": 2},
-            "neuron 'uniform' is plain quantisation and has one step. Use steps 1.",
+            "neuron 'uniform' is plain quantisation and has one step. Use steps=1.",
         ),
         ({"placement": "relu"}, "unknown placement 'relu'. Known: activation, synapse."),
     ],
@@ -265,7 +266,7 @@ def test_uniform_is_plain_quantisation():
     network, x = mlp(), rows(64)
     recipe = preset("uniform", levels="bits:4")
     snn = convert(network, calibrate(network, [x], recipe), recipe)
-    cells = [n for _, n in neurons(snn) if isinstance(n, Neuron)]
+    cells = [n for _, n in named_neurons(snn) if isinstance(n, Neuron)]
     assert cells
     for cell in cells:
         value, signed = torch.randn(200), float(cell.negative) > 0
@@ -297,7 +298,7 @@ def test_relu_sites_of_every_spelling():
     network, x = Spelled(), torch.randn(256, 5)
     recipe = preset("mtn", placement="activation", levels="linear:512")
     snn = convert(network, calibrate(network, [x], recipe), recipe)
-    spiking = [str(site) for site, n in neurons(snn) if isinstance(n, Neuron)]
+    spiking = [str(site) for site, n in named_neurons(snn) if isinstance(n, Neuron)]
     assert spiking == [":relu0_input", ":relu1_input", ":relu2_input", ":relu3_input", ":relu4_input"]
     torch.testing.assert_close(snn(x), network(x), atol=0.02, rtol=0.02)
     assert not torch.equal(snn(x), network(x))

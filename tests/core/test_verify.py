@@ -13,6 +13,7 @@ from contract.conversion_contract import run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Recipe, calibrate, convert, verify
 from onespike.errors import ConversionError
+from onespike.sites import Places
 
 
 def test_a_sound_network():
@@ -25,7 +26,7 @@ def test_a_sound_network():
     assert (found.silent, found.dead, found.uncovered) == ((), (), ())
     assert str(found).splitlines()[:3] == ["8 of 8 neurons reached", "silent: none", "dead: none"]
     assert torch.equal(run(snn, x), before)
-    assert not any("meter" in m.__dict__ and m.meter is not None for m in snn.modules())
+    assert all(m.visitor is None for m in snn.modules() if isinstance(m, Places))
 
 
 def test_a_network_without_neurons():

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onespike import pipeline, preset
+from onespike import preset
 from onespike.adapters import load_model, renormalised
-from onespike.doctor import checkup, findings
+from onespike.doctor import checkup, diagnose
+from onespike.runs import pipeline
 
 IMAGES = 40
 PROBE = 32
@@ -28,15 +29,15 @@ def examined(run: Path = Path("run"), *, images: int = 64, normalisation=None, *
 @pytest.fixture(scope="module")
 def healthy():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onespike.doctor.measure.WORST_KINDS", 1)
+        patch.setattr("onespike.doctor.measurement.WORST_KINDS", 1)
         return examined()
 
 
 def test_a_healthy_run_has_no_alarming_finding(healthy):
-    found = findings(healthy)
+    found = diagnose(healthy)
     assert not any(finding.alarming for finding in found), found
     assert len(found) <= 5
-    shares = [finding.share or 0.0 for finding in found]
+    shares = [finding.share or 0.0 for finding in found if finding.cause != "passes"]
     assert shares == sorted(shares, reverse=True)
     assert healthy.better_normalisation is None
     assert healthy.normalisations["CIFAR-10"] == healthy.normalisations["as given"]
@@ -45,15 +46,46 @@ def test_a_healthy_run_has_no_alarming_finding(healthy):
 @pytest.fixture
 def briefly(monkeypatch):
     """Without the measurements that these set-ups do not need."""
-    monkeypatch.setattr("onespike.doctor.measure.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.doctor.measure.VARIANTS", {})
-    monkeypatch.setattr("onespike.doctor.measure.SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.doctor.measure._kinds", lambda *_: {})
+    monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {})
+    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ())
+    monkeypatch.setattr("onespike.doctor.measurement.SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.doctor.measurement._kinds", lambda *_: {})
+
+
+def test_passes_come_first_where_they_were_not_used(healthy):
+    before, after = healthy.passes
+    assert after < 0.7 * before
+    first = diagnose(healthy)[0]
+    assert (first.cause, first.share) == ("passes", pytest.approx(1 - after / before, abs=0.2))
+    assert f"{before:.3f} → {after:.3f} nats at the same energy" in first.evidence
+    assert "--passes nearest,layout,positions,center,allocate,correct,refit --out run-2" in first.command
+
+
+@pytest.mark.usefixtures("briefly")
+def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
+    from onespike.doctor import measurement
+
+    recipes, spike = [], measurement.spike
+
+    def recorded(model, inputs, recipe, **others):
+        recipes.append(recipe)
+        return spike(model, inputs, recipe, **others)
+
+    monkeypatch.setattr(measurement, "spike", recorded)
+    monkeypatch.setattr(measurement, "VARIANTS", {"softmax thresholds per head": {"softmax": "head"}})
+    monkeypatch.setattr(measurement, "PASSES", ("nearest",))
+    found = examined(images=16, passes=("nearest",), budget=0.2, energy="binary")
+    assert [recipe.passes for recipe in recipes] == [("nearest",)] * 2
+    assert [recipe.softmax for recipe in recipes] == ["site", "head"]
+    assert found.passes is None and found.energy == "binary"
+    assert found.recalibrated[1] == found.variants["softmax thresholds per head"][0]
+    assert "--budget" in found.commands["scale"]
 
 
 @pytest.mark.usefixtures("briefly")
 def test_wrong_normalisation():
-    first = findings(examined(normalisation=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))[0]
+    first = diagnose(examined(normalisation=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))[0]
     assert (first.cause, first.alarming) == ("normalisation", True), first
     assert first.share is not None and first.share > 0.5
     assert first.command == (
@@ -64,7 +96,7 @@ def test_wrong_normalisation():
 
 @pytest.mark.usefixtures("briefly")
 def test_a_scale_of_one():
-    first = findings(examined(scale=1.0))[0]
+    first = diagnose(examined(scale=1.0))[0]
     assert (first.cause, first.alarming) == ("scale", True), first
     assert first.share is not None and first.share > 0.5
     assert first.command.startswith("onespike search run --data bundled:cifar10-calibration")
@@ -72,27 +104,27 @@ def test_a_scale_of_one():
 
 @pytest.mark.usefixtures("briefly")
 def test_two_calibration_images():
-    first = findings(examined(images=2))[0]
+    first = diagnose(examined(images=2))[0]
     assert (first.cause, first.alarming) == ("calibration", True), first
     assert "--limit 128" in first.command
 
 
 def test_findings_follow_from_measured_results_alone(healthy):
     overlapping = dataclasses.replace(healthy, overlap=3)
-    first = findings(overlapping)[0]
+    first = diagnose(overlapping)[0]
     assert (first.cause, first.share) == ("overlap", None)
     assert first.title == "3 of 40 images were used for calibration as well"
     many = {**healthy.evaluation, "images": 1000}  # so that ten points are more than chance
     worse = dataclasses.replace(healthy, published=99.0, evaluation=many)
-    assert findings(worse)[0].cause == "normalisation"
+    assert diagnose(worse)[0].cause == "normalisation"
     unlabelled = {**healthy.evaluation, "ann": {"top1": None}, "snn": {"top1": None}}
-    assert not any(f.alarming for f in findings(dataclasses.replace(healthy, evaluation=unlabelled)))
+    assert not any(f.alarming for f in diagnose(dataclasses.replace(healthy, evaluation=unlabelled)))
     sites = {name: {**row, "saturated": 0.2, "clipping": 1.0} for name, row in healthy.sites.items()}
-    assert findings(dataclasses.replace(healthy, sites=sites))[0].cause == "saturation"
+    assert diagnose(dataclasses.replace(healthy, sites=sites))[0].cause == "saturation"
     sites = {name: {**row, "dead_channels": 0.5} for name, row in healthy.sites.items()}
-    quiet = dataclasses.replace(healthy, sites=sites, kinds={}, scales=[], variants={})
-    assert [f.cause for f in findings(quiet)] == ["dead"]
-    assert findings(dataclasses.replace(quiet, sites=healthy.sites)) == []
+    quiet = dataclasses.replace(healthy, sites=sites, kinds={}, scales=[], variants={}, passes=None)
+    assert [f.cause for f in diagnose(quiet)] == ["dead"]
+    assert diagnose(dataclasses.replace(quiet, sites=healthy.sites)) == []
 
 
 def test_errors_are_split_where_they_arise(healthy):

@@ -32,7 +32,7 @@ from transformers import (
 import onespike
 from contract.conversion_contract import ConversionContract, images, randomise_
 from onespike.adapters.scenes import SceneDetector
-from onespike.convert import table
+from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

@@ -10,7 +10,7 @@ from torchvision.ops import DeformConv2d, roi_align
 
 import onespike
 from contract.conversion_contract import images, randomise_
-from onespike.convert import table
+from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

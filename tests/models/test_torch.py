@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import onespike
 from contract.conversion_contract import Case, ConversionContract, randomise_
 from onespike.errors import ConversionError
-from onespike.plain import encoder_layer, multi_head_attention, plain
-from onespike.sites import Sites, is_activation
+from onespike.sites import Operand, Site, Sites, Visit
+from onespike.sites.unfused import encoder_layer, multi_head_attention, plain
 
 
 def sequences(padded: bool = True) -> list[Any]:
@@ -21,7 +21,8 @@ def sequences(padded: bool = True) -> list[Any]:
     padding = torch.zeros(5, 6, dtype=torch.bool)
     padding[0, 4:] = padding[3, 5:] = True
     x = torch.randn(5, 6, 8, generator=generator)
-    return [(x[:2], padding[:2] if padded else None), (x[2:], padding[2:] if padded else None)]
+    whole = {"x": x, "padding": padding} if padded else {"x": x}
+    return [{name: part[rows] for name, part in whole.items()} for rows in (slice(2), slice(2, None))]
 
 
 class Encoder(nn.Module):
@@ -216,19 +217,19 @@ def test_fused_modules_hide_their_products_and_plain_ones_do_not():
             nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1, enable_nested_tensor=False
         )
     )
-    keys: list[str] = []
+    sites: list[Site] = []
 
-    def visit(key: str, x: Tensor, synapses: Any) -> Tensor:
-        keys.append(key)
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        sites.append(operand.site)
         return x
 
-    with torch.no_grad(), Sites(visit):
+    with torch.no_grad(), Sites(Visit(visit)):
         model(rand(3, 5, 8))
-    assert not any("matmul" in key for key in keys)
-    keys.clear()
-    with torch.no_grad(), plain(model), Sites(visit):
+    assert not any(site.operation == "matmul" for site in sites)
+    sites.clear()
+    with torch.no_grad(), plain(model), Sites(Visit(visit)):
         model(rand(3, 5, 8))
-    assert sum(not is_activation(key) for key in keys) == 8
+    assert sum(not site.is_activation for site in sites) == 8
 
 
 class Opaque(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from transformers import (
     Dinov2Config,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     ViTConfig,
 )
 
@@ -136,6 +139,48 @@ class TestLlamaEager(TestLlama):
     attention = "eager"
 
 
+class TestMixtral(Sdpa):
+    """A mixture of experts: two of four multiply each token, in grouped products."""
+
+    heads = ("lm_head:linear0_input",)
+    spiking, softmax, weights = 11, 1, 2
+
+    @classmethod
+    def build(cls):
+        config = MixtralConfig(
+            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=48, max_position_embeddings=32, use_cache=False, bos_token_id=1, eos_token_id=0,
+            pad_token_id=0, num_local_experts=4, num_experts_per_tok=2,
+        )  # fmt: skip
+        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
+
+
+def test_the_energy_of_experts_is_that_of_unit_weights():
+    """The ledger's counts against the grouped products of the spikes themselves with weights that are all 1."""
+    _, batches, snn = converted(TestMixtral)
+    experts = snn.model.layers[0].mlp.experts
+    expected: dict[str, float] = {}
+
+    def grouped(a, b, **kwargs):
+        key = f"matmul{len(expected)}_lhs"
+        step = experts.neurons[key].steps()
+        spikes = (a.clamp(min=0) / step[0] + (-a).clamp(min=0) / step[1]).round()
+        expected[key] = float(
+            torch._grouped_mm(spikes, torch.ones_like(b), offs=kwargs["offs"]).double().sum()
+        )
+        return torch._grouped_mm(a, b, **kwargs)
+
+    with torch.inference_mode(), onespike.metered(snn) as ledger:
+        snn(**batches[0])
+    found = {s.key: row for s, row in ledger.sites.items() if s.owner == "model.layers.0.mlp.experts"}
+    rules = importlib.import_module("onespike.sites.rules")
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setitem(rules.RULES, torch._grouped_mm, partial(rules._grouped, grouped))
+        snn(**batches[0])
+    assert {key: found[key].additions["counts"] for key in expected} == expected and len(expected) == 2
+    assert all(found[key].macs == found[key.replace("lhs", "rhs")].macs > 0 for key in expected)
+
+
 LANGUAGE = [TestGPT2, TestGPT2Eager, TestLlama, TestLlamaEager]
 
 
@@ -194,8 +239,33 @@ def test_generation(contract):
         cached = snn.generate(**batch, **settings, use_cache=True)
     assert cached.shape == (2, 13)
     reached = {str(site) for site, row in ledger.sites.items() if row.active}
-    assert reached == {str(s) for s, n in onespike.neurons(snn) if isinstance(n, Neuron)}
+    assert reached == {str(s) for s, n in onespike.named_neurons(snn) if isinstance(n, Neuron)}
     visits = {str(site): row.visits for site, row in ledger.sites.items()}
     assert visits["lm_head:linear0_input"] == 5
     assert torch.equal(cached, snn.generate(**batch, **settings, use_cache=False))
     assert torch.equal(cached[:, :8], batch["input_ids"])
+
+
+def test_a_converted_network_is_saved_by_its_library_and_by_torch(tmp_path):
+    """λ is one number for all neurons, and files that refuse shared memory hold it nevertheless."""
+    model, batches = TestViT.build()
+    snn = onespike.spike(model, batches, scale=0.2)
+    expected = run(snn, batches[0])
+    from safetensors.torch import load_file, save_file
+
+    save_file(snn.state_dict(), tmp_path / "state.safetensors")
+    torch.save(snn.state_dict(), tmp_path / "state.pt")
+    for state in (
+        load_file(tmp_path / "state.safetensors"),
+        torch.load(tmp_path / "state.pt", weights_only=True),
+    ):
+        other = onespike.spike(model, [x * 2 for x in batches], scale=0.3)
+        assert not torch.equal(run(other, batches[0]), expected)
+        other.load_state_dict(state)
+        assert torch.equal(run(other, batches[0]), expected)
+        onespike.set_scale_(other, 0.5)  # still one for all
+        found = {n.scale for _, n in onespike.named_neurons(other) if getattr(n, "scale", None) is not None}
+        assert len(found) == 1
+    snn.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved")  # the original network, which needs no neurons
+    torch.testing.assert_close(run(again.eval(), batches[0]), run(model, batches[0]))

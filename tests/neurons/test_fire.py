@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.neuron_contract import bits
+from contract.neuron_contract import bits, needs_cpp
 from onespike.errors import UsageError
 from onespike.neurons import (
     bounds,
@@ -158,6 +158,7 @@ def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(function))(a), function(a))
 
 
+@needs_cpp
 @pytest.mark.parametrize("levels", [mixed_levels(8), (1, 5, 6)])
 def test_compiled_code_keeps_every_bit(levels: tuple[int, ...]) -> None:
     function = fire_function(levels)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from contract.neuron_contract import DTYPES, bits, inputs
-from onespike.kernels import native
+from onespike.kernels import build as native
 from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire, bounds, fire_exponential, mixed_levels
 
 LEVELS = {

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.neuron_contract import bits, inputs
+from contract.neuron_contract import bits, inputs, needs_cpp
 from onespike.errors import UsageError
 from onespike.neurons import Scale, ScaleFire, mixed_levels, scale_fire
 
@@ -129,6 +129,7 @@ def test_half_precision_and_back_does_not_move_a_threshold() -> None:
     assert network.half()[1].weight.dtype == torch.float16
 
 
+@needs_cpp
 def test_a_new_scale_compiles_nothing_new() -> None:
     shared = Scale(0.5)
     cell = ScaleFire(0.8, 0.7, levels=LEVELS, scale=shared)

@@ -29,7 +29,7 @@ def interpreted(monkeypatch):
     from onespike.kernels import gpu
 
     monkeypatch.setattr(gpu, "kernel", InterpretedFunction(gpu.kernel.fn))
-    fire = import_module("onespike.kernels.fire")
+    fire = import_module("onespike.kernels.firing")
     monkeypatch.setattr(fire, "_backend", lambda device: fire._triton)
 
 

@@ -8,11 +8,11 @@ from small_networks import attention, convolutional, start, tokens
 from torch import nn
 
 from onespike import convert, metered
-from onespike.calibrate import evaluating
+from onespike.energy.binary_lanes import digits, fixed_point, prove, shift_and_add
+from onespike.energy.signed_digits import naf_weight
 from onespike.errors import ConversionError
-from onespike.lanes import digits, fixed_point, prove, shift_and_add
 from onespike.passes import chain
-from onespike.tally import naf_weight
+from onespike.runtime.forward import evaluating
 
 
 def test_digits_are_the_number_and_never_adjacent():

@@ -9,8 +9,9 @@ import pytest
 import torch
 from small_networks import attention, start, tokens
 
+from onespike.energy import READINGS
 from onespike.errors import UsageError
-from onespike.neurons.fire import fire_function
+from onespike.neurons.fire_functions import fire_function
 from onespike.passes import chain, statistics
 from onespike.passes.budget import measured
 
@@ -26,16 +27,14 @@ def short(monkeypatch):
 
 
 def site(levels=(1, 2, 3), column="counts", drives=True):
-    return tuning._Site(
-        fire_function(levels, "nearest"), levels[-1], True, column, tuning.ELASTICITY[column], drives, 2.0
-    )
+    return tuning._Site(fire_function(levels, "nearest"), levels[-1], True, READINGS[column], drives, 2.0)
 
 
 def test_gradients_by_hand():
     """Inside the range x passes straight through and a step learns y − a; a clipped value moves with the step alone."""
     x = torch.tensor([0.7, -1.2, 9.0], requires_grad=True)
     log_step, centre, offset = (torch.zeros((), requires_grad=True) for _ in range(3))
-    value, cost = tuning.Fired.apply(x, log_step, centre, offset, torch.ones(()), site())
+    value, cost = tuning.fired(x, log_step, centre, offset, torch.ones(()), site())
     assert value.tolist() == [1.0, -1.0, 3.0] and float(cost.detach()) == 2 * (1 + 1 + 3)
     value.sum().backward(retain_graph=True)
     assert x.grad.tolist() == [1, 1, 0]

@@ -7,8 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from onespike import Recipe, calibrate, convert, gather, pipeline
+from onespike import Recipe, calibrate, convert
 from onespike.adapters import LoadedModel
+from onespike.passes import improve
+from onespike.report import record as gather
+from onespike.runs import pipeline
+from onespike.tasks import Classification, Task
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
@@ -34,14 +38,15 @@ def to_input(image) -> torch.Tensor:
     return pixels.view(8, 8, 3).permute(2, 0, 1).float() / 128 - 1
 
 
-def make_record(run: Path | None = None, **changes) -> dict:
+def make_record(run: Path | None = None, task: Task | None = None, **changes) -> dict:
     torch.manual_seed(0)
     recipe = Recipe(**changes)
     items = pipeline.choose("bundled:cifar10-test", 12)
     ann, classes = Small().eval(), (HOSTILE, "cat", "dog")
-    loaded = LoadedModel(ann, HOSTILE, to_input, "8×8", "random", None, classes)
-    images = [x for x, _ in gather.batches(items, to_input, 6)]
-    thresholds = calibrate(ann, images, recipe)
+    task = task or Classification()
+    loaded = LoadedModel(ann, HOSTILE, to_input, "8×8", "random", None, classes, task=task)
+    images = [x for x, _ in loaded.batches(items, 6)]
+    thresholds = improve(ann, images, calibrate(ann, images, recipe), recipe)
     snn = convert(ann, thresholds, recipe)
     data = {"source": f"images/{HOSTILE}", "names": list(items.names), "sha256": []}
     pair = pipeline.Pair(loaded, ann, snn, recipe, thresholds, data)

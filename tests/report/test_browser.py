@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from report_record import HOSTILE, make_record
 
-from onespike import pipeline
 from onespike.adapters import load_model
-from onespike.gather import gather
 from onespike.recipe import preset
-from onespike.report import page
+from onespike.report import html as page
+from onespike.report.record import gather
+from onespike.runs import pipeline
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -46,8 +46,8 @@ def detector_record():
     """Of the bundled detector on a few scenes."""
     recipe, scenes = preset("sformer"), pipeline.choose("bundled:scenes-calibration", 4)
     pair = pipeline.convert_network(load_model("bundled:scenes"), scenes, recipe)
-    items, coco = pipeline.choose_labelled(pair.loaded, "bundled:scenes-test", None, 4)
-    return gather(Path("run"), pair, items, coco=coco)
+    items = pipeline.choose_labelled(pair.loaded, "bundled:scenes-test", None, 4)
+    return gather(Path("run"), pair, items)
 
 
 def shown(browser, record, folder):

@@ -8,8 +8,12 @@ import re
 import pytest
 from report_record import HOSTILE, make_record
 
-from onespike.gather import _block
-from onespike.report import page, text
+from onespike.report import html as page
+from onespike.report import markdown as text
+from onespike.report import plots
+from onespike.report.record import _block
+from onespike.runtime.validated import sealed
+from onespike.tasks import Classification
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,12 @@ def test_a_page_is_one_small_file(record):
     assert len(html.encode()) < 5e6
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", html)
     assert "@import" not in html and not re.search(r"url\((?!#)", html)
-    for part in ("Accuracy against energy", "Energy columns", "Inputs and predictions", "How it was made"):
+    for part in (
+        "Agreement with the original against energy",
+        "Energy columns",
+        "Inputs and predictions",
+        "How it was made",
+    ):
         assert part in html
     for row in record["sites"]:
         assert row["site"] in html
@@ -44,6 +53,74 @@ def test_the_record_is_json_and_makes_the_same_page(record):
     again = json.loads(json.dumps(record))
     assert page.render(again) == page.render(record)
     assert text.markdown(again) == text.markdown(record)
+
+
+@pytest.mark.parametrize(("maximise", "kept"), [(True, [0.1, 0.4]), (False, [0.1, 0.2, 0.3])])
+def test_the_front_holds_every_point_that_no_other_beats(maximise, kept):
+    points = [
+        {"scale": 1 / (1 + e), "energy": e, "value": v} for e, v in [(0.1, 5), (0.2, 3), (0.3, 2), (0.4, 9)]
+    ]
+    drawn = plots.front(points, 1.0, "KL to the original, nats", "counts", maximise)
+    line = next(line for line in drawn.axes[0].lines if line.get_label() == "front")
+    assert list(line.get_xdata()) == kept
+
+
+def test_a_search_by_kl_is_drawn_beside_the_run_s_own_images(record, tmp_path):
+    """Its metric is minimized, and its images are not those of the cards."""
+    trials = [
+        {"scale": s, "value": v, "energy": e} for s, v, e in [(1, 5.0, 0.1), (0.5, 3.0, 0.2), (0.2, 1.0, 0.3)]
+    ]
+    found = {
+        "trials": trials,
+        "best": trials[-1],
+        "objective": "kl",
+        "images": 7,
+        "energy": "binary",
+        "source": "else",
+        "used": [],
+    }
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search.json").write_text(sealed(found))
+    made = make_record(tmp_path)
+    assert made["search"]["maximise"] is False and len(made["search"]["points"]) == 3
+    assert made["front"] == record["front"]
+    assert "7 images of else" in page.render(made)
+
+
+def test_plot_and_card_show_the_same_images_and_metric(record):
+    front, evaluation = record["front"], record["evaluation"]
+    assert front["images"] == evaluation["images"] == 12
+    assert front["metric"] == "agreement with the original, %"
+    own = next(p for p in front["points"] if p["scale"] == front["chosen"])
+    assert own["value"] == evaluation["agreement"]
+    assert own["energy"] == evaluation["energy"]["counts"]
+    assert "Accuracy against energy" not in page.render(record)
+    assert "## Accuracy" not in text.markdown(record)
+
+
+def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
+    made = make_record(passes=("nearest",), budget=0.3, energy="binary")
+    ratios = made["evaluation"]["energy"]
+    assert ratios["binary"] == pytest.approx(0.3, rel=0.2) and ratios["counts"] != ratios["binary"]
+    shown = page.render(made)
+    assert f"energy <b>{ratios['binary']:.3f}</b>" in shown
+    assert f"counts {ratios['counts']:.3f}" in shown
+    assert made["front"]["energy"] == "binary"
+    assert sum(row.get("energy_share", 0) for row in made["sites"]) == pytest.approx(1.0)
+    assert page.compared([made, made])[0]["energy"] == ratios["binary"]
+    assert "| **binary** |" in text.markdown(made)
+
+
+def test_what_a_ratio_leaves_out_stands_beside_it(record):
+    evaluation = record["evaluation"]
+    for shown in (page.render(record), text.markdown(record)):
+        assert "prices of horowitz-45nm" in shown and "thresholds compared" in shown
+        assert f"{100 * evaluation['analog_share']:.1f} % of the MACs stay analog" in shown
+        assert f"{100 * evaluation['dead_share']:.1f} % cannot reach the output" in shown
+    for shown in (page.compare([record, record]), text.compare_markdown([record, record], {})):
+        assert "prices of horowitz-45nm" in shown and "analog MACs %" in shown
+        assert f"{100 * evaluation['analog_share']:.1f}" in shown
+    assert evaluation["dead_share"] == 0.0  # it takes the mean of all tokens
 
 
 def test_a_run_that_was_not_measured(record):
@@ -75,13 +152,17 @@ def test_comparison_shows_what_differs(record):
     assert "| 0.5 |" in markdown
 
 
-def test_pictures_of_a_task_of_its_own_are_taken(monkeypatch):
-    from onespike import gather
+def test_examples_are_those_of_the_task():
+    class Other(Classification):
+        def example(self, item, ann, snn, items, network):
+            return {
+                "label": None,
+                "pictures": {"input": "data:,"},
+                "agree": True,
+                "text": ["<b>box</b> 50.0 %"],
+            }
 
-    shown = [{"name": "x", "label": None, "image": "data:,", "agree": True, "ann": [["box", 0.5]],
-              "snn": [["box", 0.4]], "trail": []}]  # fmt: skip
-    monkeypatch.setattr(gather, "classified", lambda *_: shown)
-    assert "box 50.0 %" in page.render(make_record())
+    assert "&lt;b&gt;box&lt;/b&gt; 50.0 %" in page.render(make_record(task=Other()))
 
 
 def test_blocks_are_drawn_in_the_order_of_execution(record):

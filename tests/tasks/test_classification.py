@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from onespike.errors import DataError
-from onespike.tasks import Classification, Paired, Task
+from onespike.tasks import Accuracy
 
 
 @settings(deadline=None)
@@ -26,7 +26,7 @@ def test_against_foreign_implementations(seed, classes, images, split):
     ann = torch.randn(images, classes, generator=generator)
     snn = ann + 0.5 * torch.randn(images, classes, generator=generator)
     labels = torch.randint(0, classes, (images,), generator=generator)
-    task = Classification()
+    task = Accuracy()
     for part in (slice(None, split), slice(split, None)):
         task.update(ann[part], snn[part], labels[part])
     scores = task.compute()
@@ -46,7 +46,7 @@ def test_against_foreign_implementations(seed, classes, images, split):
 
 def test_equal_networks_agree_and_do_not_diverge():
     logits = torch.tensor([[1e4, 0.0, -1e4], [0.0, 1.0, 2.0]])
-    task = Classification()
+    task = Accuracy()
     task.update(logits, logits.clone(), torch.tensor([0, 0]))
     scores = task.compute()
     assert (scores["agreement"], scores["kl"]) == (100.0, 0.0)
@@ -55,13 +55,13 @@ def test_equal_networks_agree_and_do_not_diverge():
 
 def test_masked_classes_add_nothing():
     logits = torch.tensor([[0.0, 1.0, float("-inf")]])
-    task = Classification()
+    task = Accuracy()
     task.update(logits, logits.clone(), None)
     assert task.compute()["kl"] == 0.0
 
 
 def test_without_labels_there_is_no_accuracy():
-    task = Classification()
+    task = Accuracy()
     task.update(torch.eye(3), torch.eye(3), torch.arange(3))
     task.update(torch.eye(3), torch.eye(3), None)
     scores = task.compute()
@@ -72,7 +72,7 @@ def test_without_labels_there_is_no_accuracy():
 @pytest.mark.parametrize("label", [3, 999, -1])
 def test_a_label_that_the_network_does_not_have(label):
     with pytest.raises(DataError) as error:
-        Classification().update(torch.eye(3), torch.eye(3), torch.tensor([0, label, 1]))
+        Accuracy().update(torch.eye(3), torch.eye(3), torch.tensor([0, label, 1]))
     assert str(error.value) == (
         f"the data has label {label}, and the network has 3 classes (0 to 2). "
         "Use a data folder with the classes that the network was trained for."
@@ -81,18 +81,14 @@ def test_a_label_that_the_network_does_not_have(label):
 
 def test_nothing_scored():
     with pytest.raises(DataError) as error:
-        Classification().compute()
+        Accuracy().compute()
     assert str(error.value) == "no image was scored. Give a data folder with at least one image."
-
-
-def test_it_has_the_form_of_a_task():
-    assert isinstance(Classification(), Task)
 
 
 def test_paired_scores_of_two_parts_are_those_of_the_whole():
     ann, snn, labels = torch.randn(30, 4), torch.randn(30, 4), torch.randint(4, (30,))
-    parts = [Paired(), Paired()]
-    whole = Paired()
+    parts = [Accuracy(), Accuracy()]
+    whole = Accuracy()
     whole.update(ann, snn, labels)
     for task, part in zip(parts, (slice(None, 11), slice(11, None)), strict=True):
         task.update(ann[part], snn[part], labels[part])

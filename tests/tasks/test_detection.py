@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from pycocotools.cocoeval import COCOeval
 
 from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
-from onespike.tasks import Detection, category_ids, limit, list_coco, read_coco, read_image
-from onespike.tasks.detection import FIGURES
+from onespike.tasks import AveragePrecision, category_ids, limit, list_coco, read_coco, read_image
+from onespike.tasks.coco import FIGURES
+from onespike.tasks.coco_schema import decompressed
 
 MODES = ("RGB", "L", "CMYK")
 
@@ -86,7 +88,7 @@ def test_figures_are_those_of_pycocotools(data, tmp_path):
     folder, file = data
     items, coco = list_coco(folder, file)
     found = {"ann": guesses(coco.record, 1), "snn": guesses(coco.record, 2)}
-    metric = Detection(coco, lambda output, images: _of(output, images), "segmentation")
+    metric = AveragePrecision(coco, lambda output, images: _of(output, images), masks=True)
     for start in (0, 2):
         part = items.items[start : start + 2]
         metric.update(found["ann"], found["snn"], torch.tensor([item.label for item in part]))
@@ -114,7 +116,7 @@ def _of(found, images):
 def test_only_the_images_that_were_run_are_scored(data):
     folder, file = data
     items, coco = list_coco(folder, file)
-    metric = Detection(coco, _of)
+    metric = AveragePrecision(coco, _of)
     perfect = [{**a, "score": 1.0} for a in coco.record["annotations"] if not a["iscrowd"]]
     metric.update(perfect, [], torch.tensor([limit(items, 1)[0].label]))
     scores = metric.compute()
@@ -132,10 +134,10 @@ def test_results_are_checked(data):
         ({"image_id": 15}, "names category 3 in image 15"),
         ({"score": float("nan")}, "is not finite"),
     ):
-        metric = Detection(coco, lambda output, images: output)
+        metric = AveragePrecision(coco, lambda output, images: output)
         with pytest.raises(DataError, match=message):
             metric.update([{**good, **change}], [], torch.tensor([5]))
-    metric = Detection(coco, lambda output, images: output, categories={1: 3})
+    metric = AveragePrecision(coco, lambda output, images: output, categories={1: 3})
     metric.update([{**good, "category_id": 1}, {**good, "category_id": 8}], [], torch.tensor([5]))
     assert [r["category_id"] for r in metric.found["ann"]] == [3]
 
@@ -157,16 +159,64 @@ def broken(file: Path, change) -> Path:
     ("change", "message"),
     [
         (lambda r: r["annotations"].clear(), "its list 'annotations' is empty"),
-        (lambda r: r.pop("categories"), "it has no list 'categories'"),
-        (lambda r: r["annotations"][2].update(image_id=77), "annotation 3 has image_id 77"),
-        (lambda r: r["annotations"][2].update(category_id=4), "annotation 3 has category_id 4"),
-        (lambda r: r["images"][1].update(id=5), "two images have the id 5"),
-        (lambda r: r["images"][1].pop("width"), "an entry lacks 'width'"),
-        (lambda r: r["annotations"].append(5), "an entry is not of COCO's form"),
-        (lambda r: r["annotations"][2].update(image_id=[5]), "an entry is not of COCO's form"),
-        (lambda r: r["annotations"][2].update(bbox=None), "an entry is not of COCO's form"),
-        (lambda r: r["annotations"][2].update(bbox=[1, 2, 3]), r"annotation 3 has the box \[1, 2, 3\]"),
-        (lambda r: r["annotations"][2].update(area="large"), "annotation 3 has .* the area large"),
+        (lambda r: r.pop("categories"), r"damaged \(at categories: field required\)"),
+        (
+            lambda r: r["annotations"][2].update(image_id=77),
+            "annotation 3 has the image_id 77, which the file",
+        ),
+        (
+            lambda r: r["annotations"][2].update(category_id=4),
+            "annotation 3 has the category_id 4, which the file",
+        ),
+        (lambda r: r["images"][1].update(id=5), "image 5 has the id 5, which another one has too"),
+        (lambda r: r["annotations"][2].update(id=1), "annotation 1 has the id 1, which another one has too"),
+        (lambda r: r["categories"][1].update(id=3), "category 3 has the id 3, which another one has too"),
+        (lambda r: r["categories"][1].update(name="cat"), "category 90 has the name 'cat', which is"),
+        (lambda r: r["annotations"][2].update(id=2**63), "has the id 9223372036854775808, beyond 64 bits"),
+        (lambda r: r["images"][1].pop("width"), r"\(at image 15, width: field required\)"),
+        (
+            lambda r: r["images"][1].update(width="60"),
+            r"\(at image 15, width: input should be a valid integer\)",
+        ),
+        (lambda r: r["images"][1].update(height=0), "image 15 has the height 0, not from 1 to 65536"),
+        (
+            lambda r: r["images"][1].update(file_name="a\0"),
+            "image 15 has the file_name 'a.x00', which no file",
+        ),
+        (lambda r: r["annotations"].append(5), r"\(at annotations.13: input should be"),
+        (
+            lambda r: r["annotations"][2].update(image_id=[5]),
+            r"\(at annotation 3, image_id: input should be a valid",
+        ),
+        (
+            lambda r: r["annotations"][2].update(bbox=None),
+            r"\(at annotation 3, bbox: input should be a valid",
+        ),
+        (
+            lambda r: r["annotations"][2].update(bbox=[1, 2, 3]),
+            r"annotation 3 has the bbox \[1.0, 2.0, 3.0\], not x",
+        ),
+        (
+            lambda r: r["annotations"][2].update(bbox=[1, 2, -3, 4]),
+            "annotation 3 has the bbox .* no negative side",
+        ),
+        (
+            lambda r: r["annotations"][2].update(bbox=[1, 2, 1e9, 4]),
+            "the bbox .* far outside the image of 60×40",
+        ),
+        (lambda r: r["annotations"][2].update(bbox=[math.nan] * 4), "annotation 3 has the bbox .*finite"),
+        (
+            lambda r: r["annotations"][2].update(area="large"),
+            r"\(at annotation 3, area: input should be a valid",
+        ),
+        (
+            lambda r: r["annotations"][2].update(area=-1),
+            "annotation 3 has the area -1.0, not a finite number",
+        ),
+        (
+            lambda r: r["annotations"][2].update(iscrowd=-1),
+            "annotation 3 has the iscrowd -1, neither 0 nor 1",
+        ),
         (
             lambda r: r["images"][1].update(file_name="gone.jpg"),
             "gone.jpg: the file of image id 15 is missing",
@@ -180,14 +230,104 @@ def test_bad_annotations_are_named(data, change, message):
         list_coco(folder, broken(file, change))
 
 
+PIXELS = 40 * 60
+SHAPES = {
+    "odd": ([[1, 2, 3, 4, 5]], "a polygon of 5 numbers, not x and y of three points"),
+    "a box": ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
+    "one of two": ([[1, 2, 3, 4, 5, 6], []], "a polygon of 0 numbers"),
+    "far": ([[0, 0, 1e9, 0, 1e9, 1e9]], "far outside the image of 60×40"),
+    "infinite": ([[0, 0, math.inf, 0, 5, 5]], "not finite"),
+    "endless": ([[0, 0, 59, 39] * 200_000], "a polygon whose outline is longer than 10000000 pixels"),
+    "too few": ({"size": [40, 60], "counts": [PIXELS - 1]}, "do not add up to 60·40 pixels"),
+    "too many": ({"size": [40, 60], "counts": [PIXELS, 1]}, "do not add up to 60·40 pixels"),
+    "negative": ({"size": [40, 60], "counts": [-1, PIXELS + 1]}, "negative or do not add up"),
+    "turned": ({"size": [60, 40], "counts": [PIXELS]}, r"a size of \[60, 40\], and the image has \[40, 60\]"),
+    "compressed, too few": ({"size": [40, 60], "counts": "52203"}, "do not add up to 60·40 pixels"),
+    "compressed, foreign": ({"size": [40, 60], "counts": "5é"}, "with the character 'é'"),
+    "compressed, cut": ({"size": [40, 60], "counts": "P"}, "end in the middle of a number"),
+    "compressed, endless": ({"size": [40, 60], "counts": "o" * 30}, "with a number that does not end"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_shapes_are_checked_before_c_code_sees_them(data, kind):
+    folder, file = data
+    shape, message = SHAPES[kind]
+    with pytest.raises(
+        DataError, match=rf"instances\.json: annotation 3 has the segmentation .*{message}"
+    ) as error:
+        list_coco(folder, broken(file, lambda r: r["annotations"][2].update(segmentation=shape)))
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        ({"size": [40, 60]}, "segmentation.counts: field required"),
+        ({"size": ["40", 60], "counts": [PIXELS]}, "segmentation.size.0: input should be a valid integer"),
+        (
+            {"size": [40, 60], "counts": [1.5, 2398.5]},
+            "segmentation.counts.0: input should be a valid integer",
+        ),
+        ([[1, 2, 3, 4, 5, "6"]], "segmentation.0.5: input should be a valid number"),
+        (5, "segmentation: input should be a"),
+    ],
+)
+def test_shapes_of_other_types_are_named_by_their_place(data, shape, place):
+    folder, file = data
+    with pytest.raises(DataError, match=rf"damaged \(at annotation 3, {place}"):
+        list_coco(folder, broken(file, lambda r: r["annotations"][2].update(segmentation=shape)))
+
+
+def test_compressed_run_lengths_are_those_of_pycocotools():
+    generator = torch.Generator().manual_seed(0)
+    for density in (0.0, 0.02, 0.5, 1.0):
+        mask = (torch.rand(37, 53, generator=generator) < density).to(torch.uint8)
+        counts, value, expected = decompressed(run_lengths(mask)["counts"]), 0, []
+        for count in counts:
+            expected += [value] * count
+            value = 1 - value
+        assert expected == mask.t().flatten().tolist()
+
+
+def test_an_annotation_with_the_id_0_counts_like_any_other(data):
+    folder, file = data
+    figures = []
+    for number in (1, 0):
+        items, coco = list_coco(folder, broken(file, lambda r, n=number: r["annotations"][0].update(id=n)))
+        metric = AveragePrecision(coco, _of)
+        truth = [{**a, "score": 1.0} for a in coco.record["annotations"] if not a["iscrowd"]]
+        metric.update(truth, truth, torch.tensor([item.label for item in items]))
+        figures.append(metric.compute()["ann"])
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("empty", [None, [], [[]]])
+def test_an_empty_segmentation_is_none(data, empty):
+    folder, file = data
+    _, coco = list_coco(folder, broken(file, lambda r: r["annotations"][2].update(segmentation=empty)))
+    AveragePrecision(coco, _of)
+    with pytest.raises(DataError, match="annotation 3 of image id 5 has no segmentation"):
+        AveragePrecision(coco, _of, "segmentation")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"images": ' + "9" * 5000 + "}", "\xff\xfe"])
+def test_text_that_no_parser_takes(tmp_path, text):
+    file = tmp_path / "instances.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"instances\.json: the file is damaged") as error:
+        read_coco(file)
+    assert "\n" not in str(error.value)
+
+
 def test_masks_are_scored_only_where_they_are_annotated(data):
     folder, file = data
     _, coco = list_coco(folder, broken(file, lambda r: r["annotations"][2].pop("segmentation")))
     with pytest.raises(
         DataError, match=r"annotation 3 of image id 5 has no segmentation, and masks are scored"
     ):
-        Detection(coco, _of, "segmentation")
-    Detection(coco, _of)  # boxes need none
+        AveragePrecision(coco, _of, masks=True)
+    AveragePrecision(coco, _of)  # boxes need none
 
 
 def test_bad_files_are_named(data, tmp_path):
@@ -195,10 +335,10 @@ def test_bad_files_are_named(data, tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_coco(tmp_path / "absent.json")
     (tmp_path / "text.json").write_text("not json")
-    with pytest.raises(DataError, match="this is not JSON"):
+    with pytest.raises(DataError, match="invalid JSON"):
         read_coco(tmp_path / "text.json")
     (folder / "1.jpg").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"1\.jpg: image id 15 cannot be read \(it is not an image\)"):
+    with pytest.raises(DataError, match=r"1\.jpg: image id 15 cannot be read \(it is no BMP, GIF,"):
         list_coco(folder, file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from onespike.errors import DataError, UsageError
 from onespike.tasks import Item, Items, batches, limit, list_images, read_image
@@ -141,6 +142,127 @@ def test_a_palette_with_transparency_gives_its_colours(tmp_path):
     assert [read.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
 
 
+RAMP = torch.arange(64) * 1040  # from 0 to 65520, as 16-bit grey
+HIGH = [value >> 8 for value in RAMP.tolist()]
+
+
+def grey(mode: str, dtype: torch.dtype, scale: float = 1) -> Image.Image:
+    return Image.frombytes(mode, (8, 8), (RAMP * scale).to(dtype).numpy().tobytes())
+
+
+def pgm(path: Path, largest: int) -> Path:
+    values = [round(v * largest / 65535) for v in RAMP.tolist()]
+    path.write_bytes(b"P5 8 8 %d\n" % largest + b"".join(v.to_bytes(2, "big") for v in values))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_16_bit_grey_keeps_its_high_byte(tmp_path, name):
+    grey("I;16", torch.uint16).save(tmp_path / name)
+    image = read_image(Item("a", None, tmp_path / name))
+    assert (image.mode, list(image.getchannel("G").tobytes())) == ("RGB", HIGH)
+
+
+@pytest.mark.parametrize("largest", [65535, 4095])
+def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
+    read = read_image(Item("a", None, pgm(tmp_path / "a.pgm", largest))).getchannel("R").tobytes()
+    assert max(abs(a - b) for a, b in zip(read, HIGH, strict=True)) <= 1  # 4095 levels are not those of 65535
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "scale", "what"),
+    [("I", torch.int32, 1, "32-bit integers"), ("F", torch.float32, 1 / 65535, "floating-point numbers")],
+)
+def test_numbers_without_a_white_are_refused(tmp_path, mode, dtype, scale, what):
+    path = tmp_path / "a.tif"
+    grey(mode, dtype, scale).save(path)
+    assert refusal(lambda: read_image(Item("a", None, path))) == (
+        f"{path}: the image holds {what}, and does not say which of them is white. "
+        "Save it with 8 or 16 bits per channel."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.png", "PNG"), ("a.webp", "WEBP"), ("a.tif", "TIFF"), ("b.png", "GIF")]
+)
+def test_animations_are_refused_and_not_cut_to_their_first_frame(tmp_path, name, kind):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
+    frames[0].save(tmp_path / name, format=kind, save_all=True, append_images=frames[1:])
+    assert refusal(lambda: read_image(Item("a", None, tmp_path / name))) == (
+        f"{tmp_path / name}: the image has 3 frames. Save the one that is meant as an image of its own."
+    )
+
+
+def test_the_preview_of_a_photograph_is_no_animation(tmp_path):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    assert read_image(Item("a", None, tmp_path / "a.jpg")).getpixel((4, 4))[0] > 250
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "DDS", "ICO", "TGA"])
+def test_other_formats_under_the_name_of_a_png(tmp_path, kind):
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow writes no AVIF")
+    path = tmp_path / "a.png"
+    Image.new("RGB", (16, 16), "teal").save(path, format=kind)
+    assert refusal(lambda: read_image(Item("a", None, path))) == (
+        f"{path}: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."
+    )
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    assert refusal(lambda: read_image(Item("a", None, tmp_path / "a.jpg"))) == (
+        f"{tmp_path / 'a.jpg'}: the image cannot be read (the file is empty). Replace or remove it."
+    )
+
+
+def test_a_decoder_that_raises_anything(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.png")
+
+    def broken(*_: object) -> None:
+        raise NotImplementedError("Unimplemented\npixel format")
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.verify", broken)
+    assert refusal(lambda: read_image(Item("a", None, path))) == (
+        f"{path}: the image cannot be read (Unimplemented pixel format). Replace or remove it."
+    )
+
+
+def test_links_are_followed(tmp_path):
+    put(tmp_path / "elsewhere" / "a.png")
+    (tmp_path / "data" / "1").mkdir(parents=True)
+    (tmp_path / "data" / "0").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "1" / "b.png").symlink_to(tmp_path / "elsewhere" / "a.png")
+    assert [(i.name, i.label) for i in list_images(tmp_path / "data")] == [("0/a.png", 0), ("1/b.png", 1)]
+
+
+def test_links_that_lead_nowhere_or_round_and_round(tmp_path):
+    put(tmp_path / "0" / "a.png")
+    loop = tmp_path / "0" / "again"
+    loop.symlink_to(tmp_path)
+    assert refusal(lambda: list_images(tmp_path)) == (
+        f"{loop}: this link leads back to a folder that holds it. Remove it."
+    )
+    loop.unlink()
+    link = tmp_path / "0" / "b.png"
+    for target in ("absent.png", "b.png"):
+        link.symlink_to(target)
+        assert (
+            refusal(lambda: list_images(tmp_path)) == f"{link}: this link leads nowhere. Remove or mend it."
+        )
+        link.unlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
+def test_names_that_are_not_utf_8(tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/0/\xff\xfe.png"))
+    put(path)
+    assert refusal(lambda: list_images(tmp_path)) == (
+        f"{tmp_path}/0/\\udcff\\udcfe.png: the name is not UTF-8. Rename it."
+    )
+
+
 def test_exif_does_not_turn_the_image(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -165,7 +287,7 @@ def test_text_that_is_named_as_an_image(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("this is no image")
     assert refusal(lambda: read_image(Item("a", None, path))) == (
-        f"{path}: the image cannot be read (it is not an image). Replace or remove it."
+        f"{path}: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."
     )
 
 

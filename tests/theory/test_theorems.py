@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onespike.errors import UsageError
-from onespike.theory import (
+from onespike.studies.theory import (
     Claim,
     check_all,
     check_claim,
@@ -18,7 +18,7 @@ from onespike.theory import (
     theorem_2,
     theorem_3,
 )
-from onespike.theory import check as checking
+from onespike.studies.theory import check as checking
 
 ONE = Fraction(1)
 HALF = Fraction(1, 2)

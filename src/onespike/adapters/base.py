@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, unknown
+from onespike.tasks import Classification, Items, Task, batches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,13 +34,13 @@ class LoadedModel:
         preprocessing: the transform in one line for people.
         weights: `pretrained`, `bundled`, `random`, or the name of the file.
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
-        class_names: one name a class, where they are known.
+        class_names: one name per class, where they are known.
+        class_ids: one WordNet id per class, where they are known.
         published_top1: the accuracy that the weights' publisher states, in percent.
         save_configuration: writes what builds the network again (without weights) into a folder, for networks
             that their name alone does not define.
-        task: `classification`, `detection` (boxes) or `segmentation` (boxes and masks).
+        task: how inputs are read, what the output means and how it is scored.
         collate: makes the network's input of several images' tensors; they are stacked if it is None.
-        results: a detector's output and the images' COCO records → COCO results, with the network's class numbers.
         backbone: globs of the sites in the backbone, for networks that have more than one.
         replaced: the library's own mean and deviation, where the user gave others.
     """
@@ -53,11 +54,18 @@ class LoadedModel:
     class_names: tuple[str, ...] | None
     published_top1: float | None = None
     save_configuration: Callable[[Path], None] | None = None
-    task: str = "classification"
+    task: Task = field(default_factory=Classification)
     collate: Callable[[list[Tensor]], Any] | None = None
-    results: Callable[[Any, Any], Iterable[dict[str, Any]]] | None = None
     backbone: tuple[str, ...] = ()
     replaced: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    class_ids: tuple[str, ...] | None = None
+
+    def batches(
+        self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        """Batches of (inputs, labels) as the network takes them; of several processes, this one's part."""
+        load = self.task.load
+        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,21 @@ def first_line(error: Exception) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(". ") if lines else type(error).__name__
+
+
+def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The WordNet ids of ImageNet-1K's classes as timm lists them; None for other classes, or without timm."""
+    if (
+        names is None
+        or len(names) != 1000
+        or not (names[0].startswith("tench") and names[-1].startswith("toilet"))
+    ):
+        return None
+    try:
+        info = importlib.import_module("timm.data").ImageNetInfo()
+    except ImportError:
+        return None
+    return tuple(info.label_names())
 
 
 def describe_normalisation(mean: Sequence[float], std: Sequence[float]) -> str:

@@ -15,6 +15,7 @@ from onespike.adapters.detection import backbone_of
 from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS, SCENES
 from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, unknown
+from onespike.tasks import Detection
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,8 +47,7 @@ def load(name: str, source: Source) -> LoadedModel:
             weights="bundled" if shipped else source.describe(),
             attention="sdpa",
             class_names=scenes.SCENE_CLASSES,
-            task="segmentation",
-            results=scenes.scene_results,
+            task=Detection(scenes.scene_results, scenes.scene_objects, masks=True),
             backbone=backbone_of(model),
         )
     return LoadedModel(
@@ -56,7 +56,7 @@ def load(name: str, source: Source) -> LoadedModel:
         transform=to_input,
         preprocessing=f"resize {SIDE}×{SIDE} bilinear, {describe_normalisation(CIFAR10_MEAN, CIFAR10_STD)}",
         weights="bundled" if shipped else source.describe(),
-        attention=set_attention_(model, source.attention, spec),
+        attention=set_attention_(model, source.attention),
         class_names=CIFAR10_CLASSES,
         published_top1=_recorded_accuracy(file) if file and shipped else None,
     )

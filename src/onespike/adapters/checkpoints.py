@@ -6,7 +6,7 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,8 @@ from onespike.errors import LoadError
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Types that hold weights themselves; numbers of other types stand for weights by a scale or a code elsewhere."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -50,7 +52,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) -> None:
-    """Copy a checkpoint into the model; every name and shape must agree. fp16 weights become the model's type.
+    """Copy a checkpoint into the model; every name and shape must agree.
+
+    Weights of half or double precision become the model's type; what that type cannot hold is refused.
 
     Tensors that the model lacks are left out where their names hold one of the `ignored` words.
     """
@@ -64,7 +68,39 @@ def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) 
         if k in tensors and tensors[k].shape != wanted[k].shape
     ]
     refuse_differences(str(path), model, missing, unexpected, mismatched)
+    refuse_types(str(path), tensors.items(), wanted)
     model.load_state_dict(tensors)
+
+
+def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapping[str, Tensor]) -> None:
+    """Raise if copying a tensor into the model's one of that name would change what it says.
+
+    Names that the model does not have are passed over.
+    """
+    for name, tensor in tensors:
+        if name not in wanted:
+            continue
+        target = wanted[name].dtype
+        plain = tensor.layout is torch.strided and not tensor.is_meta
+        if not plain or (target in REAL and tensor.dtype not in REAL):
+            found = "meta" if tensor.is_meta else tensor.dtype if plain else tensor.layout
+            raise LoadError(
+                f"{place}: the tensor {name} is of type {_short(found)}, and the network needs {_short(target)}. "
+                "Save the weights as floating-point numbers, with the scales of quantized ones applied."
+            )
+        if tensor.dtype == target:
+            continue
+        cast = tensor.to(target)
+        lost = cast.isinf() & tensor.isfinite() if target in REAL else cast.to(tensor.dtype) != tensor
+        if bool(lost.any()):
+            raise LoadError(
+                f"{place}: the tensor {name} holds {tensor[lost][0].item():g}, which {_short(target)} does not. "
+                "Check the weights, or scale them down."
+            )
+
+
+def _short(kind: object) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def refuse_differences(
@@ -89,6 +125,15 @@ def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "scalar"
 
 
+def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a safetensors file, one by one."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (the file cannot be iterated over itself)
+            yield name, file.get_tensor(name)
+
+
 def _read_safetensors(path: Path) -> object:
     require("safetensors", "cli", str(path))
     from safetensors import SafetensorError
@@ -102,8 +147,19 @@ def _read_safetensors(path: Path) -> object:
         raise _unreadable(path, error) from error
 
 
+def _check_archive(path: Path) -> None:
+    """Compare the checksums of an archive, which torch writes and does not read."""
+    with zipfile.ZipFile(path) as archive:
+        written = any(part.CRC for part in archive.infolist())  # they can be switched off
+        damaged = archive.testzip() if written else None
+    if damaged is not None:
+        raise _broken(path, f"its part {damaged} has another checksum")
+
+
 def _read_torch(path: Path) -> object:
     try:
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
         with warnings.catch_warnings():  # about pickles of a protocol that torch does not write
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -122,7 +178,9 @@ def _read_torch(path: Path) -> object:
         raise _broken(path, "unexpected end of the file") from error
     except OSError as error:
         raise _unreadable(path, error) from error
-    except (RuntimeError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except LoadError:
+        raise
+    except Exception as error:  # torch, its unpickler and zip archives have families of their own
         raise _broken(path, first_line(error)) from error
 
 
@@ -141,7 +199,7 @@ def _pickle_operations(path: Path) -> set[str] | None:
                 if not file.peek(1):
                     break
         return operations
-    except (ValueError, StopIteration, zipfile.BadZipFile, EOFError):
+    except Exception:  # noqa: BLE001 - of every kind, where bytes are damaged
         return None
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from onespike.errors import LoadError
+from onespike.tasks import Detection
+from onespike.tasks.objects import Found
 
 Records = Sequence[Mapping[str, Any]]
 BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
@@ -56,6 +58,17 @@ def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dic
             yield result
 
 
+def found_in_list(output: Any) -> list[Found]:
+    """The same dictionaries as tensors with gradients; masks that are decided already have none, and are left out."""
+    objects: list[Found] = []
+    for found in output:
+        kept = {name: found[name] for name in ("scores", "labels", "boxes")}
+        if "masks" in found and found["masks"].is_floating_point():
+            kept["masks"] = found["masks"].squeeze(1)
+        objects.append(kept)
+    return objects
+
+
 def as_list(inputs: list[Tensor]) -> tuple[list[Tensor]]:
     """A batch of images that keep their sizes: one argument, a list."""
     return (inputs,)
@@ -77,8 +90,8 @@ def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
     return collate
 
 
-def processed(processor: Any, masks: bool) -> Callable[[Any, Records], Iterator[dict[str, Any]]]:
-    """Results by an image processor of transformers: of boxes, or of instance masks (whose boxes follow)."""
+def processed(processor: Any, masks: bool) -> Detection:
+    """Objects by an image processor of transformers: boxes, or instance masks (whose boxes follow)."""
 
     def boxes(output: Any, images: Records) -> Iterator[dict[str, Any]]:
         sizes = [(image["height"], image["width"]) for image in images]
@@ -102,4 +115,15 @@ def processed(processor: Any, masks: bool) -> Callable[[Any, Records], Iterator[
                     "segmentation": run_lengths(mask > 0),
                 }  # fmt: skip
 
-    return instances if masks else boxes
+    def found_boxes(output: Any) -> list[Found]:
+        return found_in_list(processor.post_process_object_detection(output, threshold=0.0))
+
+    def found_masks(output: Any) -> list[Found]:
+        """Queries with the surest of their classes; the last one is that of no object."""
+        scores, labels = output.class_queries_logits.softmax(-1)[..., :-1].max(-1)
+        pixels = output.masks_queries_logits.sigmoid()
+        return [
+            {"scores": s, "labels": c, "masks": m} for s, c, m in zip(scores, labels, pixels, strict=True)
+        ]
+
+    return Detection(instances, found_masks, masks=True) if masks else Detection(boxes, found_boxes)

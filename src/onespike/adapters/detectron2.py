@@ -24,8 +24,10 @@ from onespike.adapters.base import (
     first_line,
 )
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import Records, as_list, backbone_of, listed
+from onespike.adapters.detection import Records, as_list, backbone_of, found_in_list, listed
 from onespike.errors import LoadError, UsageError
+from onespike.tasks import Detection
+from onespike.tasks.objects import Found
 
 TRUST = "ONESPIKE_TRUST_CONFIG"
 """Set to 1, it lets a lazy configuration run: that is a program, and a run may name one."""
@@ -69,9 +71,8 @@ def load(name: str, source: Source) -> LoadedModel:
         attention=None,
         class_names=_class_names(library, built.dataset, built.model),
         save_configuration=built.save,
-        task="segmentation" if masks else "detection",
+        task=Detection(_results, _found, masks),
         collate=as_list,
-        results=_results,
         backbone=backbone_of(built.model),
     )
 
@@ -153,6 +154,14 @@ def _transform(library: Any, augmentations: list[Any], colours: str) -> Callable
 
 def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
     """COCO results of a list of `{"instances": Instances}`, which refer to the images as they came."""
+    yield from listed(_listed(output), images)
+
+
+def _found(output: Any) -> list[Found]:
+    return found_in_list(_listed(output))
+
+
+def _listed(output: Any) -> list[dict[str, Any]]:
     found = []
     for one in output:
         instances = one["instances"]
@@ -164,7 +173,7 @@ def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
         if instances.has("pred_masks"):
             entry["masks"] = instances.pred_masks[:, None]
         found.append(entry)
-    yield from listed(found, images)
+    return found
 
 
 def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[str, ...] | None:

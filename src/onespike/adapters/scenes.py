@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.adapters.detection import Records, box, run_lengths
+from onespike.tasks.objects import Found
 
 SIDE, STRIDE, PROTOTYPES = 64, 4, 16
 SCENE_CLASSES = (
@@ -116,6 +117,18 @@ def box_at(distances: Tensor, place: Tensor) -> Tensor:
     sides = distances.flatten(2).transpose(1, 2).gather(1, place[..., None].expand(-1, -1, 4))
     centre = torch.stack([place % columns, place // columns], -1) * STRIDE + STRIDE / 2
     return torch.cat([centre - sides[..., :2], centre + sides[..., 2:]], -1).clamp(0, SIDE)
+
+
+def scene_objects(output: dict[str, Tensor]) -> list[Found]:
+    """Each image's objects as tensors; masks are cut to their boxes, as in `scene_results`."""
+    logits, boxes = output["masks"], output["boxes"].detach()
+    side = SIDE / logits.shape[-1]
+    at = (torch.arange(logits.shape[-1], device=logits.device) + 0.5) * side
+    x0, y0, x1, y1 = (boxes[..., c, None] for c in range(4))
+    inside = ((at > y0) & (at < y1))[..., :, None] & ((at > x0) & (at < x1))[..., None, :]
+    masks = logits.sigmoid() * inside
+    names = ("scores", "labels", "boxes")
+    return [{**{name: output[name][row] for name in names}, "masks": masks[row]} for row in range(len(masks))]
 
 
 def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[str, Any]]:

@@ -52,31 +52,31 @@ def load(name: str, source: Source) -> LoadedModel:
     if source.file:
         load_checkpoint_(model, source.file)
     settings = timm.data.resolve_model_data_config(model)
+    class_names, class_ids = _classes(timm, model)
     return LoadedModel(
         model=model,
         spec=spec,
         transform=timm.data.create_transform(**settings, is_training=False),
         preprocessing=_describe(settings),
         weights=source.describe(),
-        attention=set_attention_(model, source.attention, spec),
-        class_names=_class_names(timm, model),
+        attention=set_attention_(model, source.attention),
+        class_names=class_names,
+        class_ids=class_ids,
     )
 
 
-def set_attention_(model: nn.Module, attention: str | None, spec: str) -> str | None:
-    """Choose fused or written-out attention in a timm model; returns what it then has."""
+def set_attention_(model: nn.Module, attention: str | None) -> str | None:
+    """Choose fused or written-out attention in a timm model; returns what it then has.
+
+    Without a choice it stays as it is; a model that has both is fused throughout, which computes the same.
+    """
     modules = [m for m in model.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
-    if attention is not None:
-        for module in modules:
-            module.fused_attn = attention == "sdpa"  # type: ignore[assignment]
     if not modules:
         return None
-    kinds = {"sdpa" if m.fused_attn else "eager" for m in modules}
-    if len(kinds) > 1:
-        raise UsageError(
-            f"{spec}: some of its attention is fused and some is not. Give attention='sdpa' or 'eager'."
-        )
-    return kinds.pop()
+    attention = attention or ("sdpa" if any(m.fused_attn for m in modules) else "eager")
+    for module in modules:
+        module.fused_attn = attention == "sdpa"  # type: ignore[assignment]
+    return attention
 
 
 def _describe(settings: dict[str, Any]) -> str:
@@ -89,9 +89,10 @@ def _describe(settings: dict[str, Any]) -> str:
     )
 
 
-def _class_names(timm: Any, model: nn.Module) -> tuple[str, ...] | None:
+def _classes(timm: Any, model: nn.Module) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Names and WordNet ids of the model's classes, where timm knows them."""
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
-        return None
+        return None, None
     info = timm.data.ImageNetInfo(subset)
-    return tuple(info.index_to_description(i) for i in range(info.num_classes()))
+    return tuple(info.index_to_description(i) for i in range(info.num_classes())), tuple(info.label_names())

@@ -13,12 +13,14 @@ from onespike.adapters.base import (
     adapter,
     cannot_download,
     describe_normalisation,
+    imagenet_synsets,
     require,
     unknown_model,
 )
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import as_list, backbone_of, listed
+from onespike.adapters.detection import as_list, backbone_of, found_in_list, listed
 from onespike.errors import UsageError
+from onespike.tasks import Detection
 
 
 def names() -> Sequence[str]:
@@ -48,9 +50,7 @@ def load(name: str, source: Source) -> LoadedModel:
         load_checkpoint_(model, source.file)
     fused = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
     if fused and source.attention == "eager":
-        raise UsageError(
-            f"{spec}: torchvision computes attention with sdpa only. Leave attention out, or give 'sdpa'."
-        )
+        raise UsageError(f"{spec}: torchvision computes attention with sdpa only. Use attention='sdpa'.")
     transform = published.transforms()
     if detects:
         return _detector(model, spec, source, transform, published.meta["categories"])
@@ -66,6 +66,7 @@ def load(name: str, source: Source) -> LoadedModel:
         weights=source.describe(),
         attention="sdpa" if fused else None,
         class_names=tuple(published.meta["categories"]),
+        class_ids=imagenet_synsets(published.meta["categories"]),
         published_top1=metrics.get("acc@1") if source.pretrained else None,
     )
 
@@ -86,8 +87,7 @@ def _detector(
         weights=source.describe(),
         attention=None,
         class_names=tuple(categories),
-        task="segmentation" if hasattr(getattr(model, "roi_heads", None), "mask_head") else "detection",
+        task=Detection(listed, found_in_list, hasattr(getattr(model, "roi_heads", None), "mask_head")),
         collate=as_list,
-        results=listed,
         backbone=backbone_of(model),
     )

@@ -18,11 +18,13 @@ from onespike.adapters.base import (
     cannot_download,
     describe_normalisation,
     first_line,
+    imagenet_synsets,
     require,
 )
-from onespike.adapters.checkpoints import read_checkpoint, refuse_differences
+from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import backbone_of, padded, processed
 from onespike.errors import LoadError, UsageError
+from onespike.tasks import Classification
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,12 +50,16 @@ def load(name: str, source: Source) -> LoadedModel:
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = _build(library, name, source, config, where, "eager")
+        return _loaded(spec, source, config, processor, model)
 
+
+def _loaded(spec: str, source: Source, config: Any, processor: Any, model: nn.Module) -> LoadedModel:
     def save_configuration(folder: Path) -> None:
         config.save_pretrained(folder)
         processor.save_pretrained(folder)
 
-    labels, task = config.id2label, _task(config)
+    labels, kind = config.id2label, _kind(config)
+    class_names = tuple(labels[i] for i in sorted(labels)) if labels else None
     named = list(inspect.signature(type(model).forward).parameters)
     return LoadedModel(
         model=model,
@@ -62,30 +68,30 @@ def load(name: str, source: Source) -> LoadedModel:
         preprocessing=_describe(processor),
         weights=source.describe(),
         attention=_attention(model),
-        class_names=tuple(labels[i] for i in sorted(labels)) if labels else None,
+        class_names=class_names,
+        class_ids=imagenet_synsets(class_names),
         save_configuration=save_configuration,
-        task=task,
-        collate=None if task == "classification" else padded(named),
-        results=None if task == "classification" else processed(processor, task == "segmentation"),
-        backbone=() if task == "classification" else backbone_of(model),
+        task=Classification() if kind is None else processed(processor, masks=kind == "masks"),
+        collate=None if kind is None else padded(named),
+        backbone=() if kind is None else backbone_of(model),
     )
 
 
 HEADS = {
-    "ForObjectDetection": ("detection", "AutoModelForObjectDetection"),
-    "ForUniversalSegmentation": ("segmentation", "AutoModelForUniversalSegmentation"),
-    "ForInstanceSegmentation": ("segmentation", "AutoModelForUniversalSegmentation"),
+    "ForObjectDetection": ("boxes", "AutoModelForObjectDetection"),
+    "ForUniversalSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
+    "ForInstanceSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
 }
-"""How the name of an architecture ends → its task and the class that builds it; all others classify."""
+"""How the name of an architecture ends → what it finds and the class that builds it; all others classify."""
 
 
-def _head(config: Any) -> tuple[str, str]:
+def _head(config: Any) -> tuple[str | None, str]:
     architecture = (getattr(config, "architectures", None) or [""])[0]
     found = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
-    return found or ("classification", "AutoModelForImageClassification")
+    return found or (None, "AutoModelForImageClassification")
 
 
-def _task(config: Any) -> str:
+def _kind(config: Any) -> str | None:
     return _head(config)[0]
 
 
@@ -128,6 +134,10 @@ def _build(
     refuse_differences(
         place, model, sorted(report["missing_keys"]), unexpected, sorted(report["mismatched_keys"])
     )
+    if source.file:
+        refuse_types(place, tensors.items(), model.state_dict())
+    for file in sorted(Path(name).glob("*.safetensors")) if source.pretrained else ():
+        refuse_types(str(file), each_tensor(file), model.state_dict())
     return model
 
 

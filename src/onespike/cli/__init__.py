@@ -2,18 +2,109 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 
 def main() -> None:
-    """Run the command; a mistake the user can mend is one message and exit code 2."""
-    try:
-        from onespike.cli.app import app
+    """Run the command; a mistake the user can mend is one message and exit code 2.
 
-        app()
+    Until a command begins there is nothing to undo, so that Ctrl-C ends the process at once; after its end there is
+    nothing to stop.
+    """
+    _open_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
+        signal.signal(signal.SIGINT, _stop)
+    try:
+        _check_words(sys.argv)
+        _application()()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _flush()
+
+
+def _application() -> Callable[[], None]:
+    with loading():
+        from onespike.cli.app import app
+    return app
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Imports: a library that is absent, or cannot be loaded, ends in one line."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "onespike").partition(".")[0] == "onespike":
             raise
-        message = f"onespike: this needs {error.name}. Install it with: pip install 'onespike[all]'"
-        print(message, file=sys.stderr)
-        sys.exit(2)
+        refuse(f"this needs {error.name}. Install it with: pip install 'onespike[all]'")
+    except (ImportError, OSError, MemoryError) as error:  # it cannot be mapped, for want of memory
+        reason = str(error).partition("\n")[0] or "too little memory"
+        refuse(f"a library cannot be loaded ({reason}). Free some memory, or install it again.")
+
+
+def interruptible() -> None:
+    """From here on Ctrl-C is an exception, so that what was begun is undone."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def refuse(message: str) -> NoReturn:
+    """Say one line on standard error, whatever is in it, and exit with 2."""
+    say(message)
+    sys.exit(2)
+
+
+def say(message: str, start: str = "onespike") -> None:
+    """One line on standard error: names of files and fields may hold line breaks and what no terminal can show."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    try:
+        print(f"{start}: {line}", file=sys.stderr, flush=True)
+    except OSError:  # nobody listens
+        return
+
+
+def _stop(*_: Any) -> None:
+    os.write(2, b"onespike: interrupted, nothing was written. Run the same command again.\n")
+    os._exit(2)
+
+
+def _open_streams() -> None:
+    """Standard streams that are closed become /dev/null: else the next file opened would take their place.
+
+    What their encoding lacks is written as escapes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+        elif number and hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _check_words(words: list[str]) -> None:
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(word).decode("utf-8", "backslashreplace")
+            refuse(f"the argument '{shown}' is not UTF-8. Rename the file, or give a link to it.")
+
+
+def _flush() -> None:
+    """Output that cannot be written is found here, not by the interpreter when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # as `head` does: there is nobody to tell
+            sys.exit(2)
+        refuse(f"standard output: {error.strerror}. Check where it goes.")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onespike.ablate import FOLDER, Row, ablate_run
-from onespike.cli import show
-from onespike.cli.commands import command
-from onespike.cli.options import BatchSize, Data, Json, Limit, RunFolder
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import Annotations, BatchSize, Data, Json, Limit, RunFolder, given
 from onespike.cli.progress import progress
-from onespike.files import write_atomically
-from onespike.passes import parse_passes
+from onespike.runtime.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from onespike.studies.ablate import Row
 
 
 @command(
@@ -24,6 +25,7 @@ from onespike.passes import parse_passes
 def ablate(
     run: RunFolder,
     data: Data,
+    annotations: Annotations = None,
     passes: Annotated[
         str | None,
         typer.Option(
@@ -35,22 +37,27 @@ def ablate(
         float | None, typer.Option(metavar="RATIO", help="The energy ratio of every row.")
     ] = None,
     energy: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The ratio meant: counts, nonzero or binary.")
+        str | None, typer.Option(metavar="COLUMN", help="The ratio meant: see `onespike list columns`.")
     ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     json_file: Json = None,
-) -> None:
+) -> Next:
     """Measure each pass of a run alone, left out, and all together.
 
     All rows have the same energy, and are calibrated on the images of the run. Finished rows are kept in the run, so
     that the command can be interrupted and given again.
     """
+    from onespike.energy.columns import holdable
+    from onespike.passes import parse_passes
+    from onespike.studies.ablate import FOLDER, ablate_run
+
     names = None if passes is None else parse_passes(passes)
     rows = []
     for row in ablate_run(
         run,
         data,
+        annotations=annotations,
         passes=names,
         budget=budget,
         energy=energy,
@@ -58,27 +65,31 @@ def ablate(
         batch_size=batch_size,
         progress=progress,
     ):
-        show.note(f"{row.what}: KL {row.figures['kl']:.4f}")
+        output.note(f"{row.what}: " + ", ".join(_cells(row, [])[1:]))
         rows.append(row)
-    show.rows(
-        ("passes", "top-1 %", "difference", "KL, nats", "counts", "binary"), [_cells(row) for row in rows]
-    )
-    original = rows[0].figures["ann"]["top1"]
-    if original is not None:
-        show.line(f"original top-1 {original:.2f} %; the difference has its paired standard error")
-    show.line(f"kept in {run / FOLDER}")
     if json_file is not None:
         write_atomically(json_file, json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    shown, first = holdable(), rows[0].headline
+    divergence = ("KL, nats",) if "kl" in rows[0].figures else ()
+    output.rows(
+        ("passes", first.title, "difference", *divergence, *shown), [_cells(row, shown) for row in rows]
+    )
+    if first.original is not None:
+        paired = "" if first.error is None else "; the difference has its paired standard error"
+        output.line(f"original: {first.title} {first.original:.2f}{paired}")
+    output.line(f"kept in {run / FOLDER}")
+    return "report", run, *given(data=data, annotations=annotations, limit=limit)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    found = row.figures
-    top1, difference = found["snn"]["top1"], found["difference"]
+def _cells(row: Row, columns: list[str]) -> tuple[str, ...]:
+    from onespike.report.markdown import figure
+
+    found, headline = row.figures, row.headline
+    error = "" if headline.error is None else f" ± {headline.error:.2f}"
     return (
         row.what,
-        "–" if top1 is None else f"{top1:.2f}",
-        "–" if difference is None else f"{difference:+.2f} ± {found['standard_error']:.2f}",
-        f"{found['kl']:.4f}",
-        f"{found['energy']['counts']:.3f}",
-        f"{found['energy']['binary']:.3f}",
+        figure(headline.spiking),
+        "–" if headline.difference is None else f"{headline.difference:+.2f}{error}",
+        *([f"{found['kl']:.4f}"] if "kl" in found else []),
+        *(figure(found["energy"].get(column), 3) for column in columns),
     )

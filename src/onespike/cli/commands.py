@@ -1,25 +1,36 @@
-"""How commands fail and how their help ends: one message with the remedy, and an example to copy."""
+"""What all commands have in common: how they fail, how their help looks, and what they say last."""
 
 from __future__ import annotations
 
-import errno
 import os
+import re
+import shlex
+import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from onespike.errors import OnespikeError
-from onespike.processes import launched
+from onespike import __version__
+from onespike.cli import interruptible, loading, refuse, say
+from onespike.errors import OnespikeError, UsageError, out_of_memory
+from onespike.runtime.processes import launched
 
 processes_of = cache(launched)
 """Those that run this command: one, or as many as a launcher has started."""
+
+
+def refuse_several(device_map: str | None) -> None:
+    """A device map spreads one network over the devices that several processes would share out among them."""
+    if device_map is not None and processes_of().count > 1:
+        raise UsageError("--device-map needs the devices of all processes. Start one process only.")
 
 
 class Commands(TyperGroup):
@@ -29,11 +40,12 @@ class Commands(TyperGroup):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        # about damaged metadata, which is not used; damaged pixels are an error
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         try:
             processes = processes_of()
         except OnespikeError as error:
-            _say(str(error))
-            sys.exit(2)
+            refuse(str(error))
         if processes.first:
             return super().main(*args, **kwargs)
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -41,37 +53,75 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         processes = processes_of()
+        interruptible()
         try:
             with processes.one_fate():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            _say(f"interrupted, {INTERRUPTED.get(ctx.invoked_subcommand, NOTHING_WRITTEN)}")
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            say(f"interrupted, {INTERRUPTED.get(ctx.invoked_subcommand, NOTHING_WRITTEN)}")
+            raise typer.Exit(2) from error
+        except BrokenPipeError as error:  # the reader went away, as `head` does: there is nobody to tell
             raise typer.Exit(2) from error
         except Exception as error:
             message = _message(error)
             if message is None:
                 raise
-            _say(message)
+            say(as_options(message, self._options(ctx)))
             processes.wait()
             raise typer.Exit(2) from error
+
+    def _options(self, ctx: Any) -> set[str]:
+        """The names of all commands' parameters that have an option."""
+        commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
+        options = (o for command in commands if command for p in command.params for o in p.opts)
+        return {o.removeprefix("--").replace("-", "_") for o in options if o.startswith("--")}
+
+
+class Page(TyperCommand):
+    """A help page whose options stand in panels: basic ones first, then those that name a panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (shown := param.get_help_record(ctx)) is not None:
+                argument = param.param_type_name == "argument"
+                panel = getattr(param, "rich_help_panel", None) or "Basic"
+                panels.setdefault("Arguments" if argument else f"{panel} options", []).append(shown)
+        if list(panels) in (["Basic options"], ["Arguments", "Basic options"]):
+            panels["Options"] = panels.pop("Basic options")
+        for title in sorted(panels, key=lambda title: (title != "Arguments", title != "Basic options")):
+            with formatter.section(title):
+                formatter.write_dl(panels[title])
+
+
+def as_options(message: str, options: set[str]) -> str:
+    """A message of the library as the command line spells it: its arguments are options here.
+
+    >>> as_options("Use attention='sdpa', or exclude=['a.*:einsum'].", {"attention", "exclude"})
+    "Use --attention sdpa, or --exclude 'a.*:einsum'."
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, text, number = found.groups()
+        if name not in options:
+            return found[0]
+        return f"--{name.replace('_', '-')} {number if text is None else shlex.quote(text)}"
+
+    return re.sub(r"\b([a-z_]+)=\[?(?:'([^']*)'|([0-9.]*[0-9]))\]?", option, message)
 
 
 def _message(error: Exception) -> str | None:
     """What the user can do about it; None for an error that is not the user's."""
     if isinstance(error, OnespikeError):
         return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
+    if out_of_memory(error):
         return "the device has too little memory. Give a smaller --batch-size."
-    # where the reader of a pipe went away, as `head` does, there is nobody to tell
-    if isinstance(error, OSError) and error.errno != errno.EPIPE:
+    if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
         return f"{place}{reason}. Check the path, its permissions and the disk."
     return None
-
-
-def _say(message: str) -> None:
-    typer.echo(f"onespike: {message}", err=True)
 
 
 NOTHING_WRITTEN = "nothing was written. Run the same command again."
@@ -85,31 +135,62 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
-    help="Convert pretrained PyTorch networks to single-timestep spiking networks.\n\n"
-    "Start with: onespike demo",
 )
 
-Command = Callable[..., None]
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"onespike {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def onespike(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Convert pretrained PyTorch networks to single-timestep spiking networks.
+
+    Start with: onespike demo
+    """
+
+
+Next = tuple[object, ...]
+"""The words after `onespike` of the command to type next."""
 
 
 def command(
-    *examples: str, name: str | None = None, shared: bool = False, interrupted: str = NOTHING_WRITTEN
-) -> Callable[[Command], Command]:
+    *examples: str,
+    name: str | None = None,
+    shared: bool = False,
+    interrupted: str = NOTHING_WRITTEN,
+    needs: str = "onespike.runs.pipeline",
+) -> Callable[[Callable[..., Next]], Callable[..., None]]:
     """Register a command whose help ends with these examples, which are not wrapped.
 
-    Of several launched processes all run a `shared` command, each its part; only the first runs any other.
+    It returns the command to type next, which is said last, on standard error. Of several launched processes all run
+    a `shared` command, each its part; only the first runs any other. What a command needs is imported when it runs,
+    since a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
     """
     title = "Example:" if len(examples) == 1 else "Examples:"
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
 
-    def register(function: Command) -> Command:
+    def register(function: Callable[..., Next]) -> Callable[..., None]:
         INTERRUPTED[name or function.__name__] = interrupted
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> None:
+            with loading():
+                import_module(needs)
             if shared or processes_of().first:
-                function(*args, **kwargs)
+                words = function(*args, **kwargs)
+                sys.stdout.flush()  # results come before
+                say(shlex.join(map(str, ("onespike", *words))), start="next")
 
-        return app.command(name, epilog="\b\n" + "\n".join(lines))(run)
+        run.__annotations__ = dict(function.__annotations__)
+        app.command(name, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
+        return run
 
     return register

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from onespike.errors import UsageError
+from onespike.runtime.atomic import try_file, try_folder, try_new_folder
+
+P = TypeVar("P", bound=Path | None)
+
+
+def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
+    """An option's callback: a place that cannot be written is refused before the work starts."""
+
+    def check(path: P) -> P:
+        if path is not None:
+            attempt(path)
+        return path
+
+    return check
+
+
+DEVICE = "Device"
+"""The panel of the help for options that say where and in which portions a network runs."""
+
+FILE, FOLDER, NEW_FOLDER = tried(try_file), tried(try_folder), tried(try_new_folder)
 
 Data = Annotated[
-    str, typer.Option(metavar="DIR", help="Folder with one sub-folder a class, or bundled:cifar10-test.")
+    str, typer.Option(metavar="DIR", help="Folder with one sub-folder per class, or bundled:cifar10-test.")
+]
+MaybeData = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Images to measure on: one sub-folder a class, or see --annotations."),
 ]
 Annotations = Annotated[
     Path | None, typer.Option(metavar="FILE", help="COCO's instances JSON; --data is then its image folder.")
@@ -18,13 +43,32 @@ Annotations = Annotated[
 Limit = Annotated[
     int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
 ]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in one forward pass.")]
-Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …")]
+BatchSize = Annotated[
+    int, typer.Option(metavar="N", help="Images in one forward pass.", rich_help_panel=DEVICE)
+]
+Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …", rich_help_panel=DEVICE)]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(metavar="MAP", help="auto, balanced, sequential or a JSON file: accelerate's device maps."),
+    typer.Option(
+        metavar="MAP",
+        help="auto, balanced, sequential or a JSON file: accelerate's device maps.",
+        rich_help_panel=DEVICE,
+    ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the figures to this file.", callback=FILE),
+]
+
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME|FILE",
+        help="Whose prices the energy ratios are for: see `onespike list profiles`, or a JSON file of your own.",
+    ),
+]
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]
 Mean = Annotated[
     str | None, typer.Option(metavar="R,G,B", help="Feed the network with this mean, not its library's.")
@@ -40,3 +84,32 @@ def numbers(name: str, text: str | None) -> tuple[float, ...]:
         raise UsageError(
             f"--{name} takes three numbers, not {text!r}. Give both: --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5."
         ) from None
+
+
+def given(**options: object) -> tuple[str, ...]:
+    """Options as the words of a command; those that are None were not given.
+
+    >>> given(data="photos", limit=None, batch_size=2)
+    ('--data', 'photos', '--batch-size', '2')
+    """
+    known = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+    return tuple(str(word) for pair in known.items() for word in pair)
+
+
+def held_out(calibration: str) -> str | None:
+    """The bundled images to measure on, where the bundled ones to calibrate with are given.
+
+    >>> held_out("bundled:cifar10-calibration"), held_out("photos")
+    ('bundled:cifar10-test', None)
+    """
+    name = calibration.removesuffix("-calibration")
+    return f"{name}-test" if name != calibration and name.startswith("bundled:") else None
+
+
+def unused(path: Path) -> Path:
+    """This path, or the first of path-2, path-3, … that does not exist."""
+    tried, number = path, 1
+    while tried.exists():
+        number += 1
+        tried = path.with_name(f"{path.name}-{number}")
+    return tried

@@ -7,16 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -30,14 +20,17 @@ def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
+    from rich import progress as rich
+    from rich.console import Console
+
     columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        rich.TextColumn(title),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(batches, total=total)
 
 

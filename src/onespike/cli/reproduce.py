@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onespike import pipeline
-from onespike.adapters import LoadedModel, load_model
-from onespike.cli import show
-from onespike.cli.commands import command
+from onespike.cli import output
+from onespike.cli.commands import Next, command
 from onespike.cli.options import Annotations, BatchSize, Limit
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
-from onespike.reproduce import STUDIES, Bench, run_study
-from onespike.reproduce.bench import split
-from onespike.reproduce.study import cell, columns_of
-from onespike.tasks import Coco, Items
+from onespike.runtime.atomic import try_folder
 
-BUNDLED = {
-    False: ("bundled:cifar10-calibration", "bundled:cifar10-test"),
-    True: ("bundled:scenes-calibration", "bundled:scenes-test"),
-}
-"""The images that serve a classifier and a detector where none are given."""
+if TYPE_CHECKING:
+    from onespike.adapters import LoadedModel
+    from onespike.tasks import Items
+
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 """How many test images the bundled networks take by default, so that every study ends within minutes."""
 
@@ -61,15 +55,20 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results and finished rows are kept.")
     ] = None,
-) -> None:
+) -> Next:
     """Measure a table or figure of the paper again.
 
     CSV, JSON, Markdown and a figure stand in the --out folder, the paper's numbers beside ours. Every finished row
     is kept there, so that an interrupted study goes on where it stopped when the same command is given again.
     """
+    from onespike.adapters import load_model
+    from onespike.runs import pipeline
+    from onespike.studies.reproduce import STUDIES, Bench, run_study
+    from onespike.studies.reproduce.study import cell, columns_of
+
     if name == "list":
-        show.rows(("study", "what it shows"), [(study.name, study.title) for study in STUDIES.values()])
-        return
+        output.rows(("study", "what it shows"), [(study.name, study.title) for study in STUDIES.values()])
+        return "reproduce", next(iter(STUDIES))
     if name not in STUDIES and name != "all":
         raise unknown("study", name, (*STUDIES, "all"))
     if model is not None and data is None and not model.startswith("bundled:"):
@@ -80,26 +79,29 @@ def reproduce(
         raise UsageError(f"calibration needs at least 2 images, not {calibration_images}. Try 64.")
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):
         spec = model or f"bundled:{study.network}"
+        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
+        try_folder(place)
         loaded = load_model(spec, weights=weights, pretrained=pretrained)
-        if study.detects != (loaded.results is not None):
+        if study.task != loaded.task.name:
             if name == "all":
                 continue
-            kind = "detectors" if study.detects else "classifiers"
-            raise UsageError(f"{study.name} measures {kind}, and {spec} is none. Give another --model.")
+            raise UsageError(f"{study.name} is about {study.task}, and {spec} is not. Give another --model.")
         count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
-        sets, truths = _images(loaded, data, annotations, calibrate, calibration_images, count)
-        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
-        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress, truths=truths)
+        sets = _images(loaded, data, annotations, calibrate, calibration_images, count)
+        pipeline.check_forward(loaded, loaded.model, sets[0])
+        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
         rows, files = run_study(study, bench)
-        show.line(study.title)
+        output.line(study.title)
         every = columns_of(rows)
         columns = [column for column in study.essential or every if column in every]
         if len(rows) <= 60:
-            show.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
-        show.line(study.note)
+            output.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
+        output.line(study.note)
         more = f" with {len(every)} columns" if len(columns) < len(every) else ""
-        show.line(f"written to {', '.join(str(file) for file in files)}{more}")
-        show.line()
+        output.line(f"written to {', '.join(str(file) for file in files)}{more}")
+        output.line()
+    later = [*STUDIES, "list"]
+    return "reproduce", "list" if name == "all" else later[later.index(name) + 1]
 
 
 def _images(
@@ -109,16 +111,16 @@ def _images(
     calibrate: str | None,
     each: int,
     count: int | None,
-) -> tuple[tuple[Items, Items, Items], dict[str, Coco]]:
-    """Images for calibration, for searches and for the figures, and the annotations of their sources."""
-    if loaded.results is not None and calibrate is not None:
-        raise UsageError(
-            "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out."
-        )
-    strip, test = BUNDLED[loaded.results is not None]
-    found = [pipeline.choose_labelled(loaded, data or test, annotations, None)]
+) -> tuple[Items, Items, Items]:
+    """Images for calibration, for searches and for the figures."""
+    from onespike.runs import pipeline
+    from onespike.studies.reproduce.bench import split
+    from onespike.tasks import check
+
+    if calibrate is not None:
+        check(loaded.task, "calibrate")
+    strip, test = loaded.task.bundled
+    found = pipeline.choose_labelled(loaded, data or test, annotations)
     given = calibrate or (None if data else strip)
-    if given is not None:
-        found.append(pipeline.choose_labelled(loaded, given, None, 2 * each))
-    sets = split(found[0][0], found[1][0] if given is not None else None, each, count)
-    return sets, {items.source: coco for items, coco in found if coco is not None}
+    calibration = None if given is None else pipeline.choose_labelled(loaded, given, None, 2 * each)
+    return split(found, calibration, each, count)

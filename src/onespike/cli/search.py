@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onespike.cli import show
-from onespike.cli.commands import command
-from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, RunFolder
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, RunFolder, held_out
 from onespike.cli.progress import progress
-from onespike.files import write_atomically
-from onespike.report import plots
-from onespike.search import Trial
-from onespike.tune import FOLDER, METRICS, Outcome, search_run
+from onespike.runtime.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from onespike.runs.search_run import Outcome, Spent
+    from onespike.search import Trial
 
 
 @command(
@@ -34,13 +36,16 @@ def search(
     trials: Annotated[int, typer.Option(metavar="N", help="Values of λ in all.")] = 50,
     objective: Annotated[
         str | None,
-        typer.Option(help="top1, or kl (no labels; the default where there are none); ap for detectors."),
+        typer.Option(
+            help="kl (no labels), or one of the network's task: accuracy and the like, the default."
+        ),
     ] = None,
     sampler: Annotated[str, typer.Option(help="gp, tpe or grid.")] = "gp",
     budget: Annotated[float | None, typer.Option(help="The largest energy ratio allowed.")] = None,
     energy: Annotated[
-        str, typer.Option(help="The ratio meant: counts, nonzero, binary or strict.")
-    ] = "counts",
+        str | None,
+        typer.Option(help="The ratio meant: see `onespike list columns`; the run's own by default."),
+    ] = None,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Also show the front of metric against energy.")
     ] = False,
@@ -61,17 +66,20 @@ def search(
     batch_size: BatchSize = 16,
     device: Device = "cpu",
     json_file: Json = None,
-) -> None:
+) -> Next:
     """Find the best λ of a run and keep it there.
 
     λ = 1 and the preset's value are always tried. Every finished trial is stored at once, so that a search can be
     interrupted, and shared between machines.
     """
+    from onespike.energy.columns import PAPER
+    from onespike.report import plots
+    from onespike.runs.search_run import FOLDER, search_run
 
     def report(trial: Trial, done: int, total: int) -> None:
         value = "given up early" if trial.value is None else f"{trial.value:.4g}"
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
-        show.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
+        output.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
     outcome = search_run(
         run, data, annotations=annotations, trials=trials, objective=objective, sampler=sampler,
@@ -81,30 +89,56 @@ def search(
     if json_file is not None:
         write_atomically(json_file, json.dumps(outcome.to_dict(), indent=1) + "\n")
     figure = plots.scale_search(
-        outcome.search.trials, outcome.search.best, METRICS[outcome.objective], energy, outcome.search.front()
+        outcome.search.trials,
+        outcome.search.best,
+        outcome.title,
+        outcome.energy or PAPER,
+        outcome.search.front(),
     )
     write_atomically(run / FOLDER / "search.png", plots.png(figure))
     _show(run, outcome, pareto)
+    _spent(run, data, outcome.spent)
+    images = held_out(data)
+    return ("inspect", run) if images is None else ("evaluate", run, "--data", images)
+
+
+def _spent(run: Path, data: str, spent: Spent) -> None:
+    """The energy before and after, with a warning where it rises."""
+    if spent.before is None or spent.after is None:
+        return
+    from onespike.energy.profiles import DEFAULT
+
+    limit = "" if spent.budget is None else f"; the run's budget is {spent.budget:g}"
+    output.line(f"energy    {spent.before:.3f} → {spent.after:.3f} ({spent.column}, {DEFAULT}{limit})")
+    if spent.rises:
+        wanted = spent.before if spent.budget is None else spent.budget
+        words = ("--budget", f"{wanted:.3g}", "--energy", spent.column)
+        output.line(
+            f"warning   the λ that is kept spends {spent.after / spent.before:.2f} times the energy of before. "
+            f"To stay within it: {shlex.join(['onespike', 'search', str(run), '--data', data, *words])}"
+        )
 
 
 def _show(run: Path, outcome: Outcome, pareto: bool) -> None:
-    best, metric = outcome.search.best, METRICS[outcome.objective]
+    from onespike.runs.search_run import FOLDER
+
+    best, metric = outcome.search.best, outcome.title
     if pareto:
-        show.rows(
+        output.rows(
             ("λ", metric, f"energy ({outcome.energy})"),
             [(f"{t.scale:.4f}", f"{t.value:.4g}", f"{t.energy:.3f}") for t in outcome.search.front()],
         )
     cost = "" if best.energy is None else f", energy {best.energy:.3f} ({outcome.energy})"
-    show.line(f"best λ    {best.scale:.4f}: {metric} {best.value:.4g}{cost}")
+    output.line(f"best λ    {best.scale:.4f}: {metric} {best.value:.4g}{cost}")
     if outcome.per_site is not None:
         found = outcome.per_site
         verdict = "kept" if found["better"] else "not better, so the single λ is kept"
-        show.line(
+        output.line(
             f"per {found['by']}  {metric} {found['value']:.4g} at energy {found['energy']:.3f}, "
             f"against {found['single']:.4g} with one λ: {verdict}"
         )
-    show.line(
+    output.line(
         f"cost      {outcome.forwards} forward passes in {outcome.seconds:.0f} s; evaluating the whole folder once "
         f"takes {outcome.available}"
     )
-    show.line(f"kept in   {run}; figure and trials in {run / FOLDER}")
+    output.line(f"kept in   {run}; figure and trials in {run / FOLDER}")

@@ -1,6 +1,6 @@
 """Why did accuracy fall? Measurements of a run first (`checkup`), findings as a pure function of them second."""
 
-from onespike.doctor.findings import Finding, findings
-from onespike.doctor.measure import Checkup, checkup
+from onespike.doctor.findings import Finding, diagnose
+from onespike.doctor.measurement import Checkup, checkup
 
-__all__ = ["Checkup", "Finding", "checkup", "findings"]
+__all__ = ["Checkup", "Finding", "checkup", "diagnose"]

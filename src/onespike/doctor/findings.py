@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onespike.doctor.measure import VARIANTS, Checkup
+from onespike.doctor.measurement import VARIANTS, Checkup
 
 MOST = 5
 FEW_IMAGES = 16
@@ -46,19 +46,19 @@ Rule = Callable[[Checkup], Iterator[Finding]]
 RULES: list[Rule] = []
 
 
-def findings(measured: Checkup) -> list[Finding]:
-    """What costs accuracy, mistakes before possible gains, the larger share first."""
+def diagnose(measured: Checkup) -> list[Finding]:
+    """What costs accuracy: mistakes, then passes that were not used, then other gains, the larger share first."""
     found = [finding for rule in RULES for finding in rule(measured)]
-    return sorted(found, key=lambda f: (not f.alarming, -(f.share or 0.0)))[:MOST]
+    return sorted(found, key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))[:MOST]
 
 
 def split(measured: Checkup) -> tuple[float, float]:
     """Shares of the loss: before conversion (the original is worse than published), and by conversion."""
-    ann, snn = (measured.evaluation[name]["top1"] for name in ("ann", "snn"))
+    ann, snn = measured.headline.original, measured.headline.spiking
     reference = measured.published
     if measured.better_normalisation is not None:
         reference = max(reference or 0.0, measured.normalisations[measured.better_normalisation])
-    if ann is None or reference is None or reference - snn <= 0:
+    if ann is None or snn is None or reference is None or reference - snn <= 0:
         return 0.0, 1.0
     before = min(max((reference - ann) / (reference - snn), 0.0), 1.0)
     return before, 1.0 - before
@@ -78,7 +78,7 @@ def rule(function: Rule) -> Rule:
 
 @rule
 def _normalisation(m: Checkup) -> Iterator[Finding]:
-    ann, published = m.evaluation["ann"]["top1"], m.published
+    ann, published = m.headline.original, m.published
     better = m.better_normalisation
     if ann is None:
         return
@@ -147,8 +147,8 @@ def _scale(m: Checkup) -> Iterator[Finding]:
     yield Finding(
         "scale",
         f"λ = {m.scale:g} is far from its optimum" if far else f"A λ near {best['scale']:g} is more exact",
-        f"divergence {m.kl:.3f} nats at λ = {m.scale:g}{_energy(m.evaluation['energy']['counts'])}, "
-        f"{best['kl']:.3f} at λ = {best['scale']:g}{_energy(best['counts'])}",
+        f"divergence {m.kl:.3f} nats at λ = {m.scale:g}{_energy(m, m.evaluation['energy'][m.energy])}, "
+        f"{best['kl']:.3f} at λ = {best['scale']:g}{_energy(m, best['energy'])}",
         share,
         m.commands["search"] if far else m.commands["scale"],
         far,
@@ -204,6 +204,8 @@ def _variants(m: Checkup) -> Iterator[Finding]:
         if share < WORTH:
             continue
         evidence = f"divergence {before:.3f} → {after:.3f} nats, both calibrated on the same images"
+        if m.used:
+            evidence += " with the run's passes" + (" but tune" if "tune" in m.used else "")
         if "granularity" in VARIANTS[name]:
             evidence += f"; most outlier channels at {_worst(m, 'outlier_channels')}"
         losses = [row["row_loss"] for row in m.sites.values() if row["row_loss"] is not None]
@@ -211,6 +213,23 @@ def _variants(m: Checkup) -> Iterator[Finding]:
             evidence += f"; softmax rows lose {100 * sum(losses) / len(losses):.1f} % of their sum on average"
         yield Finding(
             name, f"{name[0].upper()}{name[1:]} would be more exact", evidence, share, m.commands[name], False
+        )
+
+
+@rule
+def _passes(m: Checkup) -> Iterator[Finding]:
+    if m.passes is None:
+        return
+    before, after = m.passes
+    share = _gain(m, after, before)
+    if share >= WORTH:
+        yield Finding(
+            "passes",
+            "The calibration passes were not used",
+            f"divergence {before:.3f} → {after:.3f} nats at the same energy, both calibrated on the same images",
+            share,
+            m.commands["passes"],
+            False,
         )
 
 
@@ -228,8 +247,8 @@ def _dead(m: Checkup) -> Iterator[Finding]:
         )
 
 
-def _energy(ratio: float | None) -> str:
-    return "" if ratio is None else f" (energy {ratio:.3f})"
+def _energy(m: Checkup, ratio: float | None) -> str:
+    return "" if ratio is None else f" (energy {ratio:.3f}, {m.energy})"
 
 
 def _worst(m: Checkup, column: str) -> str:

@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.attach import Neurons, neurons
-from onespike.calibrate import device_of, evaluating
-from onespike.convert import set_scale_
-from onespike.doctor.trail import passed_on, visited_by
-from onespike.energy import metered
-from onespike.pipeline import Progress, no_progress
-from onespike.sites import Site
+from onespike.conversion.attach import named_neurons
+from onespike.conversion.network import set_scale_
+from onespike.energy.columns import PAPER
+from onespike.energy.ledger import metered
+from onespike.runs.pipeline import Progress, no_progress
+from onespike.runtime.batches import call, count, take, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Visit, visiting
+from onespike.tasks import Meaning
+from onespike.tasks.base import exact
 
 COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
@@ -25,7 +28,7 @@ COUNTED = 8
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a network is from the original: KL (nats, a mean), and for each input whether the answers agree."""
+    """How far a network is from the original: the task's KL (nats, a mean), and for each input whether they agree."""
 
     kl: float
     agrees: Tensor
@@ -48,36 +51,47 @@ def beyond_chance(better: Tensor, worse: Tensor) -> bool:
 class Probe:
     """Inputs with the original network's answers; `distance(snn)` is one forward pass over them."""
 
-    def __init__(self, ann: nn.Module, batches: Iterable[Tensor]) -> None:
-        self.parts: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, ann: nn.Module, batches: Iterable[Any], task: Meaning) -> None:
+        self.task = task
+        self.parts: list[tuple[Any, Any]] = []
         device = device_of(ann)
         with evaluating(ann):
             for inputs in batches:
-                inputs = inputs.to(device)
-                self.parts.append((inputs, _log_probabilities(ann(inputs))))
+                inputs = to(inputs, device)
+                self.parts.append((inputs, exact(call(ann, inputs))))
 
-    def halves(self) -> tuple[list[Tensor], Probe]:
+    @property
+    def images(self) -> int:
+        """Number of inputs."""
+        return sum(count(inputs) for inputs, _ in self.parts)
+
+    def halves(self) -> tuple[list[Any], Probe]:
         """Inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
         rest = object.__new__(Probe)
-        rest.parts = self.parts[1::2] or self.parts
+        rest.task, rest.parts = self.task, self.parts[1::2] or self.parts
         return [inputs for inputs, _ in self.parts[::2]], rest
 
     def sweep(
-        self, snn: nn.Module, scales: Sequence[float], own: float, progress: Progress = no_progress
+        self,
+        snn: nn.Module,
+        scales: Sequence[float],
+        own: float,
+        column: str = PAPER,
+        progress: Progress = no_progress,
     ) -> list[dict[str, Any]]:
         """kl, agreement (%) and energy over λ, and whether it `beats` the run's own λ, which is set at the end."""
-        if not any(getattr(neuron, "scale", None) is not None for _, neuron in neurons(snn)):
+        if not any(getattr(neuron, "scale", None) is not None for _, neuron in named_neurons(snn)):
             return []
         before, rows = self.distance(snn), list[dict[str, Any]]()
         for scale in progress("λ", len(scales))(scales):
             set_scale_(snn, scale)
             found = self.distance(snn)
             with evaluating(snn), metered(snn) as ledger:
-                snn(self.parts[0][0][:COUNTED])
+                call(snn, take(self.parts[0][0], slice(0, COUNTED)))
             agreement = 100 * float(found.agrees.double().mean())
-            energy = ledger.ratio("counts")
-            counts = None if math.isnan(energy) else energy
-            figures = {"kl": found.kl, "agreement": agreement, "counts": counts}
+            ratio = ledger.ratio(column)
+            energy = None if math.isnan(ratio) else ratio
+            figures = {"kl": found.kl, "agreement": agreement, "energy": energy}
             rows.append({"scale": scale, **figures, "better": found.beats(before)})
         set_scale_(snn, own)
         return rows
@@ -86,24 +100,20 @@ class Probe:
         total, agrees = 0.0, []
         with evaluating(snn):
             for inputs, expected in self.parts:
-                found = _log_probabilities(snn(inputs))
-                total += float((expected.exp() * (expected - found)).nan_to_num(0.0).sum())
-                agrees.append(found.argmax(-1) == expected.argmax(-1))
+                found = exact(call(snn, inputs))
+                total += float(self.task.divergence(expected, found))
+                agrees.append(self.task.differences(expected, found) == 0)
         together = torch.cat(agrees).cpu()
         return Distance(total / len(together), together)
-
-
-def _log_probabilities(output: Any) -> Tensor:
-    logits: Tensor = getattr(output, "logits", output)
-    return logits.double().log_softmax(-1)
 
 
 @contextmanager
 def analog(snn: nn.Module, chosen: Callable[[str], bool]) -> Iterator[None]:
     """Within this context the chosen sites of a converted network pass their activations on as they are."""
 
-    def visit(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
-        return x if chosen(str(Site(owner.owner, key))) else passed_on(owner, key, x, count)
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        value: Tensor = x if chosen(str(operand.site)) else operand.place.value(operand, x)
+        return value
 
-    with visited_by(snn, visit):
+    with visiting(snn, Visit(visit)):
         yield

@@ -5,35 +5,11 @@
  */
 #include <stdlib.h>
 
-#include "fire.h"
+#include "softmax.h"
+#include "tile.h"
 
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
-#define THREAD omp_get_thread_num()
-#else
-#define THREAD 0
-#endif
-
-#define ROWS 6 /* of a tile: with 16 columns its sums fill 12 of 16 vector registers */
-#define COLUMNS 16
-#ifdef __AVX2__
-#define FMA __attribute__((target("avx2,fma"))) /* where an expression says so: no other is contracted */
-#define MULADD(a, b, c) __builtin_fmaf(a, b, c)
-#else
-#define FMA
-#define MULADD(a, b, c) ((a) * (b) + (c))
-#endif
 #define SCORES 131072 /* of a block of rows, at most, unless one tile has more */
 #define MOST_ROWS 48
-
-typedef struct {
-    const float *start;
-    int64_t batch, head, row, column; /* strides, in elements */
-} Operand;
 
 typedef struct {
     Operand q, k, v, mask, out; /* mask.start is NULL without one */
@@ -45,7 +21,6 @@ typedef struct {
 
 /* out[r][c] = Σ_k left[r][k]·panel[k][c] for one tile; rows of `out` are `width` apart. */
 #ifdef __AVX2__
-#define EACH_ROW(do) do(0) do(1) do(2) do(3) do(4) do(5)
 #define START(r) __m256 low##r = _mm256_setzero_ps(), high##r = _mm256_setzero_ps();
 #define MULTIPLY_ADD(r)                                                                             \
     one = _mm256_broadcast_ss(left + r * stride + k);                                               \
@@ -76,46 +51,6 @@ static __attribute__((noinline)) void tile(const float *left, int64_t stride, co
 }
 #endif
 
-/* e^x for x ≤ 0, within two units of the last place; 0 below the normal numbers, NaN for NaN. */
-INLINE FMA float exponential(float x) {
-    const float shift = 12582912.0f, held = x < -87.0f ? -87.0f : x; /* a NaN stays */
-    const float moved = MULADD(held, 1.44269504f, shift), n = moved - shift;
-    const float r = MULADD(n, 2.12194440e-4f, MULADD(n, -0.693359375f, held)); /* ln 2 in two parts */
-    float p = 1.9875691500e-4f;
-    p = MULADD(p, r, 1.3981999507e-3f);
-    p = MULADD(p, r, 8.3334519073e-3f);
-    p = MULADD(p, r, 4.1665795894e-2f);
-    p = MULADD(p, r, 1.6666665459e-1f);
-    p = MULADD(p, r, 5.0000001201e-1f);
-    p = MULADD(p * r, r, r) + 1.0f;
-    int32_t bits;
-    memcpy(&bits, &moved, 4);
-    bits = (bits - 0x4B400000 + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return x < -87.0f ? 0.0f : p * power;
-}
-
-/* Scores become fired probabilities, in place. A row that is masked altogether gives zeros. */
-static FMA void fired(float *s, int64_t n, int masked, Sides sides, const Form *form) {
-    float most = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : most)
-    for (int64_t i = 0; i < n; i++) most = s[i] > most ? s[i] : most;
-    if (masked && isinf(most) && most < 0) {
-        for (int64_t i = 0; i < n; i++) s[i] = s[i] == s[i] ? 0.0f : s[i];
-        return;
-    }
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) {
-        s[i] = exponential(s[i] - most);
-        sum += s[i];
-    }
-    const float inverse = 1.0f / sum;
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) s[i] = s[i] * inverse;
-    run(s, s, n, sides, *form, 1, 0);
-}
-
 /* [panel][k][16] of an operand whose k and columns have these strides, zeros where there is no column. */
 static void lay_out(const float *from, int64_t depth, int64_t columns, int64_t by_k, int64_t by_column, float *to) {
     for (int64_t start = 0; start < columns; start += COLUMNS, to += depth * COLUMNS) {
@@ -129,10 +64,6 @@ static void lay_out(const float *from, int64_t depth, int64_t columns, int64_t b
                 for (int64_t k = 0; k < depth; k++) to[k * COLUMNS + c] = source[k * by_k + c * by_column];
         }
     }
-}
-
-static const float *at(Operand x, int64_t batch, int64_t head, int64_t row) {
-    return x.start + batch * x.batch + head * x.head + row * x.row;
 }
 
 typedef struct {
@@ -164,7 +95,9 @@ static void block(const Attention *a, int64_t batch, int64_t head, int64_t first
             for (int64_t i = 0; i < a->keys; i++) scores[i] += mask[i * a->mask.column];
         }
         const Sides sides = {a->step + head * a->by_head + (first + r) * a->by_row, &off, HUGE_VALF, 0.0f};
-        fired(scores, a->keys, a->mask.start != NULL, sides, a->form);
+        /* whole vectors: a sum then has one order, however many masked keys follow */
+        for (int64_t i = a->keys; i < width; i++) scores[i] = -INFINITY;
+        fired(scores, width, a->mask.start != NULL, sides, a->form, 1);
     }
     for (int64_t start = 0; start < a->outer; start += COLUMNS) {
         const int64_t columns = a->outer - start < COLUMNS ? a->outer - start : COLUMNS;

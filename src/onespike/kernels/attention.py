@@ -8,28 +8,67 @@ that lies within their error of a threshold may fire the level beside.
 from __future__ import annotations
 
 import ctypes
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onespike.kernels import native
-from onespike.kernels.fire import may_be_opaque, plain_is_needed
-from onespike.kernels.form import Form, form_of, in_memory
+from onespike.kernels import build
+from onespike.kernels.firing import may_be_opaque, plain_is_needed
+from onespike.kernels.level_form import Form, form_of, in_memory
+from onespike.kernels.product import Path
 
 
 class _Operand(ctypes.Structure):
     _fields_ = (("start", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
 
 
+_FIELDS = (
+    *((name, _Operand) for name in ("q", "k", "v", "mask", "out")),
+    *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "inner", "outer")),
+    ("step", ctypes.c_void_p),
+    ("by_head", ctypes.c_int64),
+    ("by_row", ctypes.c_int64),
+    ("form", ctypes.c_void_p),
+)
+
+
 class _Attention(ctypes.Structure):
-    _fields_ = (
-        *((name, _Operand) for name in ("q", "k", "v", "mask", "out")),
-        *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "inner", "outer")),
-        ("step", ctypes.c_void_p),
-        ("by_head", ctypes.c_int64),
-        ("by_row", ctypes.c_int64),
-        ("form", ctypes.c_void_p),
-    )
+    _fields_ = _FIELDS
+
+
+class Units(NamedTuple):
+    """What counts of q, k and v are worth. Tensors are float32 and contiguous.
+
+    Attributes:
+        q_times: [2, heads], units of a positive and of a negative count of q.
+        k_times: likewise.
+        v_times: [2, heads, outer].
+        factor: [heads], what one unit of a score is worth.
+        q_gain: a power of two for each row; None for 1.
+        k_gain: likewise for each key.
+        v_gain: likewise, whole numbers.
+        offset: [heads, inner], where q starts from, in whole numbers; None for nothing.
+        offset_factor: [heads], what one unit of it is worth in a score.
+        v_unit: [heads, outer], what one unit of v is worth.
+        v_offset: [heads, outer], where v starts from; None for nothing.
+    """
+
+    q_times: Tensor
+    k_times: Tensor
+    v_times: Tensor
+    factor: Tensor
+    q_gain: Tensor | None
+    k_gain: Tensor | None
+    v_gain: Tensor | None
+    offset: Tensor | None
+    offset_factor: Tensor | None
+    v_unit: Tensor
+    v_offset: Tensor | None
+
+
+class _Integers(ctypes.Structure):
+    _fields_ = (*_FIELDS, *((name, ctypes.c_void_p) for name in Units._fields), ("path", ctypes.c_int64))
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -40,8 +79,8 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if not query.shape[:2] == key.shape[:2] == value.shape[:2] or 0 in (*query.shape, *value.shape):
         return False
     if torch.compiler.is_compiling():
-        return native.is_fast() and may_be_opaque(*operands)
-    return native.is_fast() and not plain_is_needed(*operands)
+        return build.is_fast() and may_be_opaque(*operands)
+    return build.is_fast() and not plain_is_needed(*operands)
 
 
 def attend(
@@ -63,21 +102,52 @@ def attend(
     return _attend(query, key, value, mask, step, form)
 
 
+def attend_integers(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    step: Tensor,
+    form: Form,
+    units: Units,
+    path: Path,
+) -> Tensor:
+    """The same of counts, integers in float32, with exact products on 16-bit numbers."""
+    call, batch, out = _call(_Integers, query, key, value, mask, step, form)
+    call.path = path.number
+    for name, of_units in units._asdict().items():
+        setattr(call, name, None if of_units is None else of_units.data_ptr())
+    _run("onespike_attend_integers", call, batch)
+    return out
+
+
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
 ) -> Tensor:
+    call, batch, out = _call(_Attention, query, key, value, mask, step, form)
+    _run("onespike_attend", call, batch)
+    return out
+
+
+def _call(
+    kind: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+) -> tuple[Any, int, Tensor]:
     (batch, heads, rows, inner), (keys, outer) = query.shape, value.shape[2:]
     out = query.new_empty(batch, rows, heads, outer).transpose(1, 2)
     where = None if mask is None else mask.float().expand(batch, heads, rows, keys)
     steps = step.expand(heads, rows)
-    call = _Attention(
+    call = kind(
         *map(_operand, (query, key.transpose(2, 3), value, where, out)), heads, rows, keys, inner, outer,
         steps.data_ptr(), *steps.stride(), ctypes.addressof(in_memory(form)),
     )  # fmt: skip
-    kernels = native.library()
-    if kernels is None or kernels.onespike_attend(ctypes.addressof(call), batch, torch.get_num_threads()):
+    call.held = (where, steps)  # what it points to stays
+    return call, batch, out
+
+
+def _run(name: str, call: Any, batch: int) -> None:
+    kernels = build.library()
+    if kernels is None or getattr(kernels, name)(ctypes.addressof(call), batch, torch.get_num_threads()):
         raise MemoryError("attention: there is no memory left for a few rows of scores. Use smaller inputs.")
-    return out
 
 
 def _operand(x: Tensor | None) -> _Operand:

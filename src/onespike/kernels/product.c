@@ -1,153 +1,311 @@
-/* A linear map of spikes: activations fire into 16-bit counts, which meet 8-bit weights in exact 32-bit sums.
+/* Linear maps and convolutions of spikes: activations fire into counts, which meet 8-bit weights in exact 32-bit sums.
  *
- * Rows are fired block by block into a buffer that stays in the cache, and multiplied from there by panels of 16
- * outputs. A sum is turned into float32 once, times its scale, plus its bias. No sum can overflow: whoever calls has
- * checked the largest count against the weights.
+ * Rows are fired block by block into a buffer that stays in the cache, and multiplied from there by panels of outputs.
+ * A count beyond its byte is cut, and what is missing is added with its column of weights. A sum is turned into float32
+ * once, times its scale and its row's gain, plus its bias. No sum can overflow: whoever calls has checked the largest
+ * count against the weights.
  */
 #include <stdlib.h>
 
+#include "dot.h"
 #include "fire.h"
+#include "tile.h"
 
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
-#define THREAD omp_get_thread_num()
-#else
-#define THREAD 0
-#endif
-
-#define ROWS 6      /* of a tile: with 16 columns its sums fill 12 of 16 vector registers */
-#define COLUMNS 16
-#define DEPTH 512     /* inputs that are multiplied at a time */
-#define CACHED 131072 /* counts of a block of rows, in elements */
-
-/* sums[r][c] += Σ_k counts[r][k]·weights[c][k]; weights lie as [pair of k][column][2]. */
-#ifdef __AVX2__
-/* Written out, and together: a compiler that keeps the sums in an array, or delays the additions, runs out of
- * registers, which costs half of the speed. */
-#define EACH_ROW(do) do(0) do(1) do(2) do(3) do(4) do(5)
-#define ADD(sum, weight)                                                                            \
-    __asm__ volatile("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(weight), "x"(both));
-#define START(r) __m256i left##r = _mm256_setzero_si256(), right##r = _mm256_setzero_si256();
-#define MULTIPLY_ADD(r)                                                                             \
-    memcpy(&pair, counts + r * width + k, 4);                                                       \
-    both = _mm256_set1_epi32(pair);                                                                 \
-    ADD(left##r, left) ADD(right##r, right)
-#define KEEP(r)                                                                                     \
-    place = (__m256i *)(sums + r * COLUMNS);                                                        \
-    _mm256_storeu_si256(place, _mm256_add_epi32(_mm256_loadu_si256(place), left##r));               \
-    _mm256_storeu_si256(place + 1, _mm256_add_epi32(_mm256_loadu_si256(place + 1), right##r));
-
-static __attribute__((noinline)) void tile(const int16_t *counts, int64_t width, const int16_t *weights, int64_t depth,
-                                           int32_t *sums) {
-    EACH_ROW(START)
-    for (int64_t k = 0; k < depth; k += 2, weights += 2 * COLUMNS) {
-        const __m256i left = _mm256_loadu_si256((const __m256i *)weights);
-        const __m256i right = _mm256_loadu_si256((const __m256i *)(weights + COLUMNS));
-        __m256i both, product;
-        int32_t pair;
-        EACH_ROW(MULTIPLY_ADD)
-    }
-    __m256i *place;
-    EACH_ROW(KEEP)
-}
-#else
-static __attribute__((noinline)) void tile(const int16_t *counts, int64_t width, const int16_t *weights, int64_t depth,
-                                           int32_t *sums) {
-    for (int64_t k = 0; k < depth; k++) {
-        const int16_t *const column = weights + (k / 2) * 2 * COLUMNS + k % 2;
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < COLUMNS; c++) sums[r * COLUMNS + c] += counts[r * width + k] * column[2 * c];
-    }
-}
-#endif
+#define DEPTH 192       /* groups that are multiplied at a time: so much of a panel stays in the nearest cache */
+#define CACHED 196608   /* bytes of counts of a block of rows */
+#define PIECE_OF_ROW 64 /* counts that are looked through for large ones together */
+#define NOT_A_NUMBER INT16_MIN
 
 typedef struct {
-    const float *x;         /* [rows][inputs] */
-    const int16_t *weights; /* [panels][width / 2][16][2], zeros where there is no input or output */
-    const float *scale;     /* one an output */
-    const float *bias;      /* one an output, or NULL */
+    const float *x;              /* [rows][inputs], or [images][height][width][inputs] */
+    const float *center;         /* taken from each input before it fires, or NULL */
+    const float *gain;           /* a power of two for row r % gains, or NULL */
+    const float *up, *down;      /* steps, one for each input if `each` */
+    const float *times_up, *times_down; /* a count of each side is worth so many units; likewise */
+    const Form *form;
+    int64_t gains, rows, inputs;
+    float most_up, most_down;
+    int32_t each, reserved;
+    /* a convolution: rows are the places of its result */
+    int64_t height, width, pad_top, pad_left, tall, wide, kernel_height, kernel_width;
+    int64_t step_down, step_right, apart_down, apart_right, places_down, places_right;
+} Source;
+
+typedef struct {
+    const uint8_t *weights; /* [panels][groups][columns] of four bytes, zeros where there is no input or output */
+    const int32_t *total;   /* sum of the weights of each output */
+    const float *scale;     /* one for each output */
+    const float *factor;    /* of all scales */
+    const float *bias;      /* [biases][outputs] for row r % biases, or NULL */
     float *out;             /* [rows][outputs] */
-    int64_t rows, inputs, width, outputs;
-    int32_t times_up, times_down; /* a count of each side is worth so many units */
-    float unit;
-} Linear;
+    int64_t biases, inputs, outputs;
+    int32_t low, path; /* the smallest count of a byte */
+} Product;
 
-/* Fires one row into counts; returns whether it holds a NaN, which no integer is. */
-INLINE int fired(const float *x, float *value, int16_t *counts, Linear m, Sides sides, const Form *form) {
-    const float up = m.times_up, down = m.times_down;
-    int32_t nan = 0;
-    run(x, value, m.inputs, sides, *form, 0, 0);
-#pragma omp simd reduction(| : nan)
-    for (int64_t k = 0; k < m.inputs; k++) {
-        const float count = value[k], number = count == count ? count : 0.0f;
-        nan |= count != count;
-        counts[k] = (int16_t)(int32_t)(number * (number < 0 ? down : up)); /* below 2^15: exact */
+typedef struct {
+    int64_t k;
+    int32_t row, rest;
+} Event;
+
+typedef struct {
+    float *value;
+    int16_t *counts;
+    uint8_t *fired, *nan;
+    int32_t *sums;
+    Event *events;
+    int64_t found, room;
+    int32_t short_of_memory;
+} Scratch;
+
+/* Fires n inputs into 16-bit counts of units. Inputs have steps of their own from the first on if `each`. */
+INLINE void fired(const float *x, int64_t n, Source s, float inverse, Sides sides, float *value, int16_t *counts,
+                  const int each) {
+    if (s.center || s.gain) {
+        if (s.center) {
+            for (int64_t k = 0; k < n; k++) value[k] = (x[k] - s.center[k]) * inverse;
+        } else {
+            for (int64_t k = 0; k < n; k++) value[k] = x[k] * inverse;
+        }
+        x = value;
     }
-    return nan;
+    run(x, value, n, sides, *s.form, 0, each);
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++) {
+        const float count = value[k], units = count * side(count, s.times_up[each * k], s.times_down[each * k]);
+        counts[k] = (int16_t)(int32_t)(units == units ? units : (float)NOT_A_NUMBER); /* below 2^15: exact */
+    }
 }
 
-static void block(Linear m, int64_t first, int64_t rows, Sides sides, const Form *form, float *value, int32_t *sums,
-                  int16_t *counts, uint8_t *nan) {
-    const int64_t tiles = (rows + ROWS - 1) / ROWS;
-    memset(counts, 0, tiles * ROWS * m.width * sizeof *counts);
-    for (int64_t r = 0; r < rows; r++)
-        nan[r] = fired(m.x + (first + r) * m.inputs, value, counts + r * m.width, m, sides, form);
-    for (int64_t start = 0; start < m.outputs; start += COLUMNS) {
-        const int64_t columns = m.outputs - start < COLUMNS ? m.outputs - start : COLUMNS;
-        float scale[COLUMNS] = {0}, bias[COLUMNS] = {0};
-        for (int64_t c = 0; c < columns; c++) {
-            scale[c] = m.unit * m.scale[start + c];
-            bias[c] = m.bias ? m.bias[start + c] : 0.0f;
+static void fire_row(const float *x, int64_t n, Source s, float inverse, float *value, int16_t *counts) {
+    const Sides sides = {s.up, s.down, s.most_up, s.most_down};
+    if (s.each) {
+        fired(x, n, s, inverse, sides, value, counts, 1);
+    } else {
+        fired(x, n, s, inverse, sides, value, counts, 0);
+    }
+}
+
+static void keep_event(Scratch *s, int32_t row, int64_t k, int32_t rest) {
+    if (s->found == s->room) {
+        Event *const more = realloc(s->events, 2 * (s->room + 512) * sizeof *more);
+        if (!more) {
+            s->short_of_memory = 1;
+            return;
         }
-        memset(sums, 0, tiles * ROWS * COLUMNS * sizeof *sums);
-        for (int64_t k = 0; k < m.width; k += DEPTH) { /* so much of a panel stays in the nearest cache for all tiles */
-            const int64_t depth = m.width - k < DEPTH ? m.width - k : DEPTH;
-            const int16_t *const weights = m.weights + start * m.width + k * COLUMNS;
-            for (int64_t t = 0; t < tiles; t++)
-                tile(counts + t * ROWS * m.width + k, m.width, weights, depth, sums + t * ROWS * COLUMNS);
+        s->events = more;
+        s->room = 2 * (s->room + 512);
+    }
+    s->events[s->found++] = (Event){k, row, rest};
+}
+
+/* Puts n 16-bit counts as inputs from k on into a row of bytes or of 16-bit numbers; large ones become events. */
+static void narrow(const int16_t *from, int64_t n, int64_t k, int32_t row, uint8_t *to, const Path *path, int32_t low,
+                   Scratch *scratch) {
+    const int words = path->bytes == 2;
+    const int16_t least = words ? -INT16_MAX : low, most = words ? INT16_MAX : low + 255;
+    const int16_t base = words ? 0 : low + (path->is_signed ? 128 : 0);
+    for (int64_t start = 0; start < n; start += PIECE_OF_ROW) {
+        const int64_t m = n - start < PIECE_OF_ROW ? n - start : PIECE_OF_ROW;
+        const int16_t *const piece = from + start;
+        int16_t other = 0;
+        if (words) {
+            int16_t *const place = (int16_t *)to + k + start;
+#pragma omp simd reduction(| : other)
+            for (int64_t i = 0; i < m; i++) {
+                const int16_t held = piece[i] < least ? least : piece[i];
+                place[i] = held;
+                other |= held ^ piece[i];
+            }
+        } else {
+            uint8_t *const place = to + k + start;
+#pragma omp simd reduction(| : other)
+            for (int64_t i = 0; i < m; i++) {
+                const int16_t above = piece[i] < least ? least : piece[i], held = above > most ? most : above;
+                place[i] = (uint8_t)(int16_t)(held - base);
+                other |= held ^ piece[i];
+            }
         }
+        if (!other) continue;
+        for (int64_t i = 0; i < m; i++) {
+            const int32_t count = piece[i];
+            if (count == NOT_A_NUMBER) {
+                scratch->nan[row] = 1;
+            } else if (count < least || count > most) {
+                keep_event(scratch, row, k + start + i, count - (count < least ? least : most));
+            }
+        }
+    }
+}
+
+/* One row of counts: of a linear map it is fired here, of a convolution it is gathered from images that have fired. */
+static void fill(const Source *s, const int16_t *images, int64_t r, int32_t row, uint8_t *to, const Path *path,
+                 int32_t low, Scratch *scratch) {
+    if (!images) {
+        const float inverse = s->gain ? 1.0f / s->gain[r % s->gains] : 1.0f;
+        fire_row(s->x + r * s->inputs, s->inputs, *s, inverse, scratch->value, scratch->counts);
+        narrow(scratch->counts, s->inputs, 0, row, to, path, low, scratch);
+        return;
+    }
+    const int64_t depth = s->inputs;
+    const int64_t places = s->places_down * s->places_right, image = r / places, place = r % places;
+    const int64_t top = place / s->places_right * s->step_down, left = place % s->places_right * s->step_right;
+    int64_t k = 0;
+    for (int64_t y = 0; y < s->kernel_height; y++) {
+        const int16_t *const line = images + ((image * s->tall + top + y * s->apart_down) * s->wide + left) * depth;
+        if (s->apart_right == 1) {
+            narrow(line, s->kernel_width * depth, k, row, to, path, low, scratch);
+            k += s->kernel_width * depth;
+        } else {
+            for (int64_t x = 0; x < s->kernel_width; x++, k += depth)
+                narrow(line + x * s->apart_right * depth, depth, k, row, to, path, low, scratch);
+        }
+    }
+}
+
+static void add_events(const Scratch *s, const uint8_t *panel, const Path *path) {
+    const int columns = path->columns;
+    for (int64_t e = 0; e < s->found; e++) {
+        const Event event = s->events[e];
+        int32_t *const sums = s->sums + (int64_t)event.row * columns;
+        if (path->bytes == 2) {
+            const int16_t *const w = (const int16_t *)panel + event.k / 2 * 2 * columns + event.k % 2;
+            for (int c = 0; c < columns; c++) sums[c] += event.rest * w[2 * c];
+        } else {
+            const int32_t *const w = (const int32_t *)panel + event.k / 4 * columns;
+            const int shift = 24 - 8 * (int)(event.k % 4); /* the byte of this input, with its sign */
+#pragma omp simd
+            for (int c = 0; c < columns; c++) sums[c] += event.rest * ((int32_t)((uint32_t)w[c] << shift) >> 24);
+        }
+    }
+}
+
+INLINE void finish(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out,
+                   const int columns) {
+#pragma omp simd
+    for (int c = 0; c < columns; c++) out[c] = (float)sums[c] * scale[c] * gain + bias[c] + nothing;
+}
+
+static void block(const Product *p, const Source *source, const int16_t *images, int64_t first, int64_t rows,
+                  int64_t groups, Scratch *s) {
+    const Path *const path = &PATH[p->path];
+    const int columns = path->columns, high = path->rows;
+    const int64_t stride = 4 * groups, rest = rows % high, all = rest > high / 3 ? rows - rest + high : rows;
+    const int32_t base = path->bytes == 2 ? 0 : p->low + (path->is_signed ? 128 : 0);
+    s->found = 0;
+    memset(s->nan, 0, rows);
+    memset(s->fired + rows * stride, 0, (all - rows) * stride);
+    for (int64_t r = 0; r < rows; r++) {
+        memset(s->fired + (r + 1) * stride - 4, 0, 4); /* a last group may not be full */
+        fill(source, images, first + r, (int32_t)r, s->fired + r * stride, path, p->low, s);
+    }
+    for (int64_t start = 0; start < p->outputs; start += columns) {
+        const int64_t here = p->outputs - start < columns ? p->outputs - start : columns;
+        const uint8_t *const panel = p->weights + start * stride;
+        float scale[32] = {0}, bias[32] = {0}, result[32];
+        int32_t begin[32] = {0};
+        for (int64_t c = 0; c < here; c++) {
+            scale[c] = p->scale[start + c] * *p->factor;
+            begin[c] = base * p->total[start + c];
+            if (p->bias) bias[c] = p->bias[start + c];
+        }
+        for (int64_t r = 0; r < all; r++) memcpy(s->sums + r * columns, begin, columns * sizeof *begin);
+        for (int64_t g = 0; g < groups; g += DEPTH) {
+            const int64_t depth = groups - g < DEPTH ? groups - g : DEPTH;
+            int64_t r = 0;
+            for (; r + high <= all; r += high)
+                path->tile(s->fired + r * stride + 4 * g, stride, panel + 4 * g * columns, depth, s->sums + r * columns);
+            for (; r < all; r++)
+                path->one(s->fired + r * stride + 4 * g, stride, panel + 4 * g * columns, depth, s->sums + r * columns);
+        }
+        if (s->found) add_events(s, panel, path);
         for (int64_t r = 0; r < rows; r++) {
-            float result[COLUMNS];
-            const float nothing = nan[r] ? NAN : 0.0f;
-            for (int c = 0; c < COLUMNS; c++)
-                result[c] = (float)sums[r * COLUMNS + c] * scale[c] + bias[c] + nothing;
-            memcpy(m.out + (first + r) * m.outputs + start, result, columns * sizeof *result);
+            const float gain = source->gain ? source->gain[(first + r) % source->gains] : 1.0f;
+            float *const out = p->out + (first + r) * p->outputs + start;
+            float *const to = here == columns ? out : result;
+            if (p->bias && p->biases > 1)
+                memcpy(bias, p->bias + (first + r) % p->biases * p->outputs + start, here * sizeof *bias);
+            const float nothing = s->nan[r] ? NAN : 0.0f;
+            if (columns == 32) {
+                finish(s->sums + r * columns, scale, bias, gain, nothing, to, 32);
+            } else {
+                finish(s->sums + r * columns, scale, bias, gain, nothing, to, 16);
+            }
+            if (to != out) memcpy(out, to, here * sizeof *out);
         }
     }
 }
 
-/* out = unit·scale·(counts·W) + bias. Returns 1, and writes nothing, if a step that is on has vanished or memory is
- * short. */
-int32_t onespike_product(const float *x, float *out, int64_t rows, int64_t inputs, int64_t outputs,
-                         const int16_t *weights, const float *scale, const float *bias, const float *up,
-                         const float *down, float most_up, float most_down, int32_t times_up, int32_t times_down,
-                         const Form *form, int32_t threads) {
-    if ((isinf(most_up) && !(up[0] > 0)) || (isinf(most_down) && !(down[0] > 0))) return 1;
-    if (!rows) return 0;
-    const float unit = isinf(most_up) ? up[0] / (float)times_up : down[0] / (float)times_down;
-    const int64_t width = inputs + inputs % 2;
-    const Linear linear = {x, weights, scale, bias, out, rows, inputs, width, outputs, times_up, times_down, unit};
-    const Sides sides = {up, down, most_up, most_down};
-    /* blocks of whole tiles that fit the cache, as many for each thread and of one size */
-    const int64_t share = (rows + threads - 1) / threads, fit = CACHED / width > ROWS ? CACHED / width : ROWS;
-    const int64_t parts = threads * ((share + fit - 1) / fit);
-    const int64_t most = ((rows + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
-    const int64_t blocks = (rows + most - 1) / most;
-    const size_t each = ((inputs + most * COLUMNS) * 4 + most * (width * 2 + 1)) / 64 * 64 + 64;
-    char *const memory = malloc(threads * each);
+/* Images fire once, into 16-bit counts with zeros around them. */
+static int fire_images(const Source *s, int64_t images, int16_t *to, int32_t threads) {
+    const int64_t depth = s->inputs, line = s->wide * depth;
+    const int together = !s->each && !s->center; /* a line is one run */
+    const int64_t n = together ? s->width * s->inputs : s->inputs;
+    float *const memory = malloc(threads * n * sizeof *memory);
     if (!memory) return 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t b = 0; b < blocks; b++) {
-        float *const value = (float *)(memory + THREAD * each);
-        int32_t *const sums = (int32_t *)(value + inputs);
-        int16_t *const counts = (int16_t *)(sums + most * COLUMNS);
-        const int64_t first = b * most, m = rows - first < most ? rows - first : most;
-        block(linear, first, m, sides, form, value, sums, counts, (uint8_t *)(counts + most * width));
+    for (int64_t y = 0; y < images * s->tall; y++) {
+        const int64_t image = y / s->tall, from = y % s->tall - s->pad_top;
+        memset(to + y * line, 0, line * sizeof *to);
+        if (from < 0 || from >= s->height) continue;
+        const float *const x = s->x + (image * s->height + from) * s->width * s->inputs;
+        int16_t *const counts = to + y * line + s->pad_left * depth;
+        for (int64_t i = 0; i < (together ? 1 : s->width); i++)
+            fire_row(x + i * s->inputs, n, *s, 1.0f, memory + THREAD * n, counts + i * depth);
     }
     free(memory);
     return 0;
+}
+
+static int multiply(const Product *p, const Source *source, const int16_t *images, int32_t threads) {
+    const Path *const path = &PATH[p->path];
+    const int64_t rows = source->rows, high = path->rows, groups = (p->inputs * path->bytes + 3) / 4;
+    /* blocks of whole tiles that fit the cache, as many for each thread and of one size */
+    const int64_t share = (rows + threads - 1) / threads;
+    const int64_t fit = CACHED / (4 * groups) > high ? CACHED / (4 * groups) : high;
+    const int64_t parts = threads * ((share + fit - 1) / fit);
+    const int64_t most = ((rows + parts - 1) / parts + high - 1) / high * high, blocks = (rows + most - 1) / most;
+    const size_t numbers = p->inputs * 6 + most * (path->columns * 4 + 4 * groups + 1);
+    const size_t each = (numbers + 255) / 64 * 64;
+    char *const memory = malloc(threads * each);
+    int failed = !memory;
+    if (failed) return 1;
+#pragma omp parallel num_threads(threads) reduction(| : failed) if (threads > 1)
+    {
+        Scratch s = {.value = (float *)(memory + THREAD * each)};
+        s.sums = (int32_t *)(s.value + p->inputs);
+        s.fired = (uint8_t *)(s.sums + most * path->columns);
+        s.counts = (int16_t *)(s.fired + most * 4 * groups);
+        s.nan = (uint8_t *)(s.counts + p->inputs);
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * most;
+            block(p, source, images, first, rows - first < most ? rows - first : most, groups, &s);
+        }
+        failed |= s.short_of_memory;
+        free(s.events);
+    }
+    free(memory);
+    return failed;
+}
+
+/* out = scale·factor·gain·(counts·W) + bias. Returns 1 if a step that is on has vanished or memory is short: what is
+ * written then is not to be used. */
+int32_t onespike_product(const Product *p, const Source *source, int32_t threads) {
+    if ((isinf(source->most_up) && !(source->up[0] > 0)) || (isinf(source->most_down) && !(source->down[0] > 0)))
+        return 1;
+    if (!source->rows) return 0;
+    if (!source->height) return multiply(p, source, NULL, threads);
+    const int64_t images = source->rows / (source->places_down * source->places_right);
+    int16_t *const counts = malloc(images * source->tall * source->wide * source->inputs * sizeof *counts);
+    if (!counts) return 1;
+    const int failed = fire_images(source, images, counts, threads) || multiply(p, source, counts, threads);
+    free(counts);
+    return failed;
+}
+
+/* Whether a path can run here, and its layout: [rows, columns, bytes of one number]. */
+int32_t onespike_path(int32_t path, int32_t *layout) {
+    if (path < 0 || path >= PATHS || !PATH[path].tile || !has(path)) return 0;
+    layout[0] = PATH[path].rows, layout[1] = PATH[path].columns, layout[2] = PATH[path].bytes;
+    return 1;
 }

@@ -1,68 +1,236 @@
-"""A linear map of spikes on integers: firing, exact 32-bit sums, scales and bias in one call."""
+"""Linear maps and convolutions of spikes on integers: firing, exact 32-bit sums, scales and bias in one call."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onespike.kernels import native
-from onespike.kernels.fire import OFF, limits, plain_is_needed
-from onespike.kernels.form import Form, in_memory
+from onespike.kernels import build
+from onespike.kernels.firing import OFF, SMALL, limits, plain_is_needed
+from onespike.kernels.level_form import Form, in_memory
 
-COLUMNS = 16
-"""Outputs that the C side multiplies together."""
 COUNT = 2**15 - 1
-"""The largest count: they are 16-bit numbers."""
+"""The largest count: they are 16-bit numbers before they are bytes."""
+PATHS = ("AVX-512 VNNI", "AVX-VNNI", "Arm dot products", "AVX-512 VNNI, 16 bits", "AVX2", "plain C")
+"""What the C side is written for, the fastest first."""
+ONE = torch.ones(())
 
 
-def pack(weight: Tensor) -> Tensor:
-    """8-bit weights [outputs, inputs] as 16-bit [panels, pairs of inputs, 16 outputs, 2], filled up with zeros.
+class Path(NamedTuple):
+    """One way to multiply: its number on the C side, and how it wants weights."""
 
-    >>> pack(torch.ones(20, 5, dtype=torch.int8)).shape
+    number: int
+    columns: int
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return PATHS[self.number]
+
+
+class Spikes(NamedTuple):
+    """How activations become counts of one unit. All tensors are float32 and contiguous, or None.
+
+    Attributes:
+        form: how a magnitude becomes a count.
+        sides: the steps, single numbers or one for each input; None for a side that is off.
+        times: what a count of each side is worth in units, shaped like the steps.
+        center: taken from each input before it fires.
+        gain: a power of two for each row; of row r it is number r modulo their number.
+        low: the smallest count that a byte holds.
+    """
+
+    form: Form
+    sides: tuple[Tensor | None, Tensor | None]
+    times: tuple[Tensor, Tensor]
+    center: Tensor | None = None
+    gain: Tensor | None = None
+    low: int = -128
+
+
+class Window(NamedTuple):
+    """A convolution of [images, height, width, inputs]; pairs are (down, right)."""
+
+    image: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width with what is added: above, below, left, right."""
+        above, below, left, right = self.padding
+        return self.image[0] + above + below, self.image[1] + left + right
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        down, right = (
+            (whole - gap * (size - 1) - 1) // step + 1
+            for whole, size, step, gap in zip(
+                self.padded, self.kernel, self.stride, self.dilation, strict=True
+            )
+        )
+        return down, right
+
+
+class Weights(NamedTuple):
+    """8-bit weights as a path wants them, with what follows the sums.
+
+    Attributes:
+        packed: the weights, as `pack` lays them.
+        total: the sum of the weights of each output, in int32.
+        scale: one for each output.
+        bias: [outputs], or [places, outputs] for row r modulo their number; None for none.
+        inputs: before they are filled up.
+    """
+
+    packed: Tensor
+    total: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    inputs: int
+
+
+class _Source(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "center", "gain", "up", "down", "times_up", "times_down", "form")),
+        *((name, ctypes.c_int64) for name in ("gains", "rows", "inputs")),
+        *((name, ctypes.c_float) for name in ("most_up", "most_down")),
+        *((name, ctypes.c_int32) for name in ("each", "reserved")),
+        *((name, ctypes.c_int64) for name in (
+            "height", "width", "pad_top", "pad_left", "tall", "wide", "kernel_height", "kernel_width", "step_down",
+            "step_right", "apart_down", "apart_right", "places_down", "places_right",
+        )),
+    )  # fmt: skip
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "total", "scale", "factor", "bias", "out")),
+        *((name, ctypes.c_int64) for name in ("biases", "inputs", "outputs")),
+        *((name, ctypes.c_int32) for name in ("low", "path")),
+    )
+
+
+def pack(weight: Tensor, path: Path) -> Tensor:
+    """8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], filled up with zeros.
+
+    >>> pack(torch.ones(20, 5, dtype=torch.int8), Path(4, columns=16, bytes=2)).shape
     torch.Size([2, 3, 16, 2])
     """
+    group = 4 // path.bytes
     outputs, inputs = weight.shape
-    whole = F.pad(weight.to(torch.int16), (0, inputs % 2, 0, -outputs % COLUMNS))
-    return whole.view(-1, COLUMNS, whole.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    wide = weight.to(torch.int16 if path.bytes == 2 else torch.int8)
+    whole = F.pad(wide, (0, -inputs % group, 0, -outputs % path.columns))
+    return whole.view(-1, path.columns, whole.shape[1] // group, group).transpose(1, 2).contiguous()
 
 
-def fire_product(
-    x: Tensor,
-    sides: tuple[Tensor | None, Tensor | None],
-    form: Callable[[], Form | None],
-    times: tuple[int, int],
-    packed: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
+@cache
+def paths() -> tuple[Path, ...]:
+    """What can multiply here, the fastest first: each has proved exact on the values that break such units."""
+    kernels: Any = build.library()
+    if kernels is None:
+        return ()
+    found = []
+    for number in range(len(PATHS)):
+        layout = (ctypes.c_int32 * 3)()
+        if kernels.onespike_path(number, layout):
+            path = Path(number, layout[1], layout[2])
+            if _is_exact(path):
+                found.append(path)
+            else:
+                build.log.warning("%s does not multiply exactly here and is not used", path.name)
+    return tuple(found)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def best_path() -> Path | None:
+    """The fastest of them that beats torch's float32: vectors of integers, and not plain C."""
+    return next((path for path in paths() if path.name != PATHS[-1]), None)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def word_path() -> Path | None:
+    """The fastest of them for 16-bit numbers on both sides; None without one."""
+    return next((path for path in paths() if path.bytes == 2), None)
+
+
+def _is_exact(path: Path) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    # products in here are not the network's, within whose forward this may first be asked
+    with torch._C.DisableTorchFunction(), torch.inference_mode():
+        for rows, inputs, outputs in ((1, 64, 16), (7, 5, 3), (27, 900, 48)):
+            weight = torch.randint(-127, 128, (outputs, inputs), generator=generator).to(torch.int8)
+            counts = torch.randint(-140, 141, (rows, inputs), generator=generator).float()
+            for x, w in (
+                (counts, weight),
+                (counts.sign() * 127, weight.sign() * 127),
+                (counts.abs(), weight.abs()),
+            ):
+                total = w.sum(1, dtype=torch.int32)
+                weights = Weights(pack(w.to(torch.int8), path), total, torch.ones(outputs), None, inputs)
+                spikes = Spikes(Form(dense=300.0, top=1.0), (ONE, ONE), (ONE, ONE))
+                product = _multiply(x, spikes, weights, ONE, path)
+                if product is None or not torch.equal(product.double(), x.double() @ w.double().t()):
+                    return False
+    return True
+
+
+def multiply(
+    x: Tensor, spikes: Spikes, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
 ) -> Tensor | None:
-    """unit·scale·(counts·W) + bias, [rows, inputs] → [rows, outputs]; None where the plain form must run.
-
-    A count of one side is taken that many `times`, so that all are counts of one unit: the step over its `times`.
+    """factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
 
     Args:
-        x: float32 activations.
-        sides: the steps, single numbers; None for a side that is off.
-        form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
-        times: small integers in the ratio of the steps.
-        packed: weights as `pack` lays them.
-        scale: one for each output.
-        bias: likewise, or None.
+        x: float32 activations [rows, inputs], or with a window [images, height, width, inputs], contiguous.
+        spikes: how they fire.
+        weights: what their counts meet.
+        factor: of all scales, a single number.
+        path: for which the weights are packed.
+        window: of a convolution.
     """
-    if plain_is_needed(x, bias) or x.device.type != "cpu" or x.dtype != torch.float32:
+    if plain_is_needed(x, weights.bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None
-    kernels, how = native.library(), form()
-    if kernels is None or how is None:
+    return _multiply(x, spikes, weights, factor, path, window)
+
+
+def _multiply(
+    x: Tensor, spikes: Spikes, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
+) -> Tensor | None:
+    kernels: Any = build.library()
+    if kernels is None:
         return None
     x = x.contiguous()
-    out = x.new_empty(len(x), len(scale))
-    up, down = (OFF if side is None else side for side in sides)
-    refused = kernels.onespike_product(
-        x.data_ptr(), out.data_ptr(), len(x), x.shape[1], len(scale), packed.data_ptr(), scale.data_ptr(),
-        None if bias is None else bias.data_ptr(), up.data_ptr(), down.data_ptr(), *limits(*sides), *times,
-        ctypes.addressof(in_memory(how)), torch.get_num_threads(),
+    down, right = (1, 1) if window is None else window.places
+    rows, outputs = (len(x) * down * right, len(weights.scale))
+    out = x.new_empty(rows, outputs)
+    up_step, down_step = (OFF if side is None else side for side in spikes.sides)
+    shape: tuple[int, ...] = ()
+    if window is not None:
+        above, _, left, _ = window.padding
+        shape = (*window.image, above, left, *window.padded, *window.kernel, *window.stride, *window.dilation)
+    gain, bias = spikes.gain, weights.bias
+    source = _Source(
+        x.data_ptr(), _address(spikes.center), _address(gain), up_step.data_ptr(), down_step.data_ptr(),
+        spikes.times[0].data_ptr(), spikes.times[1].data_ptr(), ctypes.addressof(in_memory(spikes.form)),
+        1 if gain is None else gain.numel(), rows, x.shape[-1], *limits(*spikes.sides),
+        max(up_step.dim(), down_step.dim()), 0, *shape, *((down, right) if shape else ()),
     )  # fmt: skip
+    call = _Product(
+        weights.packed.data_ptr(), weights.total.data_ptr(), weights.scale.data_ptr(), factor.data_ptr(), _address(bias),
+        out.data_ptr(), 1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, spikes.low, path.number,
+    )  # fmt: skip
+    threads = 1 if rows * weights.inputs < SMALL else torch.get_num_threads()
+    refused = kernels.onespike_product(ctypes.addressof(call), ctypes.addressof(source), threads)
     return None if refused else out
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from onespike.errors import UsageError
 from onespike.neurons.base import neuron
-from onespike.neurons.scale_fire import ScaleFire
+from onespike.neurons.code import Code
+from onespike.neurons.scale_and_fire import ScaleFire
 
 
 @neuron("affine-sfn")
@@ -55,25 +56,28 @@ class AffineFire(ScaleFire):
 
     def _settle_sides(self) -> None:
         super()._settle_sides()
-        self._constants = "centre" in self._buffers and bool((self.centre != 0).any() or self.shifts)
-
-    @property
-    def shifts(self) -> bool:
+        known = "centre" in self._buffers
+        self.shifts = known and bool((self.offset != 0).any())
         """Whether its value holds a constant part, which products of two activations pay for."""
-        return bool((self.offset != 0).any())
+        self._constants = known and (self.shifts or bool((self.centre != 0).any()))
 
     def counts(self, x: Tensor) -> Tensor:
         """±G(|x − centre|/(gain·step±) + ½)."""
         return super().counts((x.float() - self.centre) / self.gain)
 
-    def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """offset + gain·step±·spikes, rounded to `dtype` once."""
-        return (super().decode(spikes) * self.gain + self.offset).to(dtype)
+    def code(self) -> Code:
+        """offset + gain·step±·spikes; the offset is left out where it is 0."""
+        offset = self.offset if self.shifts else None
+        return super().code()._replace(center=self.centre, gain=self.gain, offset=offset)
+
+    def in_range(self, x: Tensor) -> Tensor:
+        """Where the largest count does not clip x − centre."""
+        return super().in_range((x.float() - self.centre) / self.gain)
 
     def row_steps(self) -> Tensor | None:
         """Without constants, a neuron whose steps are the gain times as large."""
         step = None if self._constants else super().row_steps()
-        if step is None or (self.gain.dim() and self.gain.shape[-1] > 1):
+        if step is None or self.gain.dim() > 3 or (self.gain.dim() and self.gain.shape[-1] > 1):
             return None
         return step * self.gain
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
-from onespike.neurons.fire import ROUNDINGS, recognise
+from onespike.neurons.code import Code
+from onespike.neurons.fire_functions import ROUNDINGS, recognise
+from onespike.neurons.gradient import in_range, straight_through, wants_gradient
 from onespike.neurons.levels import check_levels
-from onespike.neurons.sides import by_side
+from onespike.neurons.signs import by_side
 
 
 class Float32(nn.Module):
@@ -31,6 +33,21 @@ class Float32(nn.Module):
             if buffer is not None and original is not None and buffer.dtype != torch.float32:
                 self._buffers[name] = original.to(buffer.device)
         return self
+
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest float32 with all of its digits: numbers below lose them, and are 0 on many devices."""
+
+
+def check_scale(value: float) -> None:
+    """Refuse a λ that is not in (0, 1], or that float32 would round to 0 or to a few digits."""
+    if 0 < value < SMALLEST:
+        raise UsageError(
+            f"scale must be in (0, 1] and not below {SMALLEST:.1e}, the least that float32 holds in full, not {value:g}. "
+            "The paper uses 0.25 to 0.36."
+        )
+    if not 0 < value <= 1:
+        raise UsageError(f"scale must be in (0, 1], not {value:g}. The paper uses 0.25 to 0.36.")
 
 
 class Scale(Float32):
@@ -51,10 +68,13 @@ class Scale(Float32):
 
     def set_(self, value: float) -> None:
         """Changes λ in place: a compiled network reads the new value and is not compiled again."""
-        if not 0 < value <= 1:
-            raise UsageError(f"scale must be in (0, 1], not {value:g}. The paper uses 0.25 to 0.36.")
+        check_scale(value)
         with torch.no_grad():
             self.value.fill_(value)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Under the name of each neuron that holds it, a copy: files of tensors refuse memory that names share."""
+        destination[f"{prefix}value"] = self.value if keep_vars else self.value.detach().clone()
 
     def extra_repr(self) -> str:
         return f"λ={self.value.item():.4g}"
@@ -141,6 +161,12 @@ class Neuron(Float32):
         """What one spike is worth, a side each."""
         return self.thresholds()
 
+    def code(self) -> Code:
+        """What its spikes are worth: the one record that counting, integers, exports and reports read."""
+        own = self.largest == self.levels[-1]  # neurons without levels of their own fire 1 … largest
+        levels = self.levels if own else tuple(range(1, self.largest + 1))
+        return Code(*self.active(self.steps()), levels)
+
     def active(self, sides: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """The pair with None for a side that is off."""
         return sides[0] if self._on[0] else None, sides[1] if self._on[1] else None
@@ -159,12 +185,7 @@ class Neuron(Float32):
 
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values the spikes stand for: step⁺ or step⁻ times the count, rounded to `dtype` once."""
-        positive, negative = self.steps()
-        count = spikes.float()
-        if not all(self._on):
-            return ((positive if self._on[0] else negative) * count).to(dtype)
-        # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
-        return (positive * count.clamp(min=0) - negative * (-count).clamp(min=0)).to(dtype)
+        return self.code().decode(spikes, dtype)
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """One step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
@@ -201,9 +222,10 @@ class Neuron(Float32):
         return None
 
     def row_steps(self) -> Tensor | None:
-        """The positive side's steps, the same along each row; None where they are not, or not all there is to know."""
+        """The positive side's steps, [heads, rows, 1] at most; None where they differ within a row, or are not all."""
         step = self.thresholds()[0]
-        return step if self._on[0] and (step.dim() == 0 or step.shape[-1] == 1) else None
+        fits = step.dim() == 0 or (step.dim() <= 3 and step.shape[-1] == 1)
+        return step if self._on[0] and fits else None
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
         """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
@@ -213,8 +235,18 @@ class Neuron(Float32):
         """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""
         return self.fused(x, decoded=True)
 
+    def straight(self, value: Tensor, x: Tensor) -> Tensor:
+        """A value that x fired, with x's gradient where it is asked for and nothing was clipped; steps are constants."""
+        return straight_through(value, x, self.in_range(x.detach())) if wants_gradient(x) else value
+
+    def in_range(self, x: Tensor) -> Tensor:
+        """Where the largest count does not clip x."""
+        return in_range(x, *self.steps(), self.largest)
+
     def forward(self, x: Tensor) -> Tensor:
-        """`decode(spikes(x))` in the type of x, and NaN where x is NaN."""
+        """`decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""
+        if wants_gradient(x):
+            return self.straight(self.forward(x.detach()), x)
         values = self.fast(x)
         return self.decode(self.counts(x), x.dtype) if values is None else values
 

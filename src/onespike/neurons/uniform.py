@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from onespike.neurons.base import neuron
-from onespike.neurons.multi_threshold import MultiThreshold
+from onespike.neurons.multiple_thresholds import MultiThreshold
 
 
 @neuron("uniform")

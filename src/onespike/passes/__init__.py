@@ -17,6 +17,8 @@ from onespike.passes.base import State as State
 from onespike.passes.base import calibration_pass as calibration_pass
 from onespike.passes.base import check_passes as check_passes
 from onespike.passes.base import parse_passes as parse_passes
-from onespike.passes.run import chain as chain
-from onespike.passes.run import check_recipe as check_recipe
-from onespike.passes.run import improve as improve
+from onespike.passes.chaining import chain as chain
+from onespike.passes.chaining import check_recipe as check_recipe
+from onespike.passes.chaining import improve as improve
+from onespike.passes.chaining import no_progress as no_progress
+from onespike.passes.chaining import prepare as prepare

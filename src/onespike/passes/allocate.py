@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from onespike.calibrate import SiteThreshold
-from onespike.energy import AC_PJ, MAC_PJ
-from onespike.neurons.fire import fire_function
-from onespike.passes.axes import reduced
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.energy.columns import additions_within, reading_of
+from onespike.neurons.fire_functions import fire_function
+from onespike.passes.axes import Axes, reduced
+from onespike.passes.base import Given, State, calibration_pass, kind
 from onespike.passes.budget import fit, measured, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
-from onespike.tally import naf_weight
 
-GRID = tuple(2 ** (k / 3) for k in range(-18, 10))
-"""Steps that are tried, in units of a channel's mean magnitude."""
+GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
+"""Steps that are tried, in units of the mean magnitude of a channel where it is not zero."""
+BORROWED = 16
+"""Values that together stand for one observation, which every channel borrows from its site."""
 FREE = 1e-26
 """A multiplier at which spikes cost next to nothing."""
 SHARE = 1 / 8
@@ -27,59 +29,115 @@ SHARE = 1 / 8
 
 @dataclass
 class Curve:
-    """For one site, by step unit and grid point: the loss g·e² and the additions for one input."""
+    """For one site and layout, by step unit and grid point: the loss g·e² and the additions for one input."""
 
+    levels: tuple[int, ...]
     steps: Tensor
     loss: Tensor
     cost: Tensor
     drives: bool
 
-    def choose(self, multiplier: float) -> tuple[Tensor, float]:
-        """The steps of least loss + multiplier·cost, and the additions they take."""
+    def choose(self, multiplier: float) -> Choice:
+        """The steps of least loss + multiplier·cost, and what they take."""
         share = 1.0 if self.drives else SHARE
-        best = (self.loss + multiplier * share * self.cost).argmin(0, keepdim=True)
+        found, best = (self.loss + multiplier * share * self.cost).min(0, keepdim=True)
         cost = float(self.cost.gather(0, best).sum()) if self.drives else 0.0
-        return self.steps.gather(0, best)[0], cost
+        return Choice(float(found.sum()), self.levels, self.steps.gather(0, best)[0], cost)
 
 
-def spike_cost(counts: Tensor, column: str) -> Tensor:
-    """Additions of spikes of these sizes in a column of the ledger."""
-    if column == "counts":
-        return counts.abs()
-    if column == "nonzero":
-        return (counts != 0).float()
-    table = naf_weight(torch.arange(int(counts.abs().max()) + 1)).float()
-    return table[counts.abs().long()]
+class Choice(NamedTuple):
+    """A layout and steps for one site: what is minimized, and the additions for one input."""
+
+    objective: float
+    levels: tuple[int, ...]
+    steps: Tensor
+    additions: float
+
+
+Curves = dict[str, list[Curve]]
+"""Site → its curves, one for each layout that may be chosen."""
+
+
+def chosen(curves: Curves, multiplier: float) -> dict[str, Choice]:
+    """The layout and steps of every site at one price of an addition."""
+    return {
+        site: min((found.choose(multiplier) for found in of_site), key=lambda choice: choice.objective)
+        for site, of_site in curves.items()
+    }
+
+
+@dataclass
+class Evidence:
+    """Magnitudes of one group of positions in units of their gain, what an error does there, and how often they occur."""
+
+    sizes: Tensor
+    information: Tensor
+    weight: float
+
+
+def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: Axes) -> list[Evidence]:
+    """What the samples of a site show, and one observation more for every channel, borrowed from the whole site.
+
+    Calibration may have seen nothing in a channel, and other inputs will: by the rule of succession one observation
+    more is assumed, distributed as the values of the site that are not zero. It decides where there are no others,
+    and hardly counts beside hundreds.
+    """
+    center = threshold.centre if threshold.centre is not None else torch.zeros(())
+    found = []
+    for group in groups:
+        if group.gain < 2**20:
+            sizes = (group.rows - center).abs() / group.gain
+            worth = information(row, group, axes.position, sizes) * group.gain**2
+            found.append(Evidence(sizes, worth, group.weight))
+    if threshold.role == "softmax":
+        return found
+    fired = torch.cat([part.sizes.flatten() for part in found])
+    fired = fired[fired > 0]
+    if len(fired):
+        by_step = reduced(found[0].sizes[:1], axes.step)
+        samples = sum(part.sizes.numel() for part in found) / by_step.numel()
+        own = row.mean(axes.step).to(fired.dtype)
+        worth = (samples * own + own.mean()) / (samples + 1)
+        at = (torch.arange(BORROWED) + 0.5) / BORROWED
+        values = fired.sort().values[(at * len(fired)).long()]
+        mean = sum(part.weight * part.sizes.numel() for part in found) / sum(p.sizes.numel() for p in found)
+        shape = (BORROWED, *by_step.shape)
+        sizes = values.view(-1, *[1] * by_step.dim()).expand(shape)
+        found.append(Evidence(sizes, worth.expand(shape), mean / BORROWED))
+    return found
 
 
 def curve(
-    threshold: SiteThreshold, groups: list[Sample], row: Fisher, state: State, column: str, softmax: bool
+    threshold: SiteThreshold,
+    levels: tuple[int, ...],
+    shown: list[Evidence],
+    row: Fisher,
+    state: State,
+    column: str,
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
-    axes = state.axes(threshold.site)
-    fire = fire_function(threshold.levels, threshold.rounding or state.recipe.rounding)
-    centre = threshold.centre if threshold.centre is not None else torch.zeros(())
-    heard = [group for group in groups if group.gain < 2**20]
-    sizes = [reduced((g.rows - centre).abs() / g.gain, axes.step) * g.weight for g in heard]
-    unit = torch.stack(sizes).sum(0)
-    number = sum(g.weight * g.rows.numel() for g in heard) / unit.numel()
-    unit = (unit / number).clamp(min=1e-12)
-    if softmax:  # so that the largest level reaches the largest value, at the finest
-        unit = torch.full_like(unit, threshold.largest / threshold.levels[-1] / GRID[0])
+    kept = state.axes(threshold.site).step
+    spike_cost = reading_of(column).additions
+    fire = fire_function(levels, threshold.rounding or state.recipe.rounding)
+    total = torch.stack([reduced(part.sizes.double(), kept) * part.weight for part in shown]).sum(0)
+    number = torch.stack([reduced((part.sizes != 0).double(), kept) * part.weight for part in shown]).sum(0)
+    unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(shown[0].sizes.dtype)
+    if threshold.role == "softmax":  # so that the largest level reaches the largest value, at the finest
+        unit = torch.full_like(unit, threshold.largest / levels[-1] / GRID[0])
     steps, losses, costs = [], [], []
     for factor in GRID:
         step, loss, cost = unit * factor, torch.zeros_like(unit), torch.zeros_like(unit)
-        for group in heard:
-            x = (group.rows - centre) / group.gain
-            counts = fire(x.abs() / step + 0.5)
-            error = (x.abs() - step * counts).pow(2) * group.gain**2
-            weight = information(row, group, axes.position, x)
-            loss += reduced(error * weight, axes.step) * group.weight
-            cost += reduced(spike_cost(counts, column), axes.step) * group.weight
+        for part in shown:
+            counts = fire(part.sizes / step + 0.5)
+            error = (part.sizes - step * counts).pow(2)
+            loss += reduced(error * part.information, kept) * part.weight
+            cost += reduced(spike_cost(counts), kept) * part.weight
         steps.append(step)
         losses.append(loss)
         costs.append(cost * row.fan_out)
-    return Curve(torch.stack(steps), torch.stack(losses), torch.stack(costs), state.drives(threshold.site))
+    return Curve(
+        levels, torch.stack(steps), torch.stack(losses), torch.stack(costs), state.drives(threshold.site)
+    )
 
 
 @calibration_pass("allocate")
@@ -89,12 +147,13 @@ def allocate(state: State, given: Given) -> State:
     For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits; firing samples
     of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
     """
-    goal, information, drawn = target(state, given), fisher(state, given), samples(state, given)
-    curves = {
-        site: curve(t, drawn[site], information[site], state, given.energy, t.role == "softmax")
-        for site, t in state.spiking.items()
-    }
-    additions = goal * state.thresholds.macs * MAC_PJ / AC_PJ
+    goal, known, drawn = target(state, given), fisher(state, given), samples(state, given)
+    curves: Curves = {}
+    for site, t in state.spiking.items():
+        shown = evidence(t, drawn[site], known[site], state.axes(site))
+        layouts = state.layouts or (t.levels,)
+        curves[site] = [curve(t, levels, shown, known[site], state, given.energy) for levels in layouts]
+    additions = additions_within(given.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)
     if most < additions and measured(finest, given).ratio(given.energy) <= goal:
         return finest  # spikes that lower the error further do not exist: the rest of the budget is left
@@ -108,23 +167,50 @@ def allocate(state: State, given: Given) -> State:
     return fit(result, given, goal)
 
 
-def _multiplier(curves: dict[str, Curve], additions: float) -> float:
+def factors(before: State, after: State, by: str = "site") -> tuple[tuple[str, float], ...]:
+    """How much larger the steps of another state are, as (glob, factor) pairs for a recipe: means over channels.
+
+    Softmax sites, which λ leaves alone, keep theirs.
+
+    Args:
+        before: thresholds that the recipe's factors will multiply.
+        after: the same sites with other steps.
+        by: `site`, or `kind` for one factor for all sites with the same last module name and operand.
+    """
+    logs: dict[str, list[float]] = {}
+    for site, old in before.spiking.items():
+        new = after.thresholds[site]
+        ratios = [
+            (b / a)[(a > 0) & (b > 0)].log().flatten()
+            for a, b in ((old.positive, new.positive), (old.negative, new.negative))
+        ]
+        together = torch.cat(ratios)
+        if old.role != "softmax" and len(together):
+            logs.setdefault(kind(site) if by == "kind" else site, []).append(float(together.mean()))
+    every = [value for group in logs.values() for value in group]
+    middle = sum(every) / max(len(every), 1)
+    return tuple((glob, exp(sum(group) / len(group) - middle)) for glob, group in logs.items())
+
+
+def _multiplier(curves: Curves, additions: float) -> float:
     """The multiplier at which the steps take this many additions for one input, by bisection of its logarithm."""
     low, high = log(FREE), 20.0
     for _ in range(40):
         middle = (low + high) / 2
-        spent = sum(found.choose(exp(middle))[1] for found in curves.values())
+        spent = sum(choice.additions for choice in chosen(curves, exp(middle)).values())
         low, high = (middle, high) if spent > additions else (low, middle)
     return exp(high)
 
 
-def _with_steps(state: State, curves: dict[str, Curve], multiplier: float) -> tuple[State, float]:
-    """The state with the steps of a multiplier, and the additions they take."""
-    changes, spent = {}, 0.0
-    for site, found in curves.items():
-        step, cost = found.choose(multiplier)
-        spent += cost
-        threshold, step = state.thresholds[site], step / state.scale(site)
+def _with_steps(state: State, curves: Curves, multiplier: float) -> tuple[State, float]:
+    """The state with the layouts and steps of a multiplier, and the additions they take."""
+    changes, choices = {}, chosen(curves, multiplier)
+    for site, choice in choices.items():
+        threshold, step = state.thresholds[site], choice.steps / state.scale(site)
         negative = bool((threshold.negative > 0).any())
-        changes[site] = {"positive": step.float(), "negative": (step if negative else step * 0).float()}
-    return state.with_sites(changes), spent
+        changes[site] = {
+            "levels": choice.levels,
+            "positive": step.float(),
+            "negative": (step if negative else step * 0).float(),
+        }
+    return state.with_sites(changes), sum(choice.additions for choice in choices.values())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from onespike.calibrate import SiteThreshold
+from onespike.calibration.thresholds import SiteThreshold
 from onespike.sites import Site
 
 
@@ -32,17 +32,16 @@ def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
     channel of v scales the result.
     """
     site, dims = Site.parse(threshold.site), len(threshold.shape)
-    operation, _, operand = site.key.rpartition("_")
     heads = (-3,) if dims > 3 else ()
-    if operation.startswith("linear"):
+    if site.operation == "linear":
         return Axes((-1,), (-1,), -2 if dims > 2 else None)
-    if operation.startswith("conv"):
+    if site.operation == "conv":
         return Axes((1 - dims,), (1 - dims,)) if dims > 2 else Axes()
-    if not operation.startswith("matmul") or dims < 3:
+    if site.operation != "matmul" or dims < 3:
         return Axes()
     if threshold.role == "softmax":
         return Axes((), heads, -2)
-    if operand == "lhs":
+    if site.role == "lhs":
         return Axes((*heads, -1), heads, -2)
     if drives is not None and drives.role == "softmax":
         return Axes((*heads, -1), (*heads, -1), -2)

@@ -8,14 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from onespike.calibrate import SiteThreshold, Thresholds
-from onespike.convert import analog_reason
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.conversion.network import analog_reason
 from onespike.errors import UsageError, unknown
 from onespike.passes.axes import Axes, axes
 from onespike.recipe import Recipe
 from onespike.sites import Site
+from onespike.tasks import Inferred, Meaning
 
 Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
 
@@ -26,31 +27,34 @@ class Given:
 
     Attributes:
         model: the original network; no pass changes it.
-        inputs: calibration batches, in memory or read when they are asked for.
+        inputs: calibration batches of any form, in memory or read when they are asked for.
         budget: the energy ratio to meet, or None for that of the thresholds as they come in.
         energy: the column of the ledger that is meant.
         seed: of whatever is drawn.
         folder: where a long pass keeps what it needs to resume, or None.
         progress: progress(title, total) wraps the batches of a long stage.
         memory: what several passes measure once and share.
+        task: what the network's output means; by default, what its form says.
     """
 
     model: nn.Module
-    inputs: Sequence[Tensor]
+    inputs: Sequence[Any]
     budget: float | None = None
     energy: str = "counts"
     seed: int = 0
     folder: Path | None = None
     progress: Progress = field(default=lambda title, total: lambda batches: batches)
     memory: dict[str, Any] = field(default_factory=dict)
+    task: Meaning = field(default_factory=Inferred)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a pass takes and returns: thresholds and recipe."""
+    """What a pass takes and returns: thresholds and recipe, and the layouts that `allocate` may choose from."""
 
     thresholds: Thresholds
     recipe: Recipe
+    layouts: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def spiking(self) -> dict[str, SiteThreshold]:
@@ -82,7 +86,17 @@ class State:
     def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> State:
         """Another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
-        return State(replace(self.thresholds, entries=entries), self.recipe.replace(**recipe))
+        return State(replace(self.thresholds, entries=entries), self.recipe.replace(**recipe), self.layouts)
+
+
+def kind(site: str) -> str:
+    """A glob of all sites with the same last module name and operand.
+
+    >>> kind("blocks.3.mlp.fc1:linear0_input")
+    '*fc1:linear0_input'
+    """
+    parsed = Site.parse(site)
+    return f"*{parsed.owner.rpartition('.')[2]}:{parsed.key}"
 
 
 Pass = Callable[[State, Given], State]

@@ -1,45 +1,96 @@
-"""Pass `correct`: the offset is re-fitted to the spikes, so that what rounding loses on average comes back as a bias."""
+"""Pass `correct`: offsets that give every channel the mean it has in the original network, layer after layer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from onespike.calibrate import SiteThreshold
-from onespike.neurons import AffineFire
+from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
-from onespike.sites import Site
+from onespike.passes.refit import divergence
+from onespike.passes.statistics import Fisher, apart, fisher, probing, unspiked
+from onespike.runtime.batches import call, count, join, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Site
+
+INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
+"""Inputs that go through the network together, and how many numbers they may hold."""
 
 
-def lost(threshold: SiteThreshold, groups: list[Sample], row: Fisher, state: State) -> Tensor:
-    """Σ g·(x − o) / Σ g by channel: the constant that, added to o, leaves the least Σ g·(x − o)²."""
-    axes, scale = state.axes(threshold.site), state.scale(threshold.site)
-    missing, weights = torch.zeros(()), torch.zeros(())
-    for group in groups:
-        neuron = AffineFire(
-            threshold.positive * scale, threshold.negative * scale, levels=threshold.levels, rounding=threshold.rounding
-            or state.recipe.rounding, centre=threshold.centre, gain=torch.tensor(group.gain),
-        )  # fmt: skip
-        weight = information(row, group, axes.position, group.rows).expand_as(group.rows)
-        missing = missing + reduced((group.rows - neuron(group.rows)) * weight, axes.centre) * group.weight
-        weights = weights + reduced(weight, axes.centre) * group.weight
-    return missing / weights.clamp(min=torch.finfo(weights.dtype).tiny)
+def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:
+    """The mean of x by the axes kept, in which each position counts by its Fisher information."""
+    if position is None:
+        return reduced(x.double(), kept, "mean")
+    table = row.information.movedim(position, 0).flatten(1).sum(1).double().to(x.device)
+    if not bool(table.sum() > 0):
+        return reduced(x.double(), kept, "mean")
+    weights = (table / table.mean()).view(-1, *[1] * (-position - 1))
+    return reduced(x.double() * weights, kept, "mean")
 
 
 @calibration_pass("correct", needs=("allocate",))
 def correct(state: State, given: Given) -> State:
-    """offset_c = centre_c + E[g·(x − o)] / E[g] at the inputs of linear maps and convolutions, where it is a bias.
+    """offset_c += E[g·x] / E[g] − E[g·o] / E[g] at the inputs of linear maps and convolutions, where it is a bias.
 
-    Weighted by Fisher information, since a plain mean would be that of the patch tokens, and the class token is one
-    in hundreds. A least-squares fit of a constant, so it needs no ridge; the energy is then met again.
+    x is what the original network has there, o what the spiking one sends, whose earlier layers are corrected
+    already: one forward of many inputs goes from layer to layer, so that what layers lose on average does not add up
+    over the depth. Means are weighted by Fisher information, since a class token is one in hundreds. The energy is
+    then met again, and the result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
-    goal, known, drawn, changes = spent(state, given), fisher(state, given), samples(state, given), {}
-    for site, threshold in state.spiking.items():
-        if Site.parse(site).key.startswith(("linear", "conv")) and state.axes(site).centre:
-            added = lost(threshold, drawn[site], known[site], state)
-            centre = torch.zeros_like(added) if threshold.centre is None else threshold.centre
-            changes[site] = {"centre": centre, "offset": (centre + added).float()}
-    return fit(state.with_sites(changes), given, goal)
+    free, held = apart("correct", given)
+    goal, known = spent(state, given), fisher(state, given)
+    axes = {
+        site: state.axes(site)
+        for site in state.spiking
+        if Site.parse(site).operation in ("linear", "conv") and state.axes(site).centre
+    }
+    wanted, offsets = dict[str, list[Tensor]](), dict[str, Tensor]()
+
+    def mean(site: str, x: Tensor) -> Tensor:
+        return weighted_mean(x, known[site], axes[site].position, axes[site].centre).to(x.dtype)
+
+    def observe(site: str, x: Tensor, operand: Operand) -> Tensor:
+        if site in axes:
+            wanted.setdefault(site, []).append(mean(site, x))
+        return x
+
+    def shift(site: str, x: Tensor, operand: Operand) -> Tensor:
+        value: Tensor = operand.place.value(operand, x)
+        if site not in axes:
+            return value
+        if site not in offsets:  # a module that runs several times shares one offset, that of its first run
+            offsets[site] = wanted[site][0] - mean(site, value)
+        return value + offsets[site]
+
+    inputs = to(_together([given.inputs[i] for i in free]), device_of(given.model))
+    spiking = convert(given.model, state.thresholds, state.recipe, share_weights=True)
+    for model, probe in ((unspiked(state, given), observe), (spiking, shift)):
+        with evaluating(model), probing(model, probe):
+            call(model, inputs)
+    changes = {}
+    for site, added in offsets.items():
+        threshold = state.thresholds[site]
+        center = torch.zeros_like(added) if threshold.centre is None else threshold.centre
+        before = center if threshold.offset is None else threshold.offset
+        changes[site] = {"centre": center.cpu(), "offset": (before.to(added) + added).float().cpu()}
+    corrected = fit(state.with_sites(changes), given, goal)
+    judges = [given.inputs[i] for i in held]
+    return min((state, corrected), key=lambda each: divergence(each, given, judges))
+
+
+def _together(batches: Sequence[Any]) -> Any:
+    """As many of the first inputs as may go through the network at once, in one batch."""
+    chosen, seen = list[Any](), 0
+    for batch in batches:
+        elements = sum(x.numel() for x in tree_leaves(batch) if isinstance(x, Tensor))
+        if chosen and (seen >= INPUTS or elements * (len(chosen) + 1) > ELEMENTS):
+            break
+        chosen.append(batch)
+        seen += count(batch)
+    return join(chosen)

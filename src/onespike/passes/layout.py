@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from onespike.energy.columns import reading_of
+from onespike.energy.signed_digits import naf_weight
 from onespike.neurons import mixed_levels
 from onespike.passes.base import Given, State, calibration_pass
-from onespike.tally import naf_weight
 
 UNIFORM, TAIL = 64, 11
-DIGITS, LARGEST = 2, 2048
+DIGITS, LARGEST = (2, 3, 4), 2048
 
 
 def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
@@ -27,7 +30,11 @@ def layout(state: State, given: Given) -> State:
     """Uniform up to 64 and a tail to 2111; where binary digits are paid for, all integers of at most two digits.
 
     Steps stay as they are, those of softmax sites too: more levels cost nothing where spikes are counted, and the
-    step decides what is lost.
+    step decides what is lost. Where digits are paid for, `allocate` chooses for each site how many of them a spike
+    may have: two are cheap, and large values want more.
     """
-    levels = digit_levels(DIGITS, LARGEST) if given.energy == "binary" else mixed_levels(UNIFORM, TAIL)
-    return state.with_sites({site: {"levels": levels} for site in state.spiking})
+    layouts: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
+    if reading_of(given.energy).by_digits:
+        layouts = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
+    changed = state.with_sites({site: {"levels": layouts[0]} for site in state.spiking})
+    return replace(changed, layouts=layouts)

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike.attach import neurons
-from onespike.calibrate import device_of, evaluating
-from onespike.convert import convert
+from onespike.conversion.attach import named_neurons
+from onespike.conversion.network import convert
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, apart, first, fisher, probed
-from onespike.sites import Site
-from onespike.trace import logits
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, apart, fisher, probing, unspiked
+from onespike.runtime.batches import call, first, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Site
 
 RIDGE = 1.0
 """What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
@@ -85,23 +84,21 @@ def refit(state: State, given: Given) -> State:
     }
     sums: dict[str, Moments] = {}
 
-    def visit(site: str, x: Tensor, count: Any) -> Tensor:
+    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         if site in linear:
-            exact, value = (
-                x.float(),
-                fired[site](x).float(),
-            )  # half precision is too small for sums of squares
+            # half precision is too small for sums of squares
+            exact, value = x.float(), fired[site](x).float()
             if site not in sums:
                 sums[site] = Moments.none(x.shape[-1], exact)
             rows = importance(known[site], state.axes(site).position, exact)
             sums[site].add(value.flatten(0, -2), (exact - value).flatten(0, -2), rows)
         return x
 
-    model, batches = probed(state, given, visit), first(given, FISHER_IMAGES)[: len(free)]
-    fired: dict[str, Any] = {str(site): neuron for site, neuron in neurons(model)}
-    with torch.inference_mode():
+    model, batches = unspiked(state, given), first(given.inputs, FISHER_IMAGES)[: len(free)]
+    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(model)}
+    with torch.inference_mode(), probing(model, visit):
         for batch in given.progress("re-fitting", len(batches))(batches):
-            model(batch.to(device_of(model)))
+            call(model, to(batch, device_of(model)))
         changes = {
             site: {"change": of_site.change(linear[site].weight)}
             for site, of_site in sums.items()
@@ -109,15 +106,15 @@ def refit(state: State, given: Given) -> State:
         }
     fitted = fit(state.with_sites(changes), given, goal)
     judges = [given.inputs[i] for i in held]
-    return min((state, fitted), key=lambda each: divergence(each, given.model, judges))
+    return min((state, fitted), key=lambda each: divergence(each, given, judges))
 
 
-def divergence(state: State, model: nn.Module, batches: list[Tensor]) -> float:
+def divergence(state: State, given: Given, batches: list[Any]) -> float:
     """KL(original ‖ spiking) on these inputs, summed."""
+    model = given.model
     total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
     with evaluating(model), evaluating(snn):
         for batch in batches:
-            batch = batch.to(device_of(model))
-            expected, output = (logits(network(batch)).log_softmax(-1) for network in (model, snn))
-            total += float(F.kl_div(output, expected, reduction="sum", log_target=True))
+            batch = to(batch, device_of(model))
+            total += float(given.task.divergence(call(model, batch), call(snn, batch)))
     return total

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from onespike.attach import Neurons
-from onespike.calibrate import device_of
-from onespike.convert import convert
+from onespike.conversion.network import convert
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.passes.axes import reduced
+from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import Given, State
-from onespike.sites import Site
+from onespike.runtime.batches import call, first, take, to
+from onespike.runtime.batches import count as count_of
+from onespike.runtime.forward import device_of
+from onespike.sites import Operand, Visit, visiting
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
 PART = 4
@@ -39,26 +40,33 @@ class Fisher:
         return reduced(self.information[None], kept, "mean") / self.elements
 
 
-Visit = Callable[[str, Tensor, Any], Tensor]
+Probe = Callable[[str, Tensor, Operand], Tensor]
 
 
-def probed(state: State, given: Given, visit: Visit) -> Any:
-    """The original network, in which every spiking site hands its value to `visit(site, x, synapses)`."""
-    model = convert(given.model, state.thresholds, state.recipe, share_weights=True)
+def unspiked(state: State, given: Given) -> nn.Module:
+    """A copy of the network with its sites in their places, to be probed: `with probing(copy, probe)`."""
+    return (
+        convert(given.model, state.thresholds, state.recipe, share_weights=True).requires_grad_(False).eval()
+    )
 
-    def meter(owner: Neurons, key: str, x: Tensor, count: Any) -> Tensor:
-        return visit(str(Site(owner.owner, key)), x, count) if isinstance(owner[key], Neuron) else x
 
-    for module in model.modules():
-        if isinstance(module, Neurons):
-            module.meter = meter
-    return model.requires_grad_(False).eval()
+@contextmanager
+def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
+    """Within this context every spiking site hands its value to `probe(site, x, operand)` and fires nothing."""
+
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        neuron = operand.place[operand.site.key]
+        return probe(str(operand.site), x, operand) if isinstance(neuron, Neuron) else x
+
+    with visiting(model, Visit(visit)):
+        yield
 
 
 def fisher(state: State, given: Given) -> dict[str, Fisher]:
-    """The mean squared gradient of the log-probability of a drawn class, at each site of the original network.
+    """The mean squared gradient of the log-probability of what is drawn from the output, at each site of the original.
 
-    One backward pass a batch and no labels. The result is kept, since it does not depend on the thresholds.
+    What is drawn is the task's: a class, say. One backward pass per batch and no labels. The result is kept, since it
+    does not depend on the thresholds.
     """
     if "fisher" in given.memory:
         kept: dict[str, Fisher] = given.memory["fisher"]
@@ -66,18 +74,14 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
     found: dict[str, Fisher] = {}
     axes = {site: state.axes(site) for site in state.spiking}
 
-    def visit(site: str, x: Tensor, count: Any) -> Tensor:
+    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place = axes[site]
         keep = place.centre + place.step + (() if place.position is None else (place.position,))
-        fan = count().fan_out
-        fan = float(fan.double().mean()) if isinstance(fan, Tensor) else float(fan)
+        fan = operand.synapses.mean_fan_out
         size = reduced(x.detach().abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
         if row.magnitude.shape != size.shape:
-            raise UsageError(
-                f"passes: {site} sees {list(row.magnitude.shape)} and then {list(size.shape)} positions and channels. "
-                "Give calibration inputs of one size."
-            )
+            raise one_size(site, list(row.magnitude.shape), list(size.shape))
         row.magnitude += size
         row.elements += x.numel() / size.numel()
         x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -88,18 +92,15 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
         x.register_hook(add)
         return x
 
-    model, generator = probed(state, given, visit), torch.Generator().manual_seed(given.seed)
-    batches = first(given, FISHER_IMAGES)
+    model, generator = unspiked(state, given), torch.Generator().manual_seed(given.seed)
+    batches = first(given.inputs, FISHER_IMAGES)
     for batch in given.progress("sensitivity", len(batches))(batches):
-        noise: Tensor | None = None
-        for part, rows in zip(batch.split(PART), torch.arange(len(batch)).split(PART), strict=True):
-            with torch.enable_grad():
-                output = model(part.to(device_of(model)))
-                output = getattr(output, "logits", output)
-                if noise is None:  # p/E is largest at a class drawn from p, for E exponential
-                    noise = torch.empty(len(batch), output.shape[-1]).exponential_(generator=generator)
-                drawn = (output.detach().softmax(-1).cpu() / noise[rows]).argmax(-1, keepdim=True)
-                output.log_softmax(-1).gather(-1, drawn.to(output.device)).sum().backward()
+        log_probability = given.task.drawing(count_of(batch), generator)
+        for places in torch.arange(count_of(batch)).split(PART):
+            part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
+            with torch.enable_grad(), probing(model, visit):
+                output = call(model, to(part, device_of(model)))
+                log_probability(output, places).backward()
     given.memory["fisher"] = found
     return found
 
@@ -109,19 +110,8 @@ def apart(name: str, given: Given) -> tuple[range, range]:
     count = len(given.inputs)
     if count < 2:
         raise UsageError(f"the pass '{name}' needs two calibration batches at least. Give more images.")
-    kept = count - max(1, min(-(-HELD // len(given.inputs[0])), count // 3))
+    kept = count - max(1, min(-(-HELD // count_of(given.inputs[0])), count // 3))
     return range(kept), range(kept, count)
-
-
-def first(given: Given, images: int) -> list[Tensor]:
-    """The first so many inputs, in batches."""
-    chosen, seen = [], 0
-    for batch in given.inputs:
-        if seen >= images:
-            break
-        chosen.append(batch[: images - seen])
-        seen += len(batch)
-    return chosen
 
 
 @dataclass
@@ -140,12 +130,12 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
         return kept
-    batches = first(given, SAMPLED_IMAGES)
+    batches = first(given.inputs, SAMPLED_IMAGES)
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}
 
-    def visit(site: str, x: Tensor, count: Any) -> Tensor:
+    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place, gain = axes[site], state.thresholds[site].gain
         groups = found.setdefault(site, [])
         if not groups:
@@ -156,26 +146,34 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
                 for value in flat.unique().tolist():
                     groups.append((value, (flat == value).nonzero().flatten(), [], [0]))
         for _, positions, rows, seen in groups:
-            part = x if place.position is None else x.movedim(place.position, 1)
             if place.position is not None:
-                part = part if positions is None else part[:, positions]
-                part = part.flatten(0, 1)
+                part = x.movedim(place.position, 1)
+                part = (part if positions is None else part[:, positions]).flatten(0, 1)
+            elif operand.site.operation == "conv":  # places of all images rather than all places of few
+                part = x.movedim(1, -1).flatten(0, -2)
+            else:
+                part = x
             seen[0] += part.numel()
             number = max(1, SAMPLES // (part[0].numel() * len(batches) * len(groups)))
             drawn = torch.randperm(len(part), generator=generator)[:number]
             chosen = part[drawn].detach().cpu()
-            rows.append(chosen if place.position is None else chosen.unsqueeze(place.position))
+            if place.position is not None:
+                chosen = chosen.unsqueeze(place.position)
+            elif operand.site.operation == "conv":
+                chosen = chosen.view(*chosen.shape, *[1] * (x.dim() - 2))
+            rows.append(chosen)
         return x
 
-    model = probed(state, given, visit)
-    with torch.inference_mode():
+    model = unspiked(state, given)
+    with torch.inference_mode(), probing(model, visit):
         for batch in given.progress("sampling", len(batches))(batches):
-            model(batch.to(device_of(model)))
-    images = sum(len(batch) for batch in batches)
+            call(model, to(batch, device_of(model)))
+    images = sum(count_of(batch) for batch in batches)
     result = {}
     for site, groups in found.items():
         merged = [
-            (gain, positions, torch.cat(rows).clone(), seen[0]) for gain, positions, rows, seen in groups
+            (gain, positions, together(site, rows, axes[site]), seen[0])
+            for gain, positions, rows, seen in groups
         ]
         result[site] = [
             Sample(gain, rows, seen / rows.numel() / images, positions)
@@ -183,6 +181,26 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
         ]
     given.memory["identity"], given.memory["samples"] = identity, result
     return result
+
+
+def together(site: str, rows: list[Tensor], axes: Axes) -> Tensor:
+    """Samples of several batches as one tensor; of larger maps, evenly spaced places as many as the smallest has."""
+    kept = {axis % rows[0].dim() for axis in (*axes.centre, *axes.step, *filter(None, (axes.position,)))}
+    for axis in range(1, rows[0].dim()):
+        sizes = [part.shape[axis] for part in rows]
+        if len(set(sizes)) == 1:
+            continue
+        if axis in kept:
+            raise one_size(site, sizes[0], next(size for size in sizes if size != sizes[0]))
+        places = [torch.arange(min(sizes)) * size // min(sizes) for size in sizes]
+        rows = [part.index_select(axis, place) for part, place in zip(rows, places, strict=True)]
+    return torch.cat(rows).clone()
+
+
+def one_size(site: str, first: object, other: object) -> UsageError:
+    return UsageError(
+        f"passes: {site} sees {first} and then {other} positions and channels. Give calibration inputs of one size."
+    )
 
 
 def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:

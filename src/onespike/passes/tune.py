@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from dataclasses import dataclass
@@ -12,59 +13,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike.calibrate import SiteThreshold, device_of
-from onespike.energy import AC_PJ, MAC_PJ
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.energy.columns import Reading, additions_within, reading_of
 from onespike.errors import UsageError
-from onespike.files import write_atomically
-from onespike.neurons.fire import fire_function
-from onespike.passes.allocate import spike_cost
+from onespike.neurons.fire_functions import fire_function
+from onespike.neurons.gradient import in_range, straight_through
 from onespike.passes.base import Given, State, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import apart, probed
-from onespike.trace import logits
+from onespike.passes.statistics import apart, probing, unspiked
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.batches import call, take, to
+from onespike.runtime.batches import count as count_of
+from onespike.runtime.forward import device_of
+from onespike.runtime.validated import understood
+from onespike.sites import Operand
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
 SECONDS = 25 * 60
 """A tuning that takes longer than this ends with the best it has found."""
 HINGE = 3.0
-ELASTICITY = {"counts": 1.0, "nonzero": 0.5, "binary": 0.5}
-"""How fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm."""
 FILE = "tune.safetensors"
+ONE = torch.ones(())
 
 
-class Fired(torch.autograd.Function):
-    """offset + gain·step·G((x − centre)/gain), straight through to x; a step learns from the rounding error (LSQ).
+def fired(
+    x: Tensor, log_step: Tensor, centre: Tensor, offset: Tensor, gain: Tensor, site: _Site
+) -> tuple[Tensor, Tensor]:
+    """offset + gain·step·G((x − centre)/gain), straight through to x; so a step learns from the rounding error (LSQ).
 
     The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, log_step: Tensor, centre: Tensor, offset: Tensor, gain: Tensor, site: _Site
-    ) -> tuple[Tensor, Tensor]:
-        step = log_step.exp()
-        a = (x - centre) / (gain * step)
+    unit = gain * log_step.exp()
+    a = (x - centre) / unit
+    with torch.no_grad():
         size = site.fire(a.abs() + 0.5)
         y = size * a.sign() if site.signed else size * (a > 0)
-        inside = size < site.largest
-        inside = inside if site.signed else inside & (a > -0.5)
-        additions = spike_cost(size, site.column) * site.drives
-        shape = log_step.shape
-        ctx.save_for_backward(
-            (y - a * inside) * (gain * step),
-            inside,
-            additions.sum_to_size(shape) * (site.fan_out * site.elasticity),
-        )
-        ctx.shapes = shape, centre.shape, offset.shape
-        return y * (gain * step) + offset, additions.sum() * site.fan_out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (value, cost), (error, inside, additions) = gradients, ctx.saved_tensors
-        step, centre, offset = ctx.shapes
-        through = value * inside
-        log_step = (value * error).sum_to_size(step) - cost * additions
-        return through, log_step, -through.sum_to_size(centre), value.sum_to_size(offset), None, None
+        additions = (site.reading.additions(size) * site.drives).sum_to_size(log_step.shape)
+        inside = in_range(a, ONE, ONE * site.signed, site.largest)
+    cost = additions * (site.reading.elasticity * (log_step.detach() - log_step)).exp()
+    return straight_through(y, a, inside) * unit + offset, cost.sum() * site.fan_out
 
 
 @dataclass
@@ -74,8 +61,7 @@ class _Site:
     fire: Any
     largest: int
     signed: bool
-    column: str
-    elasticity: float
+    reading: Reading
     drives: bool
     fan_out: float = 0.0
 
@@ -98,7 +84,7 @@ class Learner(nn.Module):
             self.starts[site] = (step.clamp(min=1e-12).log(), centre, offset, gain)
             self.fixed[site] = _Site(
                 fire_function(t.levels, t.rounding or state.recipe.rounding), t.levels[-1],
-                bool((t.negative > 0).any()), column, ELASTICITY[column], state.drives(site),
+                bool((t.negative > 0).any()), reading_of(column), state.drives(site),
             )  # fmt: skip
             key = self.keys[site]
             self.moves[f"{key}_step"] = torch.zeros_like(step)
@@ -162,9 +148,9 @@ class Training:
 
     def __init__(self, learner: Learner, state: State, given: Given, goal: float) -> None:
         self.learner, self.state, self.given = learner, state, given
-        self.network, self.spent = probed(state, given, self._visit), list[Tensor]()
+        self.network, self.spent = unspiked(state, given), list[Tensor]()
         self.teacher = given.model
-        self.allowed = goal * state.thresholds.macs * MAC_PJ / AC_PJ
+        self.allowed = additions_within(given.energy, goal, state.thresholds.macs)
         self.optimiser = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
         self.average = {k: v.detach().clone() for k, v in learner.moves.items()}
         self.best, self.best_loss, self.step, self.waited, self.seconds = (
@@ -176,23 +162,22 @@ class Training:
         )
         self.free, self.held = apart("tune", given)
 
-    def _visit(self, site: str, x: Tensor, count: Any) -> Tensor:
+    def _visit(self, site: str, x: Tensor, operand: Operand) -> Tensor:
         fixed = self.learner.fixed[site]
-        fan = count().fan_out
-        fixed.fan_out = float(fan.double().mean()) if isinstance(fan, Tensor) else float(fan)
-        value, cost = Fired.apply(x, *self.learner.constants(site), fixed)
+        fixed.fan_out = operand.synapses.mean_fan_out
+        value, cost = fired(x, *self.learner.constants(site), fixed)
         self.spent.append(cost)
-        fired: Tensor = value
-        return fired
+        return value
 
-    def _loss(self, batch: Tensor) -> tuple[Tensor, float, float]:
-        batch = batch.to(device_of(self.network))
-        with torch.inference_mode():
-            expected = logits(self.teacher(batch)).log_softmax(-1)
+    def _loss(self, batch: Any) -> tuple[Tensor, float, float]:
+        batch, size = to(batch, device_of(self.network)), count_of(batch)
+        with torch.no_grad():
+            expected = call(self.teacher, batch)
         self.spent.clear()
-        output = logits(self.network(batch)).log_softmax(-1)
-        divergence = F.kl_div(output, expected.clone(), reduction="batchmean", log_target=True)
-        share = sum(self.spent, torch.zeros(())) / len(batch) / self.allowed
+        with probing(self.network, self._visit):
+            output = call(self.network, batch)
+        divergence = self.given.task.divergence(expected, output) / size
+        share = sum(self.spent, torch.zeros(())) / size / self.allowed
         self.spent.clear()
         return divergence + HINGE * F.relu(share - 1), float(divergence.detach()), float(share.detach())
 
@@ -238,9 +223,9 @@ class Training:
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.given.seed * 100003 + self.step)
         batch = self.given.inputs[self.free[int(torch.randint(len(self.free), (), generator=generator))]]
-        batch = batch[torch.randperm(len(batch), generator=generator)[:BATCH]]
-        if batch.dim() == 4 and bool(torch.rand((), generator=generator) < 0.5):
-            batch = batch.flip(-1)
+        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:BATCH])
+        if isinstance(batch, Tensor) and batch.dim() == 4:
+            batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
         for group in self.optimiser.param_groups:
             group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * self.step / STEPS))
         with torch.enable_grad():
@@ -275,7 +260,8 @@ class Training:
                 tensors[f"{moment}/{name}"] = torch.as_tensor(tensor).clone()
         facts = torch.tensor([self.step, self.waited, self.best_loss, self.seconds], dtype=torch.float64)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, save({**tensors, "facts": facts, "identity": self._identity()}))
+        tensors |= {"facts": facts, "identity": self._identity()}
+        write_atomically(file, save(tensors, {"sha256": _digest(tensors)}))
 
     def _identity(self) -> Tensor:
         """What a resumed tuning must share with the one it continues: its start."""
@@ -285,9 +271,10 @@ class Training:
         file = self._file()
         if file is None or not file.is_file():
             return
-        from safetensors.torch import load_file
+        with understood(file, "Remove it to begin the tuning anew."):
+            self._continue(_read(file))
 
-        tensors = load_file(file)
+    def _continue(self, tensors: dict[str, Tensor]) -> None:
         if not torch.equal(tensors["identity"], self._identity()):
             return
         parts: dict[str, dict[str, Tensor]] = {}
@@ -304,3 +291,25 @@ class Training:
                 self.optimiser.state[value] = moments
         step, waited, self.best_loss, self.seconds = tensors["facts"].tolist()
         self.step, self.waited = int(step), int(waited)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    from safetensors.torch import save
+
+    return hashlib.sha256(save(tensors)).hexdigest()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The tensors that a tuning has kept; damage is an error."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            known = (opened.metadata() or {}).get("sha256")
+        tensors: dict[str, Tensor] = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    if known != _digest(tensors):
+        raise ValueError("its SHA-256 differs")
+    return tensors

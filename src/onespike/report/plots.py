@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onespike.energy import Ledger
-from onespike.errors import LoadError
+from onespike.energy.columns import PAPER, comparators
+from onespike.energy.ledger import Ledger
+from onespike.runtime.figures import figure as figure
+from onespike.runtime.figures import png as png
+from onespike.search.pareto import front as unbeaten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,38 +23,6 @@ INK = "#0a0b0c"
 """Stands for the page's own text colour while a figure is drawn for a page."""
 LABELLED = 12
 """Points up to which each is labelled with its λ."""
-
-
-def figure(
-    width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1, margin: bool = True
-) -> tuple[Figure, Any]:
-    """An empty figure in the house style, and its axes; without a margin they fill it."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LoadError("figures need matplotlib. Install it with: pip install 'onespike[plots]'") from error
-    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.grid": True,
-             "grid.alpha": 0.3, "axes.axisbelow": True}  # fmt: skip
-    with rc_context(style):
-        made = Figure(figsize=(width, height), layout="constrained" if margin else None, dpi=150)
-        edges = {} if margin else {"left": 0, "right": 1, "bottom": 0, "top": 1}
-        return made, made.subplots(rows, columns, squeeze=rows == 1, gridspec_kw=edges)
-
-
-def png(plot: Figure) -> bytes:
-    return _written(plot, "png")
-
-
-def picture(plot: Figure) -> str:
-    """A figure of a photograph as a data URI, for a page: JPEG, which takes a tenth of PNG's room."""
-    return "data:image/jpeg;base64," + base64.b64encode(_written(plot, "jpeg")).decode()
-
-
-def _written(plot: Figure, form: str) -> bytes:
-    buffer = io.BytesIO()
-    plot.savefig(buffer, format=form)
-    return buffer.getvalue()
 
 
 def svg(plot: Figure, name: str) -> str:
@@ -79,10 +49,10 @@ def svg(plot: Figure, name: str) -> str:
     return drawn.replace(INK, "currentColor")
 
 
-def ledger(energy: Mapping[str, float]) -> Figure:
-    """The energy columns beside the original network."""
+def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
+    """The energy columns beside the original network; the run's own one has a color of its own."""
     made, axes = figure(6.4, 3.4)
-    draw_ledger(axes, energy)
+    draw_ledger(axes, energy, own)
     return made
 
 
@@ -91,13 +61,7 @@ def front(
 ) -> Figure:
     """A metric against energy, one point a λ: those that no other beats are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
-    ordered = sorted(points, key=lambda p: (p["energy"], -p["value"] if maximise else p["value"]))
-    kept: list[Mapping[str, float]] = []
-    for point in ordered:
-        if not kept or (point["value"] > kept[-1]["value"]) == maximise != (
-            point["value"] == kept[-1]["value"]
-        ):
-            kept.append(point)
+    kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximise)]
     axes.plot(
         [p["energy"] for p in points], [p["value"] for p in points], "o", color=GREY, ms=5, label="tried"
     )
@@ -123,7 +87,7 @@ def front(
     return made
 
 
-def runs(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
+def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
     """Several runs, a metric against energy; each keeps its number from the table."""
     made, axes = figure(6.4, 3.8)
     for number, row in enumerate(rows, 1):
@@ -138,15 +102,16 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str) -> Figure:
         axes.annotate("original", (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
                       fontsize=8)  # fmt: skip
     axes.margins(x=0.15, y=0.15)
-    axes.set_xlabel("energy relative to the original's MACs (counts)")
+    axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
     axes.set_ylabel(metric)
     return made
 
 
-def draw_ledger(axes: Any, energy: Mapping[str, float]) -> None:
+def draw_ledger(axes: Any, energy: Mapping[str, float], own: str | None = None) -> None:
     names = ["original", *energy]
     values = [1.0, *energy.values()]
-    colours = [GREY, *(GREEN if n in ("w8a8", "w4a4") else BLUE for n in energy)]
+    others = {own: ORANGE} | dict.fromkeys(comparators(), GREEN)
+    colours = [GREY, *(others.get(name, BLUE) for name in energy)]
     bars = axes.barh(names, values, color=colours)
     axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
     axes.invert_yaxis()
@@ -156,23 +121,23 @@ def draw_ledger(axes: Any, energy: Mapping[str, float]) -> None:
 
 
 def draw_scales(axes: Any, rows: Sequence[Mapping[str, float]], original: float, chosen: float) -> None:
-    ordered = sorted(rows, key=lambda row: row["counts"])
+    ordered = sorted(rows, key=lambda row: row[PAPER])
     axes.plot(
-        [r["counts"] for r in ordered], [r["top1"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
+        [r[PAPER] for r in ordered], [r["top1"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
     )
     for place, row in enumerate(ordered):
         offset = (
             (6, -12) if place % 2 else (-8, 9)
         )  # neighbours on different sides, so that they do not overlap
         axes.annotate(
-            f"λ={row['scale']:g}", (row["counts"], row["top1"]), xytext=offset,
+            f"λ={row['scale']:g}", (row[PAPER], row["top1"]), xytext=offset,
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
         if row["scale"] == chosen:
-            axes.plot(row["counts"], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
+            axes.plot(row[PAPER], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
     axes.axhline(original, color=GREY, ls="--", label="original")
     axes.margins(x=0.08, y=0.08)
-    axes.set_xlabel("energy ratio (counts)")
+    axes.set_xlabel(f"energy ratio ({PAPER})")
     axes.set_ylabel("top-1 accuracy, %")
     axes.legend(frameon=False, loc="lower right")
 
@@ -193,12 +158,14 @@ def sites(ledger: Ledger) -> Figure:
     """Mean spikes of a neuron and the share of accumulates, site by site."""
     rows = [row for row in ledger.sites.values() if row.spiking]
     drivers = {id(row) for _, row in ledger.products()}
-    total = ledger.accumulates("counts") or 1.0
+    total = ledger.accumulates(PAPER) or 1.0
     made, (left, right) = figure(10.0, max(3.0, 0.19 * len(rows) + 1.0), columns=2)
     names = [str(row.site) for row in rows]
     left.barh(names, [row.spikes / row.elements for row in rows], color=BLUE)
     left.set_xlabel("mean |spike count| of a neuron")
-    right.barh(names, [100 * row.counts / total * (id(row) in drivers) for row in rows], color=ORANGE)
+    right.barh(
+        names, [100 * row.additions[PAPER] / total * (id(row) in drivers) for row in rows], color=ORANGE
+    )
     right.set_xlabel("share of all accumulates, %")
     right.set_yticklabels([])
     for axes in (left, right):

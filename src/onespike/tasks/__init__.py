@@ -1,27 +1,37 @@
-"""What a batch is and how it is scored."""
+"""Tasks: how inputs are read, what a network's output means, and how both networks are scored."""
 
-from onespike.tasks.base import Task
-from onespike.tasks.classification import Classification, Paired
-from onespike.tasks.coco import SCENES, Coco, category_ids, list_coco, read_coco
-from onespike.tasks.detection import Detection, average_precision, matched
-from onespike.tasks.images import Item, Items, batches, limit, list_images, read_image
-
-__all__ = [
-    "SCENES",
-    "Classification",
-    "Coco",
-    "Detection",
-    "Item",
-    "Items",
-    "Paired",
-    "Task",
-    "average_precision",
-    "batches",
-    "category_ids",
-    "limit",
-    "list_coco",
-    "list_images",
-    "matched",
-    "read_coco",
-    "read_image",
-]
+from onespike.tasks.base import TASKS as TASKS
+from onespike.tasks.base import Headline as Headline
+from onespike.tasks.base import Meaning as Meaning
+from onespike.tasks.base import Metric as Metric
+from onespike.tasks.base import Objective as Objective
+from onespike.tasks.base import Score as Score
+from onespike.tasks.base import Summary as Summary
+from onespike.tasks.base import Table as Table
+from onespike.tasks.base import Task as Task
+from onespike.tasks.base import check as check
+from onespike.tasks.base import compared as compared
+from onespike.tasks.base import task as task
+from onespike.tasks.base import task_of as task_of
+from onespike.tasks.class_folders import match_classes as match_classes
+from onespike.tasks.classification import Accuracy as Accuracy
+from onespike.tasks.classification import Classification as Classification
+from onespike.tasks.coco import SCENES as SCENES
+from onespike.tasks.coco import Coco as Coco
+from onespike.tasks.coco import average_precision as average_precision
+from onespike.tasks.coco import category_ids as category_ids
+from onespike.tasks.coco import list_coco as list_coco
+from onespike.tasks.coco import matched as matched
+from onespike.tasks.coco import read_coco as read_coco
+from onespike.tasks.coco import unlabeled as unlabeled
+from onespike.tasks.detection import AveragePrecision as AveragePrecision
+from onespike.tasks.detection import Detection as Detection
+from onespike.tasks.images import Item as Item
+from onespike.tasks.images import Items as Items
+from onespike.tasks.images import batches as batches
+from onespike.tasks.images import limit as limit
+from onespike.tasks.images import list_images as list_images
+from onespike.tasks.images import read_image as read_image
+from onespike.tasks.inferred import Inferred as Inferred
+from onespike.tasks.inferred import Numbers as Numbers
+from onespike.tasks.inferred import infer as infer

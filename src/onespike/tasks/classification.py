@@ -1,38 +1,65 @@
-"""Classification: accuracy of both networks, and how far the spiking one is from the original."""
+"""Classification: one class per input, drawn from a softmax."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
 
-from onespike.errors import DataError
+from onespike.errors import DataError, UsageError
+from onespike.runtime.batches import logits
+from onespike.tasks.base import (
+    Described,
+    Drawing,
+    Headline,
+    Mean,
+    Metric,
+    Objective,
+    Summary,
+    Table,
+    divergence,
+    task,
+)
+from onespike.tasks.class_folders import match_classes
+from onespike.tasks.images import Item, Items, list_images, read_image, thumbnail
+
+BEST = 3
+"""Classes of each network that an example shows."""
 
 
-class Classification:
+class Accuracy:
     """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
 
-    >>> import torch
-    >>> task = Classification()
-    >>> task.update(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
-    >>> scores = task.compute()
+    The difference in top-1 has its standard error, paired image by image.
+
+    >>> metric = Accuracy()
+    >>> right, wrong = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    >>> for spiking in (right, wrong, right, right):
+    ...     metric.update(right, spiking, torch.tensor([0]))
+    >>> scores = metric.compute()
     >>> scores["ann"]["top1"], scores["snn"]["top1"], scores["agreement"]
-    (100.0, 50.0, 50.0)
+    (100.0, 75.0, 75.0)
+    >>> scores["difference"], round(scores["standard_error"], 1)
+    (-25.0, 21.7)
     """
 
     def __init__(self) -> None:
-        self.images = 0
-        self.agreeing = 0
+        self.images = self.agreeing = self.gained = self.lost = 0
         self.divergence = 0.0
         self.labelled = True
         self.hits = {"ann": {"top1": 0, "top5": 0}, "snn": {"top1": 0, "top5": 0}}
 
-    def update(self, ann: Tensor, snn: Tensor, labels: Tensor | None) -> None:
+    def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Take in logits of shape (images, classes) and the labels; without labels there is no accuracy."""
+        ann, snn = (logits(output).detach().double() for output in (ann, snn))
         count, classes = ann.shape
-        ann, snn = ann.detach().double(), snn.detach().double()
-        for network, logits in (("original", ann), ("spiking", snn)):
-            if bool(logits.isnan().any()):  # −∞ is how a class is masked out
+        for network, found in (("original", ann), ("spiking", snn)):
+            if bool(found.isnan().any()):  # −∞ is how a class is masked out
                 raise DataError(
                     f"the output of the {network} network is NaN. "
                     "Check its weights, and the images of this batch."
@@ -40,17 +67,7 @@ class Classification:
         if labels is None:
             self.labelled = False
         else:
-            labels = labels.to(ann.device)
-            if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-                wrong = next(int(y) for y in labels if not 0 <= y < classes)
-                raise DataError(
-                    f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
-                    "Use a data folder with the classes that the network was trained for."
-                )
-            for hits, logits in ((self.hits["ann"], ann), (self.hits["snn"], snn)):
-                best = logits.topk(min(5, classes)).indices == labels[:, None]
-                hits["top1"] += int(best[:, 0].sum())
-                hits["top5"] += int(best.any(1).sum())
+            self._hits(ann, snn, labels.to(ann.device), classes)
         self.images += count
         self.agreeing += int((ann.argmax(1) == snn.argmax(1)).sum())
         log_p, log_q = ann.log_softmax(1), snn.log_softmax(1)
@@ -58,74 +75,215 @@ class Classification:
         terms = log_p.exp() * (log_p - log_q)
         self.divergence += float(terms.masked_fill(log_p.exp() == 0, 0).sum())
 
-    def merge(self, other: Classification) -> None:
+    def _hits(self, ann: Tensor, snn: Tensor, labels: Tensor, classes: int) -> None:
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            wrong = next(int(y) for y in labels if not 0 <= y < classes)
+            raise DataError(
+                f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
+                "Use a data folder with the classes that the network was trained for."
+            )
+        first = []
+        for network, found in (("ann", ann), ("snn", snn)):
+            best = found.topk(min(5, classes)).indices == labels[:, None]
+            self.hits[network]["top1"] += int(best[:, 0].sum())
+            self.hits[network]["top5"] += int(best.any(1).sum())
+            first.append(best[:, 0])
+        before, after = first
+        self.gained += int((after & ~before).sum())
+        self.lost += int((before & ~after).sum())
+
+    def merge(self, other: Accuracy) -> None:
         """Take in what another one has seen."""
-        self.images += other.images
-        self.agreeing += other.agreeing
-        self.divergence += other.divergence
+        for name in ("images", "agreeing", "gained", "lost", "divergence"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.labelled = self.labelled and other.labelled
         for network, hits in other.hits.items():
             for name, number in hits.items():
                 self.hits[network][name] += number
 
     def compute(self) -> dict[str, Any]:
-        """`{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", "images"}`; accuracies None without labels."""
+        """`{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies None without labels."""
         if not self.images:
             raise DataError("no image was scored. Give a data folder with at least one image.")
 
         def percent(hits: int) -> float:
             return 100 * hits / self.images
 
-        accuracies = {
-            network: {name: percent(hits) if self.labelled else None for name, hits in scores.items()}
-            for network, scores in self.hits.items()
-        }
-        return {
-            **accuracies,
-            "agreement": percent(self.agreeing),
-            "kl": self.divergence / self.images,
-            "images": self.images,
-        }
-
-
-class Paired(Classification):
-    """Classification that also says how sure the difference between the two networks is, image by image.
-
-    >>> import torch
-    >>> task = Paired()
-    >>> right, wrong = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    >>> for spiking in (right, wrong, right, right):
-    ...     task.update(right, spiking, torch.tensor([0]))
-    >>> scores = task.compute()
-    >>> scores["difference"], round(scores["standard_error"], 1)
-    (-25.0, 21.7)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gained = self.lost = 0
-
-    def update(self, ann: Tensor, snn: Tensor, labels: Tensor | None) -> None:
-        super().update(ann, snn, labels)
-        if labels is not None:
-            before, after = ((x.argmax(1) == labels.to(x.device)) for x in (ann, snn))
-            self.gained += int((after & ~before).sum())
-            self.lost += int((before & ~after).sum())
-
-    def merge(self, other: Classification) -> None:
-        super().merge(other)
-        if isinstance(other, Paired):
-            self.gained += other.gained
-            self.lost += other.lost
-
-    def compute(self) -> dict[str, Any]:
-        scores = super().compute()
-        if not self.labelled:
-            return {**scores, "difference": None, "standard_error": None}
         mean = (self.gained - self.lost) / self.images
         variance = (self.gained + self.lost) / self.images - mean**2
         return {
-            **scores,
-            "difference": 100 * mean,
-            "standard_error": 100 * (variance / self.images) ** 0.5,
+            "task": Classification.name,
+            **{
+                network: {name: percent(hits) if self.labelled else None for name, hits in scores.items()}
+                for network, scores in self.hits.items()
+            },
+            "agreement": percent(self.agreeing),
+            "kl": self.divergence / self.images,
+            "images": self.images,
+            "difference": 100 * mean if self.labelled else None,
+            "standard_error": 100 * (variance / self.images) ** 0.5 if self.labelled else None,
         }
+
+
+def _scores(output: Any) -> Tensor:
+    found: Tensor = logits(output)
+    return found
+
+
+def _hit(expected: Any, actual: Any, labels: Tensor) -> Tensor:
+    found = _scores(actual)
+    return 100.0 * (found.argmax(-1) == labels.to(found.device)).sum()
+
+
+def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
+    found, wanted = (_scores(output) for output in (actual, expected))
+    return 100.0 * (found.argmax(-1) == wanted.argmax(-1)).sum()
+
+
+@task
+@dataclass(frozen=True)
+class Classification:
+    """A network whose output, or whose output's `logits`, scores classes: (inputs, classes)."""
+
+    name: ClassVar[str] = "classification"
+    bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
+    cannot: ClassVar[Mapping[str, str]] = {
+        "picture": "--picture draws boxes, and this network classifies. Leave it out."
+    }
+
+    @property
+    def objectives(self) -> Mapping[str, Objective]:
+        return {
+            "top1": Objective("top-1 accuracy, %", lambda items, network: Mean(_hit), labeled=True),
+            "kl": divergence(self),
+            "agreement": Objective(
+                "agreement with the original, %", lambda items, network: Mean(_agreeing), compares=True
+            ),
+        }
+
+    def drawing(self, size: int, generator: Generator) -> Drawing:
+        """A class of each input's softmax: p/E is largest at a class drawn from p, for E exponential."""
+        kept: list[Tensor] = []
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            scores = logits(output)
+            if not kept:
+                kept.append(torch.empty(size, scores.shape[-1]).exponential_(generator=generator))
+            drawn = (scores.detach().softmax(-1).cpu() / kept[0][places]).argmax(-1, keepdim=True)
+            found: Tensor = scores.log_softmax(-1).gather(-1, drawn.to(scores.device)).sum()
+            return found
+
+        return log_probability
+
+    def divergence(self, expected: Any, actual: Any) -> Tensor:
+        """KL of the class probabilities; a class of probability 0 adds nothing."""
+        log_p, log_q = logits(expected).log_softmax(-1), logits(actual).log_softmax(-1)
+        masked = log_p == -torch.inf
+        if bool(masked.any()):  # ∞ − ∞ would be no number
+            log_p, log_q = log_p.masked_fill(masked, 0.0), log_q.masked_fill(masked, 0.0)
+        return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        """1 where the best class is another."""
+        return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()
+
+    def inputs(self, source: str) -> Items:
+        """The images of a folder."""
+        return list_images(source)
+
+    def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
+        """The images of a folder with their classes, by its sub-folders."""
+        if annotations is not None:
+            raise UsageError(f"{network.spec} classifies, and has no use for boxes. Leave --annotations out.")
+        return self.named(list_images(source), network)
+
+    def named(self, items: Items, network: Described) -> Items:
+        """The network's class numbers as labels, where folders have names."""
+        return match_classes(items, network.class_names, network.class_ids, network.spec)
+
+    def objective(self, items: Items) -> str:
+        """Accuracy, or KL where there are no labels."""
+        return "top1" if items.labelled else "kl"
+
+    def front(self, items: Items) -> str:
+        """Accuracy, or agreement where there are no labels."""
+        return "top1" if items.labelled else "agreement"
+
+    def load(self, item: Item) -> Any:
+        """The image in RGB."""
+        return read_image(item)
+
+    def metric(self, items: Items, network: Described) -> Metric:
+        """Accuracy of both networks."""
+        return Accuracy()
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Whether the best class is the label, and the label's log-probability."""
+        found = logits(output).cpu()
+        return found.argmax(-1) == labels, -F.cross_entropy(found, labels, reduction="none")
+
+    def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
+        """The image, its class, and both networks' best classes."""
+        names = network.class_names or items.class_names
+        best = {key: _best(output, names) for key, output in (("ann", ann), ("snn", snn))}
+        return {
+            "label": None if item.label is None else f"label {_class(item.label, names)}",
+            "pictures": {"input": thumbnail(read_image(item))},
+            "agree": not bool(self.differences(ann, snn).any()),
+            **best,
+            "text": [
+                f"{key.upper()} " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in found)
+                for key, found in best.items()
+            ],
+        }
+
+    def picture(self, items: Items, metric: Metric) -> bytes:
+        """There are no boxes to draw."""
+        raise UsageError(self.cannot["picture"])
+
+    @staticmethod
+    def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
+        """Top-1 and top-5 of both networks, agreement and KL."""
+        both, images = tuple(evaluation[key] for key in ("ann", "snn")), evaluation["images"]
+        agreement, kl = evaluation["agreement"], evaluation["kl"]
+        known = both[1]["top1"] is not None
+        stated = "" if published is None else f"; published {published:.1f} %"
+        accuracy = (
+            "top-1 accuracy",
+            " → ".join(f"{row['top1']:.1f}" for row in both) + " %" if known else "",
+            f"original → spiking, {images} images{stated}",
+        )
+        same = "agreement", f"{agreement:.1f} %", f"same answer as the original; KL {kl:.3f} nats"
+        return Summary(
+            title="Accuracy" if known else "Agreement with the original",
+            networks=("ann", "snn"),
+            table=Table(("top-1 %", "top-5 %"), tuple((row["top1"], row["top5"]) for row in both)),
+            note=f"agreement {agreement:.2f} %, KL {kl:.4f} nats, {images} images",
+            cards=(accuracy, same) if known else (same,),
+            published=""
+            if published is None
+            else f"published top-1 of these weights: {published:.2f} % (on the whole test set)",
+        )
+
+    @staticmethod
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+        """Top-1 of both networks, agreement and KL."""
+        top1 = {f"{key.upper()} top-1 %": (evaluation[key]["top1"], 2) for key in ("ann", "snn")}
+        return {**top1, "agreement %": (evaluation["agreement"], 2), "KL nats": (evaluation["kl"], 4)}
+
+    @staticmethod
+    def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
+        """Top-1, or agreement where there are no labels."""
+        ann, snn = (evaluation[key]["top1"] for key in ("ann", "snn"))
+        if labeled and snn is not None:
+            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"))
+        return Headline("agreement with the original, %", None, evaluation["agreement"])
+
+
+def _class(index: int, names: tuple[str, ...] | None) -> str:
+    return names[index] if names is not None and index < len(names) else f"class {index}"
+
+
+def _best(output: Any, names: tuple[str, ...] | None) -> list[list[Any]]:
+    values, classes = logits(output)[0].softmax(-1).topk(min(BEST, logits(output).shape[-1]))
+    return [[_class(int(c), names), float(v)] for v, c in zip(values, classes, strict=True)]

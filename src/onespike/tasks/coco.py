@@ -1,17 +1,25 @@
-"""COCO-format data: a folder of images and a JSON of instances → images whose label is their id, and the truth."""
+"""COCO-format data and its AP: images whose label is their id, the truth about them, and results scored by it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from onespike.errors import DataError
-from onespike.tasks.images import BUNDLED, Item, Items, image_size, unknown_strip
+from onespike.errors import DataError, LoadError
+from onespike.runtime.validated import parse
+from onespike.tasks.images import BUNDLED, Item, Items, image_size, list_images, unknown_strip
 
+INSTANCES = "Give COCO's instances file."
+PLURALS = {"image": "images", "category": "categories", "annotation": "annotations"}
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+"""pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
+
+Result = dict[str, Any]
 SCENES = {"scenes-test": "scenes_test", "scenes-calibration": "scenes_calibration"}
 
 
@@ -36,57 +44,39 @@ class Coco:
 
 
 def read_coco(file: Path | str) -> Coco:
-    """Read an instances file; whatever does not fit together is named with its id."""
+    """Read an instances file; whatever does not fit together is named with its id and its field."""
+    from onespike.tasks.coco_schema import Instances, place_of, problems
+
     file = Path(file)
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{file}: no such file. Give the instances JSON with --annotations FILE.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"{file}: this is not JSON ({error}). Give COCO's instances file.") from error
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(record, dict) or not isinstance(record.get(key), list):
-            raise DataError(f"{file}: it has no list {key!r}. Give COCO's instances file.")
-        if not record[key]:
+    except OSError as error:
+        raise DataError(f"{file}: the file cannot be read ({error.strerror}). {INSTANCES}") from error
+    record = parse(
+        Instances, text, file, INSTANCES, DataError, lambda location: place_of(json.loads(text), location)
+    )
+    for key, entries in record.items():
+        if not entries:
             raise DataError(f"{file}: its list {key!r} is empty. Give a file with annotated objects.")
-    try:
-        images = {image["id"]: image for image in record["images"]}
-        _check(file, record, images)
-    except KeyError as error:
-        raise DataError(f"{file}: an entry lacks {error}. Give COCO's instances file.") from error
-    except TypeError as error:  # a number where a record should be, a list where a number should be
+    for kind, number, name, wrong in problems(record):
+        entry = next(e for e in record[PLURALS[kind]] if e["id"] == number)  # type: ignore[literal-required]
+        value = repr(entry[name])
+        shown = value if len(value) < 60 else f"{value[:60]}…"
         raise DataError(
-            f"{file}: an entry is not of COCO's form ({error}). Give COCO's instances file."
-        ) from error
-    return Coco(str(file), record, images)
-
-
-def _check(file: Path, record: dict[str, Any], images: dict[int, Any]) -> None:
-    if len(images) < len(record["images"]):
-        ids = [image["id"] for image in record["images"]]
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise DataError(f"{file}: two images have the id {twice}. Give every image an id of its own.")
-    for image in record["images"]:
-        _ = image["file_name"], image["width"], image["height"]
-    categories = {c["id"] for c in record["categories"] if c["name"]}
+            f"{file}: {kind} {number} has the {name} {shown}, {wrong}. Correct the entry, or remove it."
+        )
     for annotation in record["annotations"]:
-        for key, known in (("image_id", images), ("category_id", categories)):
-            if annotation[key] not in known:
-                raise DataError(
-                    f"{file}: annotation {annotation['id']} has {key} {annotation[key]}, which the file does not list. "
-                    "Remove it, or add what it refers to."
-                )
         annotation.setdefault("iscrowd", 0)
-        numbers = [*annotation["bbox"], annotation["area"]]
-        if len(numbers) != 5 or not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
-            raise DataError(
-                f"{file}: annotation {annotation['id']} has the box {annotation['bbox']} and the area "
-                f"{annotation['area']}. Give four finite numbers and one."
-            )
+        shape = annotation.get("segmentation")
+        if not shape or (isinstance(shape, list) and not any(shape)):
+            annotation.pop("segmentation", None)
+    return Coco(str(file), cast(dict[str, Any], record), {i["id"]: dict(i) for i in record["images"]})
 
 
 def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tuple[Items, Coco]:
-    """The annotated images of a folder, sorted by id, and the truth about them.
+    """The annotated images of a folder, sorted by id, and the truth about them, which the images hold as well.
 
     `bundled:scenes-test` and `bundled:scenes-calibration` bring their annotations along.
     """
@@ -96,7 +86,7 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
             raise unknown_strip(str(folder), SCENES)
         coco, strip = read_coco(BUNDLED / f"{SCENES[name]}.json"), BUNDLED / f"{SCENES[name]}.png"
         scenes = (Item(f"{name}/{i:04d}", i, strip, row, i) for row, i in enumerate(sorted(coco.images)))
-        return Items(str(folder), tuple(scenes)), coco
+        return Items(str(folder), tuple(scenes), truth=coco), coco
     if annotations is None:
         raise DataError(
             f"{folder}: boxes are scored with annotations. Give the instances JSON with --annotations FILE."
@@ -118,7 +108,7 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
                 f"{image['width']}×{image['height']}. Give the images that were annotated."
             )
         items.append(item)
-    return Items(str(folder), tuple(items)), coco
+    return Items(str(folder), tuple(items), truth=coco), coco
 
 
 def category_ids(class_names: Sequence[str] | None, categories: dict[int, str]) -> dict[int, int]:
@@ -141,3 +131,89 @@ def category_ids(class_names: Sequence[str] | None, categories: dict[int, str]) 
         f"the network knows {len(class_names)} classes, and the annotations have {len(categories)} categories with "
         "other names. Use annotations of the data that the network was trained for."
     )
+
+
+def matched(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], overlap: float = 0.5
+) -> dict[int, int]:
+    """Which results on one image two networks share: place in the first list → place in the second.
+
+    Each takes the best box of the same class that is still free and covers it with this IoU at least.
+
+    >>> cat = {"category_id": 1, "bbox": [0.0, 0.0, 4.0, 4.0]}
+    >>> matched([cat], [{**cat, "category_id": 2}, {**cat, "bbox": [0.0, 0.0, 4.0, 3.0]}])
+    {0: 1}
+    """
+    from pycocotools.mask import iou
+
+    shared = iou([a["bbox"] for a in first], [b["bbox"] for b in second], [False] * len(second))
+    pairs: dict[int, int] = {}
+    for i, a in enumerate(first):
+        free = [
+            (shared[i][j], -j)
+            for j, b in enumerate(second)
+            if b["category_id"] == a["category_id"] and j not in pairs.values()
+        ]
+        if free and max(free)[0] >= overlap:
+            pairs[i] = -max(free)[1]
+    return pairs
+
+
+def average_precision(
+    coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
+) -> tuple[dict[str, float | None], dict[int, float | None]]:
+    """pycocotools' figures for COCO results of one kind, and AP of each category that has objects, in percent."""
+    evaluator = evaluated(coco, results, kind, images)
+    precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
+    classes = {}
+    for place, number in enumerate(evaluator.params.catIds):
+        values = precision[:, :, place, 0, -1]
+        if (values > -1).any():
+            classes[number] = _percent(values[values > -1].mean())
+    return {name: _percent(v) for name, v in zip(FIGURES, evaluator.stats, strict=True)}, classes
+
+
+def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
+    """A pycocotools evaluator that has finished its work on these images."""
+    coco_class, evaluator_class = pycocotools_classes()
+    shape = "bbox" if kind == "bbox" else "segmentation"
+    # With both shapes in a result pycocotools would take a mask's area from its box.
+    plain = [{k: r[k] for k in ("image_id", "category_id", "score", shape)} for r in results]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = coco_class()
+        # Numbered from 1 on: pycocotools takes the id 0 for «no match».
+        annotations = [{**a, "id": n} for n, a in enumerate(coco.record["annotations"], 1)]
+        truth.dataset = {**coco.record, "annotations": annotations}
+        truth.createIndex()
+        if plain:
+            found = truth.loadRes(plain)
+        else:
+            found = coco_class()
+            found.dataset = {**coco.record, "annotations": []}
+            found.createIndex()
+        evaluator = evaluator_class(truth, found, kind)
+        evaluator.params.imgIds = sorted(images)
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return evaluator
+
+
+def _percent(value: Any) -> float | None:
+    return None if value < 0 else 100 * float(value)
+
+
+def pycocotools_classes() -> tuple[Any, Any]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise LoadError(
+            "boxes and masks are scored with pycocotools. Install it with: pip install 'onespike[detection]'"
+        ) from error
+    return COCO, COCOeval
+
+
+def unlabeled(source: str) -> Items:
+    """Images without what they are scored by: of a folder, or of any bundled strip."""
+    return list_coco(source)[0] if source.removeprefix("bundled:") in SCENES else list_images(source)

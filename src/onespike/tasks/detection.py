@@ -1,51 +1,71 @@
-"""Detection and instance segmentation: COCO's AP of both networks, over all classes and for each."""
+"""Detection and instance segmentation: objects that are there or not, with boxes, perhaps masks."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
-from onespike.errors import DataError, LoadError
-from onespike.tasks.coco import Coco
+from onespike.errors import DataError, UsageError
+from onespike.runtime.figures import picture, png
+from onespike.tasks.base import (
+    Described,
+    Drawing,
+    Headline,
+    Metric,
+    Objective,
+    Summary,
+    Table,
+    divergence,
+    task,
+)
+from onespike.tasks.coco import (
+    Coco,
+    Result,
+    average_precision,
+    category_ids,
+    list_coco,
+    matched,
+    pycocotools_classes,
+    unlabeled,
+)
+from onespike.tasks.images import Item, Items, read_image
+from onespike.tasks.objects import Found, drawn, parted, unlike
+from onespike.tasks.pictures import SMALLEST_SCORE, found_on, predictions
 
-KINDS = {"detection": ("bbox",), "segmentation": ("bbox", "segm")}
-"""What a task scores: boxes, or boxes and masks."""
+SHAPES = {"bbox": "box", "segm": "mask"}
+SHOWN = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+PICTURED = 4
 
-FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-"""pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
-
-Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
 
 
-class Detection:
+class AveragePrecision:
     """AP, AP50, AP75 and by size for boxes (and masks), equal to pycocotools on the same predictions.
 
     Args:
         coco: the truth.
         results: turns a network's output and the images' COCO records into COCO results.
-        task: `detection` for boxes, `segmentation` for boxes and masks.
+        masks: whether masks are scored beside boxes.
         categories: the network's class numbers → category ids; results of other classes are dropped. None if the
             results name category ids already.
     """
 
     def __init__(
-        self,
-        coco: Coco,
-        results: Results,
-        task: str = "detection",
-        categories: Mapping[int, int] | None = None,
+        self, coco: Coco, results: Results, masks: bool = False, categories: Mapping[int, int] | None = None
     ) -> None:
-        _pycocotools()
-        self.coco, self.results, self.kinds, self.categories = coco, results, KINDS[task], categories
+        pycocotools_classes()
+        self.coco, self.results, self.categories = coco, results, categories
+        self.kinds = ("bbox", "segm") if masks else ("bbox",)
         bare = next((a for a in coco.record["annotations"] if not a.get("segmentation")), None)
-        if "segm" in self.kinds and bare is not None:
+        if masks and bare is not None:
             raise DataError(
                 f"{coco.source}: annotation {bare['id']} of image id {bare['image_id']} has no segmentation, and masks are "
                 "scored. Give annotations with masks."
@@ -53,35 +73,21 @@ class Detection:
         self.found: dict[str, list[Result]] = {"ann": [], "snn": []}
         self.images: list[int] = []
 
-    def take(self, output: Any) -> Any:
-        """A detector's output is needed whole."""
-        return output
-
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Take in both networks' outputs for the images with these ids."""
-        if labels is None:
-            raise DataError("these images have no ids. List them together with their annotations.")
-        numbers = [int(i) for i in labels]
+        numbers = _ids(labels)
         for network, output in (("ann", ann), ("snn", snn)):
-            self.found[network].extend(self._checked(output, network, numbers))
+            self.found[network].extend(self.checked(output, network, numbers))
         self.images.extend(numbers)
 
-    def precision(self, outputs: Iterable[tuple[Any, Tensor]]) -> float:
-        """AP of the spiking network alone, by its outputs for the images with these ids: of masks, or else of boxes."""
-        found: list[Result] = []
-        images: list[int] = []
-        for output, labels in outputs:
-            numbers = [int(i) for i in labels]
-            found.extend(self._checked(output, "snn", numbers))
-            images.extend(numbers)
-        figure = average_precision(self.coco, found, self.kinds[-1], images)[0]["AP"]
-        if figure is None:
-            raise DataError(
-                f"{self.coco.source}: the chosen images show no object. Give other images, or more."
-            )
-        return figure
+    def merge(self, other: AveragePrecision) -> None:
+        """Take in what another one has seen."""
+        for network, found in other.found.items():
+            self.found[network].extend(found)
+        self.images.extend(other.images)
 
-    def _checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
+    def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
+        """An output's results on the images with these ids, with the annotations' categories."""
         known = self.coco.categories
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
             if self.categories is not None:
@@ -104,7 +110,7 @@ class Detection:
         """`{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
         if not self.images:
             raise DataError("no image was scored. Give at least one annotated image.")
-        record: dict[str, Any] = {"ann": {}, "snn": {}, "classes": {}}
+        record: dict[str, Any] = {"task": Detection.name, "ann": {}, "snn": {}, "classes": {}}
         for network, found in self.found.items():
             for kind in self.kinds:
                 figures, classes = average_precision(self.coco, found, kind, self.images)
@@ -117,80 +123,242 @@ class Detection:
         return record
 
 
-def matched(
-    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], overlap: float = 0.5
-) -> dict[int, int]:
-    """Which results on one image two networks share: place in the first list → place in the second.
+def _ids(labels: Tensor | None) -> list[int]:
+    if labels is None:
+        raise DataError("these images have no ids. List them together with their annotations.")
+    return [int(i) for i in labels]
 
-    Each takes the best box of the same class that is still free and covers it with this IoU at least.
 
-    >>> cat = {"category_id": 1, "bbox": [0.0, 0.0, 4.0, 4.0]}
-    >>> matched([cat], [{**cat, "category_id": 2}, {**cat, "bbox": [0.0, 0.0, 4.0, 3.0]}])
-    {0: 1}
+class Precision:
+    """AP of the spiking network alone: of masks, or else of boxes. No sum over batches gives it."""
+
+    def __init__(self, metric: AveragePrecision) -> None:
+        self.metric = metric
+        self.found: list[Result] = []
+        self.images: list[int] = []
+
+    def update(self, expected: Any, actual: Any, labels: Tensor | None, size: int) -> None:
+        """Take in outputs for the images with these ids."""
+        numbers = _ids(labels)
+        self.found.extend(self.metric.checked(actual, "snn", numbers))
+        self.images.extend(numbers)
+
+    def value(self) -> float:
+        """AP in percent."""
+        coco, kind = self.metric.coco, self.metric.kinds[-1]
+        figure = average_precision(coco, self.found, kind, self.images)[0]["AP"]
+        if figure is None:
+            raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
+        return figure
+
+
+@task
+@dataclass(frozen=True)
+class Detection:
+    """A network that finds objects.
+
+    Attributes:
+        results: its output and the images' COCO records → COCO results, with the network's class numbers.
+        found: its output → for each image `scores`, `labels`, `boxes` and perhaps `masks` as tensors with gradients.
+        masks: whether its masks are scored beside its boxes.
     """
-    from pycocotools.mask import iou
 
-    shared = iou([a["bbox"] for a in first], [b["bbox"] for b in second], [False] * len(second))
-    pairs: dict[int, int] = {}
-    for i, a in enumerate(first):
-        free = [
-            (shared[i][j], -j)
-            for j, b in enumerate(second)
-            if b["category_id"] == a["category_id"] and j not in pairs.values()
-        ]
-        if free and max(free)[0] >= overlap:
-            pairs[i] = -max(free)[1]
-    return pairs
+    results: Results
+    found: Callable[[Any], Sequence[Found]]
+    masks: bool = False
+    name: ClassVar[str] = "detection"
+    bundled: ClassVar[tuple[str, str]] = ("bundled:scenes-calibration", "bundled:scenes-test")
+    cannot: ClassVar[Mapping[str, str]] = {
+        "calibrate": "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",
+        "compile": "search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
+        "Leave --compile out.",
+    }
+
+    @property
+    def objectives(self) -> Mapping[str, Objective]:
+        return {
+            "ap": Objective(
+                f"{SHAPES['segm' if self.masks else 'bbox']} AP, %",
+                lambda items, network: Precision(self._metric(items, network)),
+                labeled=True,
+                partial=False,
+            ),
+            "kl": divergence(self),
+        }
+
+    def drawing(self, size: int, generator: Generator) -> Drawing:
+        """Objects that are there with the probability of their score, boxes and masks with noise: see `objects`."""
+        seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            each = zip(self.found(output), places.tolist(), strict=True)
+            terms = [drawn(found, torch.Generator().manual_seed(seeds[place])) for found, place in each]
+            return torch.stack(terms).sum()
+
+        return log_probability
+
+    def divergence(self, expected: Any, actual: Any) -> Tensor:
+        """KL of scores, boxes and masks of the objects that both networks find, and of those that one finds."""
+        both = zip(self.found(expected), self.found(actual), strict=True)
+        return torch.stack([unlike(ann, snn) for ann, snn in both]).sum()
+
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        """Objects with a score from 0.3 that only one of the networks finds."""
+        both = zip(self.found(expected), self.found(actual), strict=True)
+        return torch.tensor([float(parted(ann, snn, SMALLEST_SCORE)) for ann, snn in both])
+
+    def inputs(self, source: str) -> Items:
+        """The images of a folder."""
+        return unlabeled(source)
+
+    def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
+        """The annotated images of a folder."""
+        return list_coco(source, annotations)[0]
+
+    def named(self, items: Items, network: Described) -> Items:
+        """Images have their ids as labels; classes are matched with the annotations' categories."""
+        return items
+
+    def objective(self, items: Items) -> str:
+        """AP, or KL where there are no annotations."""
+        return "kl" if items.truth is None else "ap"
+
+    def front(self, items: Items) -> str:
+        """AP."""
+        return "ap"
+
+    def load(self, item: Item) -> Any:
+        """The image in RGB."""
+        return read_image(item)
+
+    def metric(self, items: Items, network: Described) -> Metric:
+        """AP of both networks by the images' annotations."""
+        return self._metric(items, network)
+
+    def _metric(self, items: Items, network: Described) -> AveragePrecision:
+        coco = items.truth
+        if not isinstance(coco, Coco):
+            raise DataError(f"{network.spec}: boxes are scored with annotations. Give --annotations FILE.")
+        return AveragePrecision(
+            coco, self.results, self.masks, category_ids(network.class_names, coco.categories)
+        )
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """An image with many objects is neither right nor wrong."""
+        return None
+
+    def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
+        """Pictures of both networks' boxes and masks, and which boxes only one of them has.
+
+        A box of one network is found again by the other one if that has a box of the same class over it (IoU from
+        0.5). Boxes with a score below 0.3 are left out.
+        """
+        metric = self._metric(items, network)
+        names, number = metric.coco.categories, int(item.id or 0)
+        found = {
+            key: sorted(
+                (r for r in metric.checked(output, key, [number]) if r["score"] >= SMALLEST_SCORE),
+                key=lambda r: -r["score"],
+            )
+            for key, output in (("ann", ann), ("snn", snn))
+        }
+        both = matched(found["ann"], found["snn"])
+        found["lost"] = [r for i, r in enumerate(found["ann"]) if i not in both]
+        found["new"] = [r for i, r in enumerate(found["snn"]) if i not in both.values()]
+        listed = {key: [[names[r["category_id"]], r["score"]] for r in rows] for key, rows in found.items()}
+        image = read_image(item)
+        return {
+            "label": f"truth {_truth(metric.coco, number)}",
+            "agree": not found["lost"] and not found["new"],
+            "pictures": {
+                title: picture(found_on(image, found[key], names))
+                for key, title in (("ann", "original"), ("snn", "spiking"))
+            },
+            **listed,
+            "text": [_in_words(listed)],
+        }
+
+    def picture(self, items: Items, metric: Metric) -> bytes:
+        """What both networks find on the first images, side by side."""
+        if not isinstance(metric, AveragePrecision):
+            raise UsageError("a picture needs the metric that has seen the images. Evaluate them first.")
+        shown = [(read_image(item), item.id) for item in items.items[:PICTURED]]
+        return png(predictions(shown, metric.found, metric.coco.categories))
+
+    @staticmethod
+    def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
+        """COCO's figures of both networks, and AP of each class."""
+        ann, snn = evaluation["ann"], evaluation["snn"]
+        rows = [(shape, key) for shape in ann for key in ("ann", "snn")]
+        size = f"{evaluation['images']} images, {evaluation['objects']} objects"
+        table = Table(
+            ("of", *SHOWN),
+            tuple((SHAPES[s], *(evaluation[key][s][f] for f in SHOWN)) for s, key in rows),
+            digits=1,
+        )
+        classes = Table(
+            ("class", *(f"{key.upper()} {SHAPES[s]} AP" for s, key in rows)),
+            tuple((name, *(row[key][s] for s, key in rows)) for name, row in evaluation["classes"].items()),
+            digits=1,
+        )
+        cards = tuple(
+            (
+                f"{SHAPES[s]} AP",
+                f"{_figure(ann[s]['AP'])} → {_figure(snn[s]['AP'])} %",
+                f"original → spiking; AP50 {_figure(ann[s]['AP50'])} → {_figure(snn[s]['AP50'])}; "
+                f"{evaluation['objects']} objects on {evaluation['images']} images",
+            )
+            for s in ann
+        )
+        return Summary(
+            title="Precision",
+            networks=tuple(key for _, key in rows),
+            table=table,
+            note=f"{size}; figures in percent",
+            cards=cards,
+            details=classes,
+            about_details="Average precision of each class",
+            examples=f"Boxes with a score from {SMALLEST_SCORE}; a box is found again if the other network has one of the "
+            "same class over it, with an IoU from 0.5.",
+        )
+
+    @staticmethod
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+        """AP of boxes and masks.
+
+        >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
+        ['ANN box AP', 'SNN box AP']
+        """
+        return {
+            f"{key.upper()} {SHAPES[shape]} AP": (evaluation[key][shape]["AP"], 1)
+            for shape in evaluation["ann"]
+            for key in ("ann", "snn")
+        }
+
+    @staticmethod
+    def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
+        """AP of masks, or else of boxes."""
+        shape = list(evaluation["ann"])[-1]
+        return Headline(
+            f"{SHAPES[shape]} AP, %", evaluation["ann"][shape]["AP"], evaluation["snn"][shape]["AP"]
+        )
 
 
-def average_precision(
-    coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
-) -> tuple[dict[str, float | None], dict[int, float | None]]:
-    """pycocotools' figures for COCO results of one kind, and AP of each category that has objects, in percent."""
-    evaluator = evaluated(coco, results, kind, images)
-    precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
-    classes = {}
-    for place, number in enumerate(evaluator.params.catIds):
-        values = precision[:, :, place, 0, -1]
-        if (values > -1).any():
-            classes[number] = _percent(values[values > -1].mean())
-    return {name: _percent(v) for name, v in zip(FIGURES, evaluator.stats, strict=True)}, classes
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
-def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
-    """A pycocotools evaluator that has finished its work on these images."""
-    coco_class, evaluator_class = _pycocotools()
-    shape = "bbox" if kind == "bbox" else "segmentation"
-    # With both shapes in a result pycocotools would take a mask's area from its box.
-    plain = [{k: r[k] for k in ("image_id", "category_id", "score", shape)} for r in results]
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = coco_class()
-        truth.dataset = {**coco.record, "annotations": [dict(a) for a in coco.record["annotations"]]}
-        truth.createIndex()
-        if plain:
-            found = truth.loadRes(plain)
-        else:
-            found = coco_class()
-            found.dataset = {**coco.record, "annotations": []}
-            found.createIndex()
-        evaluator = evaluator_class(truth, found, kind)
-        evaluator.params.imgIds = sorted(images)
-        evaluator.evaluate()
-        evaluator.accumulate()
-        evaluator.summarize()
-    return evaluator
+def _truth(coco: Coco, number: int) -> str:
+    own = Counter(
+        coco.categories[a["category_id"]] for a in coco.record["annotations"] if a["image_id"] == number
+    )
+    return ", ".join(f"{number} {name}" for name, number in own.items()) or "nothing"
 
 
-def _percent(value: Any) -> float | None:
-    return None if value < 0 else 100 * float(value)
-
-
-def _pycocotools() -> tuple[Any, Any]:
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        raise LoadError(
-            "boxes and masks are scored with pycocotools. Install it with: pip install 'onespike[detection]'"
-        ) from error
-    return COCO, COCOeval
+def _in_words(listed: Mapping[str, Sequence[Sequence[Any]]]) -> str:
+    """Which boxes of the original are found again, lost and new."""
+    words = f"{len(listed['ann']) - len(listed['lost'])} of {len(listed['ann'])} boxes of the original are found again"
+    for key in ("lost", "new"):
+        if listed[key]:
+            words += f"; {key}: " + ", ".join(f"{name} {score:.2f}" for name, score in listed[key])
+    return words + "."

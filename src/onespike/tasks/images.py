@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import json
 import math
-import struct
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -19,12 +21,15 @@ import torch
 from torch import Tensor
 
 from onespike.errors import DataError, UsageError, unknown
+from onespike.tasks.decode import decode, require_pillow, stated_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 BUNDLED = Path(__file__).parent / "bundled"
+THUMBNAIL = 96
+"""The longer side of a shown image, in pixels."""
 STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
 
 
@@ -41,11 +46,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Items(Sequence[Item]):
-    """Images in their order, where they come from, and the classes' names if the source gives them."""
+    """Images in their order, where they come from, the classes' names if the source gives them, and a truth beyond labels."""
 
     source: str
     items: tuple[Item, ...]
     class_names: tuple[str, ...] | None = None
+    truth: Any = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -78,7 +84,7 @@ def list_images(folder: Path | str) -> Items:
     if not folder.is_dir():
         raise DataError(f"{folder}: this is a file. Give the folder that holds the images.")
     try:
-        files = sorted(p for p in folder.rglob("*") if _is_image(p, folder))
+        files = sorted(_walk(folder))
         classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     except PermissionError as error:
         raise DataError(f"{error.filename}: this folder cannot be read. Change its permissions.") from error
@@ -117,80 +123,66 @@ def limit(items: Items, count: int) -> Items:
 
 
 def read_image(item: Item) -> Image:
-    """The image in RGB as it is stored: no rotation by EXIF, alpha dropped."""
-    _require_pillow(item.name)
-    from PIL import Image
-
+    """The image in RGB as it is stored: see `onespike.tasks.decode`."""
     if item.row is not None:
+        require_pillow(item.name)
+        from PIL import Image
+
         side, pixels = _strip(item.path)
         size = side * side * 3
         return Image.frombytes("RGB", (side, side), pixels[item.row * size : (item.row + 1) * size])
-    try:
-        with Image.open(item.path) as image:
-            image.verify()  # checksums, where the format has them; the file must then be opened anew
-        with Image.open(item.path) as image:
-            if "transparency" in image.info:
-                return image.convert("RGBA").convert("RGB")
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise _unreadable(item, error) from error
+    return decode(item.path, _what(item))
 
 
 def image_size(item: Item) -> tuple[int, int]:
     """Width and height as the file's header states them."""
-    _require_pillow(item.name)
-    from PIL import Image
-
-    try:
-        with Image.open(item.path) as image:
-            return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(item, error) from error
+    return stated_size(item.path, _what(item))
 
 
-def _unreadable(item: Item, error: Exception) -> DataError:
-    from PIL import UnidentifiedImageError
-
-    reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else str(error).rstrip(".")
-    what = "the image" if item.id is None else f"image id {item.id}"
-    return DataError(f"{item.path}: {what} cannot be read ({reason}). Replace or remove it.")
+def _what(item: Item) -> str:
+    return "the image" if item.id is None else f"image id {item.id}"
 
 
 def batches(
     items: Items,
-    transform: Callable[[Image], Tensor],
+    transform: Callable[[Any], Any],
     batch_size: int,
     *,
     part: tuple[int, int] = (0, 1),
-    collate: Callable[[list[Tensor]], Any] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    load: Callable[[Item], Any] | None = None,
     threads: int = 2,
 ) -> Iterator[tuple[Any, Tensor | None]]:
     """Batches of (inputs, labels) in the order of the list; threads read ahead by one batch.
 
     Labels are None as soon as one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
     i-th on is read: what one of n processes takes. `collate` makes a network's input of the images' tensors, which
-    may then differ in size; without it they are stacked.
+    may then differ in size; without it they are stacked. `load` reads what the transform takes: an image, unless given.
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
     first, count = part
     mine = tuple(item for place, item in enumerate(items) if place // batch_size % count == first)
-    return _batches(dataclasses.replace(items, items=mine), transform, batch_size, collate, threads)
+    read = load or read_image
+    return _batches(
+        dataclasses.replace(items, items=mine),
+        lambda item: transform(read(item)),
+        batch_size,
+        collate,
+        threads,
+    )
 
 
 def _batches(
     items: Items,
-    transform: Callable[[Image], Tensor],
+    load: Callable[[Item], Any],
     batch_size: int,
-    collate: Callable[[list[Tensor]], Any] | None,
+    collate: Callable[[list[Any]], Any] | None,
     threads: int,
 ) -> Iterator[tuple[Any, Tensor | None]]:
-    def load(item: Item) -> Tensor:
-        return transform(read_image(item))
-
     pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
     try:
-        waiting: deque[Future[Tensor]] = deque()
+        waiting: deque[Future[Any]] = deque()
         ahead = iter(items)
         for start in range(0, len(items), batch_size):
             batch = items.items[start : start + batch_size]
@@ -213,9 +205,36 @@ def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:
     return torch.stack(inputs)
 
 
-def _is_image(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return not hidden and path.suffix.lower() in SUFFIXES and path.is_file()
+def _walk(folder: Path) -> Iterator[Path]:
+    """The images in and below a folder, links followed, hidden ones left out."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            inner = Path(place, name)
+            if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
+                raise DataError(f"{inner}: this link leads back to a folder that holds it. Remove it.")
+        for name in files:
+            path = Path(place, name)
+            if name.startswith(".") or path.suffix.lower() not in SUFFIXES:
+                continue
+            if path.is_symlink() and not path.exists():
+                raise DataError(f"{path}: this link leads nowhere. Remove or mend it.")
+            if path.is_file():
+                yield _named(path)
+
+
+def _named(path: Path) -> Path:
+    """The path itself, if records can be written about it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise DataError(f"{shown}: the name is not UTF-8. Rename it.") from error
+    return path
 
 
 def _labels(classes: list[str], folder: Path) -> dict[str, int]:
@@ -252,10 +271,10 @@ def _strip(path: Path) -> tuple[int, bytes]:
         return math.isqrt(image.width), image.convert("RGB").tobytes()
 
 
-def _require_pillow(name: str) -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"{name}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
-        ) from error
+def thumbnail(image: Image) -> str:
+    """An image as a small PNG in a data URI, whatever its size."""
+    image = image.copy()
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,263 @@
+"""Calibration: model + unlabelled batches → thresholds, in one pass, with where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from onespike.calibration.observers import Histogram, Maximum
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.errors import CalibrationError
+from onespike.neurons import NEURONS, parse_levels
+from onespike.recipe import Recipe
+from onespike.runtime.batches import call, count, inputs_of, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.processes import ALONE, Processes
+from onespike.sites import Site
+from onespike.sites.tracer import Trace, Tracer, merge_traces
+
+
+class _SiteObserver:
+    """The statistics of one site; what kind of site it is shows only at the end of the stream."""
+
+    def __init__(self, site: Site, x: Tensor, recipe: Recipe) -> None:
+        self.axis = {"linear": -1, "conv": -(x.dim() - 1)}.get(site.operation)
+        self.may_be_softmax = site.operation in ("matmul", "einsum") and x.dim() > 1
+        by_channel = recipe.granularity == "channel" and self.axis is not None
+        self.histogram = Histogram(self.axis if by_channel else None)
+        self.heads = Maximum(-3) if x.dim() > 2 else None
+
+    def update(self, site: Site, x: Tensor) -> None:
+        self.histogram.update(x)
+        low, high = self.histogram.minimum, self.histogram.maximum
+        if low is None or high is None or not bool((low.isfinite() & high.isfinite()).all()):
+            raise CalibrationError(
+                f"calibrate: {site} receives NaN or infinite values. "
+                "Check the weights and the preprocessing, or calibrate in float32."
+            )
+        if self.may_be_softmax:
+            sums = x.sum(-1, dtype=torch.float32)
+            is_row = (sums - 1).abs() < 0.02
+            self.may_be_softmax = bool((is_row | (sums == 0)).all()) and bool((low >= 0).all())
+        if self.may_be_softmax and self.heads is not None:
+            known = self.heads.value
+            if known is not None and len(known) != x.shape[-3]:  # batch and heads in one dimension
+                self.heads = None
+            else:
+                self.heads.update(x)
+
+    def cpu(self) -> _SiteObserver:
+        """Itself, with its statistics on the CPU, so that another process can take them in."""
+        for part in (self.histogram, self.heads):
+            for name, value in list(vars(part).items()) if part is not None else ():
+                if isinstance(value, Tensor):
+                    setattr(part, name, value.cpu())
+        return self
+
+    def merge(self, other: _SiteObserver) -> _SiteObserver:
+        """Itself, with what another observer of the same site has seen."""
+        self.histogram.merge(other.histogram)
+        self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
+        if self.heads is not None and other.heads is not None:
+            self.heads.merge(other.heads)
+        return self
+
+    def threshold(self, side: int, recipe: Recipe) -> Tensor:
+        value = self.histogram.quantile(recipe.percentile, side, recipe.domain)
+        if self.histogram.axis is None:
+            return value[0]
+        return value.view(-1, *[1] * (-self.histogram.axis - 1))
+
+    @property
+    def largest(self) -> float:
+        return max(float(self.histogram.quantile(0, side).max()) for side in (+1, -1))
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | None = None,
+    *,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
+    provenance: Mapping[str, Any] | None = None,
+    processes: Processes = ALONE,
+) -> Thresholds:
+    """Run the unlabelled batches through the network and take a threshold for every site.
+
+    The network is left as it was. Memory does not grow with the number of batches, and their order and split do not
+    change the result.
+
+    Args:
+        model: any network; it is run in evaluation mode on the device where it is.
+        batches: a tensor, a tuple of positional arguments, or a mapping of keyword arguments each. Of the (x, labels)
+            that a `DataLoader` yields, a network that takes one input is given x.
+        recipe: percentile, domain and levels; the paper's by default.
+        progress: wraps the batches, for a progress bar.
+        provenance: facts about the data to be kept with the thresholds.
+        processes: those that share the work: each gives every n-th batch, and gets the thresholds of all of them.
+
+    >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
+    >>> list(thresholds)
+    ['0:linear0_input', '2:linear0_input']
+    """
+    recipe = recipe or Recipe()
+    observers: dict[Site, _SiteObserver] = {}
+
+    def observe(site: Site, x: Tensor) -> None:
+        observer = observers.get(site)
+        if observer is None:
+            observer = observers[site] = _SiteObserver(site, x, recipe)
+        if x.numel():  # a detector that finds nothing hands nothing to its later stages
+            observer.update(site, x)
+
+    activations = recipe.placement == "activation"
+    tracer, device = Tracer(model, observe, activations), device_of(model)
+    samples, outputs = 0, _Variation()
+    with evaluating(model):
+        for batch in progress(batches):
+            batch = to(inputs_of(model, batch), device)
+            size = count(batch)
+            if not size:  # a batch without inputs has nothing to observe
+                continue
+            outputs.update(call(tracer.run, batch), size)
+            samples += size
+    trace = merge_traces(processes.exchange(tracer.trace))
+    samples, varies = sum(processes.exchange(samples)), _vary(processes.exchange(outputs))
+    if not samples:
+        raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
+    if not trace.sites and not trace.uncovered:
+        raise CalibrationError(
+            "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
+            "Check that the right network was loaded."
+        )
+    if activations and not any(site.is_activation for site in trace.sites):
+        raise CalibrationError(
+            "calibrate: placement 'activation' puts neurons in place of ReLUs, and this network has none. "
+            "Use placement='synapse'."
+        )
+    if not trace.output_depends or (samples > 1 and not varies):
+        raise CalibrationError(
+            f"calibrate: the network's output is the same for all {samples} inputs. "
+            "Check its weights, and that the calibration inputs differ."
+        )
+    if processes.count > 1:
+        observers = {site: _observed(processes, observers.get(site)) for site in trace.sites}
+    return _thresholds(model, trace, observers, recipe, samples, dict(provenance or {}))
+
+
+def _observed(processes: Processes, mine: _SiteObserver | None) -> _SiteObserver:
+    """What all processes have seen at one site; some of them may not have reached it."""
+    parts = processes.exchange(mine if mine is None else mine.cpu())
+    return reduce(_SiteObserver.merge, (part for part in parts if part is not None))
+
+
+class _Variation:
+    """Whether a network's floating-point outputs ever differ between two inputs."""
+
+    def __init__(self) -> None:
+        self.first: list[Tensor] | None = None
+        self.varies = False
+
+    def update(self, output: Any, size: int) -> None:
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+        if any(bool(x.isnan().any()) for x in leaves):
+            raise CalibrationError(
+                "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
+            )
+        rows = [x for x in leaves if x.dim() and len(x) == size]
+        if not rows or len(rows) < len(leaves):  # not one row for each input: nothing to compare
+            self.varies = True
+            return
+        if self.first is None:
+            self.first = [x[0].cpu().clone() for x in rows]
+        self.varies = self.varies or any(
+            x[0].shape != first.shape or bool((x != first.to(x.device)).any())
+            for x, first in zip(rows, self.first, strict=False)
+        )
+
+
+def _vary(parts: Sequence[_Variation]) -> bool:
+    """Whether the outputs differ within one process's share, or between two shares."""
+    firsts = [part.first for part in parts if part.first is not None]
+    return any(part.varies for part in parts) or any(
+        a.shape != b.shape or not torch.equal(a, b)
+        for other in firsts[1:]
+        for a, b in zip(firsts[0], other, strict=False)
+    )
+
+
+def _thresholds(
+    model: nn.Module,
+    trace: Trace,
+    observers: dict[Site, _SiteObserver],
+    recipe: Recipe,
+    samples: int,
+    provenance: dict[str, Any],
+) -> Thresholds:
+    spec, entries = parse_levels(recipe.levels), {}
+    for site, facts in trace.sites.items():
+        observer, role = observers[site], trace.role(site)
+        if observer.histogram.counts is None:
+            raise CalibrationError(
+                f"calibrate: nothing ever reached {site}: the stages before it found nothing in any input. "
+                "Calibrate on images with objects, or lower the network's own score threshold."
+            )
+        if role == "activation" and observer.may_be_softmax:
+            role = "softmax"
+        positive, negative = observer.threshold(+1, recipe), observer.threshold(-1, recipe)
+        histogram = None
+        if spec.needs_histogram:
+            values, counts = observer.histogram.magnitudes()
+            step = max(float(positive.max()), float(negative.max())) * recipe.scale
+            if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
+                step = observer.largest / parse_levels(f"mixed:{spec.M}").levels()[-1]
+            histogram = (values / step, counts) if step > 0 else None
+        known = histogram or not spec.needs_histogram
+        levels = spec.levels(histogram, recipe.final_rounding) if known else (1,)
+        if site.is_activation:  # like the ReLU whose place it takes, it passes nothing below zero
+            negative = torch.zeros_like(negative)
+        if role == "softmax":
+            positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
+        entries[str(site)] = SiteThreshold(
+            str(site), role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
+            facts.calls / trace.forwards, facts.macs / samples,
+        )  # fmt: skip
+    if recipe.softmax == "model":
+        shared = [t for t in entries.values() if t.role == "softmax"]
+        entries |= {
+            t.site: replace(t, positive=torch.stack([s.positive for s in shared]).max()) for t in shared
+        }
+    return Thresholds(
+        entries,
+        {key: macs / samples for key, macs in trace.uncovered.items()},
+        trace.folds,
+        {
+            "model": type(model).__name__,
+            "samples": samples,
+            "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
+            "torch": str(torch.__version__),
+            **provenance,
+        },
+    )
+
+
+def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
+    """Eq. 16: the largest softmax output over the largest level, or what the recipe fixes.
+
+    A neuron whose threshold is the top of its range, and not one step, takes the largest output itself.
+    """
+    top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
+    if not isinstance(recipe.softmax, str):
+        return torch.tensor(float(recipe.softmax))
+    if recipe.softmax_percentile is not None:
+        top_values = observer.histogram.quantile(recipe.softmax_percentile, +1)
+        return top_values.max() / top
+    if recipe.softmax == "head" and observer.heads is not None and observer.heads.value is not None:
+        return observer.heads.value.view(-1, 1, 1) / top
+    return torch.tensor(observer.largest) / top

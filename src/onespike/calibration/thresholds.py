@@ -1,0 +1,91 @@
+"""Thresholds: what calibration found at every site, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from onespike.sites import Site
+
+
+@dataclass(frozen=True)
+class SiteThreshold:
+    """What calibration found at one site.
+
+    Attributes:
+        site: the place, as `owner:operand`.
+        role: `activation`, `softmax`, `input`, `head`, `weight` or `constant`.
+        positive: θ+, 0 where that side is off; a scalar, or a tensor that broadcasts to the activation.
+        negative: θ−, likewise.
+        levels: the integer levels in use at this site.
+        largest: the largest magnitude seen.
+        shape: of the first activation seen.
+        calls: visits in one forward; above 1 the module runs several times and shares its neurons.
+        macs: multiply-accumulates of the product, for one input.
+        rounding: of this site alone; the recipe's where it is None.
+        centre: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
+        offset: what the value of its spikes starts from; the centre where it is None.
+        gain: powers of two by which the step of each position is larger; None for 1.
+        change: what is added to the weight behind the spikes, and in a last column to its bias; None for nothing.
+    """
+
+    site: str
+    role: str
+    positive: Tensor
+    negative: Tensor
+    levels: tuple[int, ...]
+    largest: float
+    shape: tuple[int, ...]
+    calls: float
+    macs: float
+    rounding: str | None = None
+    centre: Tensor | None = None
+    offset: Tensor | None = None
+    gain: Tensor | None = None
+    change: Tensor | None = None
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Centre, offset and gain, those that there are."""
+        named = {"centre": self.centre, "offset": self.offset, "gain": self.gain}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Thresholds(Mapping[str, SiteThreshold]):
+    """The thresholds of all sites in the order of execution, with their provenance.
+
+    Attributes:
+        entries: site → threshold.
+        uncovered: (module, operation) → MACs for one input, of products that no rule reaches.
+        folds: convolution → the BatchNorm that can be folded into it.
+        provenance: model class, number of samples, observer, versions, and the passes that they went through.
+    """
+
+    entries: dict[str, SiteThreshold]
+    uncovered: dict[tuple[str, str], float] = field(default_factory=dict)
+    folds: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, site: str) -> SiteThreshold:
+        return self.entries[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The calibration passes that have improved them."""
+        return tuple(self.provenance.get("passes", ()))
+
+    @property
+    def macs(self) -> float:
+        """All multiply-accumulates of one input, those without a rule included."""
+        products = {Site.parse(s).product: t.macs for s, t in self.items()}
+        return sum(products.values()) + sum(self.uncovered.values())

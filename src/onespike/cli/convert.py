@@ -1,0 +1,120 @@
+"""`onespike convert`: a network becomes a run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command, processes_of, refuse_several
+from onespike.cli.options import (
+    NEW_FOLDER,
+    BatchSize,
+    Device,
+    DeviceMap,
+    Limit,
+    Mean,
+    Std,
+    held_out,
+    numbers,
+)
+from onespike.cli.progress import progress
+from onespike.cli.recipe_options import recipe_options
+from onespike.errors import UsageError
+from onespike.recipe import Recipe
+
+
+@command(
+    "onespike convert bundled:cifar10-vit \\\n    --calibrate bundled:cifar10-calibration --out run",
+    "onespike convert timm:vit_base_patch16_224 --pretrained \\\n    --calibrate imagenet/train --limit 64 --out run",
+    shared=True,
+)
+@recipe_options
+def convert(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
+        ),
+    ],
+    calibrate: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder with images, or bundled:cifar10-calibration.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="RUN", help="The run directory to write; it must not exist.", callback=NEW_FOLDER
+        ),
+    ],
+    recipe: Recipe,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Convert an untrained network.")
+    ] = False,
+    reference_weights: Annotated[
+        bool,
+        typer.Option(
+            "--reference-weights", help="Store the path and SHA-256 of --weights instead of a copy."
+        ),
+    ] = False,
+    attention: Annotated[str | None, typer.Option(metavar="KIND", help="sdpa or eager.")] = None,
+    scope: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="all, or backbone: what a detector has beyond it stays analog."),
+    ] = "all",
+    mean: Mean = None,
+    std: Std = None,
+    limit: Limit = None,
+    batch_size: BatchSize = 16,
+    device: Device = "cpu",
+    device_map: DeviceMap = None,
+) -> Next:
+    """Convert a network and write a run directory.
+
+    Thresholds are calibrated on unlabelled images. The weights come from --weights or --pretrained; bundled
+    networks have theirs.
+    """
+    from onespike.adapters import load_model, renormalised
+    from onespike.passes import check_recipe
+    from onespike.runs import pipeline
+
+    recipe = recipe.replace(passes=check_recipe(recipe))
+    if reference_weights and weights is None:
+        raise UsageError("--reference-weights needs a checkpoint to refer to. Give it with --weights FILE.")
+    pipeline.check_device(device)
+    refuse_several(device_map)
+    loaded = load_model(
+        model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
+    )
+    items = pipeline.choose(calibrate, limit, loaded.task)
+    if mean is not None or std is not None:
+        loaded = renormalised(loaded, numbers("mean", mean), numbers("std", std))
+    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
+    recipe = pipeline.in_scope(recipe, loaded, scope)
+    pair = pipeline.convert_network(
+        loaded,
+        items,
+        recipe,
+        batch_size=batch_size,
+        device=device,
+        device_map=device_map,
+        progress=progress,
+        processes=processes_of(),
+        work=work,
+    )
+    if processes_of().first:
+        pipeline.save_run(out, pair, reference_weights=weights if reference_weights else None)
+        shutil.rmtree(work, ignore_errors=True)
+    output.network(pair)
+    output.sites(pair.snn, brief=True)
+    output.line(f"calibrated on  {len(items)} images of {items.source}")
+    output.line(f"written to     {out}")
+    images = held_out(calibrate)
+    return ("inspect", out) if images is None else ("evaluate", out, "--data", images)

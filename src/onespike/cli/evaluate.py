@@ -1,0 +1,133 @@
+"""`onespike evaluate`: both networks of a run, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command, processes_of, refuse_several
+from onespike.cli.options import (
+    FILE,
+    Annotations,
+    BatchSize,
+    Data,
+    Device,
+    DeviceMap,
+    Json,
+    Limit,
+    Prices,
+    RunFolder,
+    given,
+)
+from onespike.cli.progress import progress
+from onespike.errors import UsageError
+from onespike.runtime.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from onespike.evaluation.side_by_side import Evaluation
+    from onespike.runs.pipeline import Pair
+    from onespike.tasks import Items
+
+
+@command(
+    "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
+    "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json --picture both.png",
+    shared=True,
+)
+def evaluate(
+    run: RunFolder,
+    data: Data,
+    annotations: Annotations = None,
+    limit: Limit = None,
+    batch_size: BatchSize = 16,
+    device: Device = "cpu",
+    device_map: DeviceMap = None,
+    sites: Annotated[bool, typer.Option("--sites", help="Also show the ledger of each site.")] = False,
+    integer: Annotated[
+        bool, typer.Option("--integer", help="Weights as 8-bit integers, multiplied with integer spikes.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Also measure the network with 8-bit weights, and W8A8 and W4A4 quantization of the original.",
+        ),
+    ] = False,
+    profile: Prices = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw both networks' answers on the first images.", callback=FILE),
+    ] = None,
+    json_file: Json = None,
+) -> Next:
+    """Measure a run on labelled images.
+
+    The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
+    the energy ledger. Without labels (no sub-folders) there is no accuracy.
+    """
+    from onespike.deploy.integer import optimize_
+    from onespike.energy.profiles import DEFAULT
+    from onespike.energy.profiles import profile as profile_of
+    from onespike.runs import pipeline
+    from onespike.runs.search_run import searched
+    from onespike.tasks import check
+
+    refuse_several(device_map)
+    prices = profile_of(profile or DEFAULT)
+    if compare and (integer or processes_of().count > 1):
+        raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")
+    pair = pipeline.load_run(run, device=device, device_map=device_map)
+    task = pair.loaded.task
+    items = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
+    metric = pipeline.metric_for(pair, items)
+    if picture is not None:
+        check(task, "picture")
+    for purpose, used in (
+        ("calibration", pair.data),
+        ("the search", {"sha256": searched(run).get("used", ())}),
+    ):
+        seen = pipeline.overlap(used, items)
+        if seen:
+            output.line(f"note: {len(seen)} of these images were used for {purpose}, first {seen[0]}")
+    if integer:
+        output.line(f"integer        {optimize_(pair.snn)}")
+    result = pipeline.evaluate_pair(
+        pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
+    )
+    result = dataclasses.replace(result, prices=prices)
+    rows = _compared(pair, items, result, batch_size) if compare else []
+    try:  # first of all, since nobody may be there to read what is shown
+        if json_file is not None and processes_of().first:
+            write_atomically(
+                json_file,
+                json.dumps(result.to_dict() | ({"compared": rows} if compare else {}), indent=1) + "\n",
+            )
+        if picture is not None and processes_of().first:
+            write_atomically(picture, task.picture(items, metric))
+    finally:  # and shown at any rate: a disk may be full by now
+        output.network(pair)
+        output.sites(pair.snn, brief=True)
+        output.line()
+        output.evaluation(result, pair.loaded.published_top1)
+        if compare:
+            output.line()
+            output.compared(rows, result.prices.name)
+        if sites:
+            output.line()
+            output.ledger(result)
+    if picture is not None:
+        output.line(f"picture        {picture}")
+    return "report", run, *given(data=data, annotations=annotations, limit=limit)
+
+
+def _compared(pair: Pair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
+    from onespike.runs.comparison import compare_pair
+    from onespike.studies.ablate import calibration_images
+
+    calibration = calibration_images(pair)
+    return compare_pair(pair, items, calibration, result, batch_size=batch_size, progress=progress)

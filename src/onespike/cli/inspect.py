@@ -1,0 +1,59 @@
+"""`onespike inspect`: what a run is made of."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import FILE, RunFolder, unused
+from onespike.runtime.atomic import write_atomically
+
+
+@command("onespike inspect run", "onespike inspect run --recipe > recipe.yaml")
+def inspect(
+    run: RunFolder,
+    recipe: Annotated[
+        bool,
+        typer.Option("--recipe", help="Print its recipe alone, as YAML for `onespike convert --recipe`."),
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write its recipe to this file, as JSON for the same.",
+            callback=FILE,
+        ),
+    ] = None,
+) -> Next:
+    """Show a run and the table of its sites.
+
+    That is its recipe, where its thresholds come from, what spikes, and what stays analog and why.
+    """
+    from onespike.runs import pipeline, storage
+    from onespike.runs.as_command import convert_command
+    from onespike.runs.recipe_file import recipe_record, recipe_text
+
+    pair = pipeline.load_run(run)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(recipe_record(pair.recipe), indent=1) + "\n")
+    if recipe:
+        print(recipe_text(pair.recipe), end="")
+        stored = run / storage.WEIGHTS
+        again = convert_command(
+            pair, unused(run.with_name(f"{run.name}-2")), weights=stored if stored.exists() else None
+        )
+        return tuple(shlex.split(again)[1:])
+    output.network(pair)
+    settings = ((k, v) for k, v in pair.recipe.to_dict().items() if k != "version")
+    output.line("recipe         " + ", ".join(f"{k}={v}" for k, v in settings))
+    output.line(f"calibrated on  {pair.thresholds.provenance['samples']} images of {pair.data['source']}")
+    output.line(f"thresholds     {pair.thresholds.provenance.get('observer', 'unknown')}")
+    output.sites(pair.snn)
+    return "report", run

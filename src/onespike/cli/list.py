@@ -1,0 +1,95 @@
+"""`onespike list`: the names that other commands take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import unused
+from onespike.errors import LoadError, unknown
+from onespike.recipe import PRESETS, Recipe
+
+FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
+TRY = {
+    "neurons": ("--neuron", "mtn"),
+    "passes": ("--passes", "nearest,allocate"),
+    "presets": ("--preset", "best"),
+}
+
+
+@command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="columns|models|neurons|passes|presets|profiles")],
+    contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
+) -> Next:
+    """List columns, models, neurons, passes, presets or profiles."""
+    if what not in LISTS:
+        raise unknown("list", what, LISTS)
+    for name, about in LISTS[what]():
+        if contains in name:
+            output.line(f"{name:<10} {about}".rstrip())
+    return (*FIRST, *TRY.get(what, ()), "--out", unused(Path("run")))
+
+
+def _models() -> Iterator[tuple[str, str]]:
+    from onespike.adapters import ADAPTERS
+
+    for kind, adapter in ADAPTERS.items():
+        try:
+            names = adapter.names() or ("ID-OR-DIR",)
+        except LoadError as error:  # a library that is not installed
+            typer.echo(f"note: {error}", err=True)
+            continue
+        yield from ((f"{kind}:{name}", "") for name in names)
+
+
+def _neurons() -> Iterator[tuple[str, str]]:
+    from onespike.neurons import NEURONS
+
+    return ((name, (neuron.__doc__ or "").strip().splitlines()[0]) for name, neuron in NEURONS.items())
+
+
+def _passes() -> Iterator[tuple[str, str]]:
+    from onespike.passes import PASSES
+
+    return ((name, (function.__doc__ or "").strip().splitlines()[0]) for name, function in PASSES.items())
+
+
+def _presets() -> Iterator[tuple[str, str]]:
+    """What each preset is, what it costs and loses where that was measured, and what it sets.
+
+    For the first that is what all others start from.
+    """
+    start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
+    for name, known in PRESETS.items():
+        settings = ", ".join(f"{k}={v}" for k, v in (known.settings or start).items())
+        measured = f"{known.measured} ({known.page})" if known.page else "Not measured here."
+        yield name, "\n".join((known.about, f"  {measured}", f"  {settings}"))
+
+
+def _columns() -> Iterator[tuple[str, str]]:
+    from onespike.energy.columns import meanings
+
+    return iter(meanings().items())
+
+
+def _profiles() -> Iterator[tuple[str, str]]:
+    from onespike.energy.profiles import names, profile
+
+    return ((name, profile(name).source) for name in names())
+
+
+LISTS = {
+    "columns": _columns,
+    "models": _models,
+    "profiles": _profiles,
+    "neurons": _neurons,
+    "passes": _passes,
+    "presets": _presets,
+}

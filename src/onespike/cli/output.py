@@ -1,0 +1,188 @@
+"""What the commands print: tables on a terminal, the same words in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from torch import nn
+
+    from onespike.evaluation.side_by_side import Evaluation
+    from onespike.runs.pipeline import Pair
+    from onespike.studies.theory import Row
+
+WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
+
+
+@cache
+def console(stderr: bool = False) -> Console:
+    """Where results go, or notes; rich is imported when the first of them is there."""
+    from rich import console as rich
+
+    class Plain(rich.Console):
+        def on_broken_pipe(self) -> None:
+            raise  # to where the command line handles all errors
+
+    if stderr:
+        return rich.Console(stderr=True, soft_wrap=True, highlight=False)
+    return Plain(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def escape(text: str) -> str:
+    from rich import markup
+
+    return markup.escape(text)
+
+
+def line(text: str = "") -> None:
+    console().print(escape(text))
+
+
+def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for index, header in enumerate(headers):
+        result.add_column(header, justify="right" if index in right else "left", overflow="fold")
+    return result
+
+
+def note(text: str) -> None:
+    """Progress of long work, on standard error."""
+    console(stderr=True).print(escape(text))
+
+
+def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]], left: int = 0) -> None:
+    """A table of figures: columns are aligned on the right but for the first so many."""
+    shown = _table(*headers, right=tuple(range(left, len(headers))))
+    for row in cells:
+        shown.add_row(*map(escape, row))
+    console().print(shown)
+
+
+def network(pair: Pair) -> None:
+    """One paragraph on what was loaded."""
+    loaded = pair.loaded
+    line(f"network        {loaded.spec} ({loaded.weights} weights)")
+    line(f"preprocessing  {loaded.preprocessing}")
+    if loaded.attention:
+        line(f"attention      {loaded.attention}")
+
+
+def sites(snn: nn.Module, brief: bool = False) -> None:
+    """The table of sites: what spikes with which thresholds, what stays analog and why."""
+    from onespike.conversion.network import table
+
+    rows = table(snn)
+    spiking = sum(row["spikes"] for row in rows)
+    line(f"sites          {spiking} of {len(rows)} spike; analog: " + (_analog(rows) or "none"))
+    if brief:
+        return
+    shown = _table("site", "what stands there")
+    for row in rows:
+        shown.add_row(escape(row["site"]), escape(row["neuron"]))
+    console().print(shown)
+
+
+def _analog(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{r['site']} ({r['neuron'].removeprefix('analog: ')})" for r in rows if not r["spikes"])
+
+
+def evaluation(result: Evaluation, published: float | None = None) -> None:
+    """What the task has measured, and the energy ledger with the meaning of its columns."""
+    from onespike.energy.columns import DEFINITION
+    from onespike.report.markdown import fairness
+    from onespike.tasks import task_of
+
+    record = result.to_dict()
+    found = task_of(record).summary(record, published)
+    names = {"ann": "original (ANN)", "snn": f"spiking (SNN, T={result.steps})"}
+    rows(
+        ("", *found.table.headers, "seconds"),
+        [
+            (names[key], *cells, f"{record['seconds'][key]:.1f}")
+            for key, cells in zip(found.networks, found.table.texts(), strict=True)
+        ],
+        left=1,
+    )
+    if found.published:
+        line(found.published)
+    line(found.note + ("" if record["scale"] is None else f", λ = {record['scale']:g}"))
+    if found.details is not None:
+        line()
+        rows(found.details.headers, found.details.texts())
+    line()
+    energy(record)
+    line(DEFINITION)
+    line(fairness(record))
+
+
+def energy(record: Mapping[str, Any]) -> None:
+    """The ratio of each column, and against an original that leaves its dead work out."""
+    from onespike.energy.columns import meanings
+    from onespike.report.markdown import figure
+
+    alive = 1 - (record["dead_share"] or 0.0)
+    shown = _table("energy", "ratio", "without dead work", "meaning", right=(1, 2))
+    for column, ratio in record["energy"].items():
+        without = None if ratio is None else ratio / alive
+        shown.add_row(column, figure(ratio, 3), figure(without, 3), escape(meanings()[column]))
+    console().print(shown)
+
+
+def compared(found: list[dict[str, Any]], profile: str) -> None:
+    """Spiking and integer networks on the same images, each with the ratio of the column that holds for it."""
+    from onespike.report.markdown import figure
+    from onespike.tasks import compared as headlines
+
+    shown = headlines(found)
+    rows(
+        ("network", shown[0].title, "minus original", "minus spiking", "KL, nats", f"energy ({profile})", "column"),
+        [
+            (
+                row["network"], figure(value.spiking), _difference(row), _difference(row["beside"]),
+                figure(row.get("kl"), 4), figure(row["ratio"], 3), row["column"],
+            )
+            for row, value in zip(found, shown, strict=True)
+        ],
+    )  # fmt: skip
+    line("differences are of the same images, with their paired standard errors")
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    if row.get("difference") is None:
+        return "–"
+    return f"{row['difference']:+.2f} ± {row['standard_error']:.2f}"
+
+
+def ledger(result: Evaluation) -> None:
+    """The ledger of each site: MACs, its share of the paper's ratio, and how its neurons fire."""
+    from onespike.energy.columns import PAPER
+
+    rows(
+        ("site", "MACs an image", f"{PAPER} ratio", "spikes/neuron", "active %", "saturated %"),
+        [
+            (
+                row["site"], f"{row['macs'] / result.images:.4g}", f"{row['ratio']:.4f}" if row["drives"] else "–",
+                f"{row['spikes per neuron']:.3f}" if row["spiking"] else "analog",
+                f"{100 * row['active share']:.1f}", f"{100 * row['saturated share']:.2f}",
+            )
+            for row in result.ledger.table()
+        ],
+    )  # fmt: skip
+
+
+def theorems(rows: list[Row]) -> None:
+    shown = _table("claim", "held", "worst margin", "statement", right=(1, 2))
+    for row in rows:
+        verdict = f"{row.held}/{row.tried}"
+        shown.add_row(escape(row.name), verdict, f"{row.margin:.3g}", escape(row.statement))
+    console().print(shown)
+    for row in rows:
+        if not row.holds:
+            line(f"{row.name} does not hold: {row.counterexample}")

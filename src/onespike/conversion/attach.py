@@ -1,0 +1,253 @@
+"""Neurons in their places: each owner of sites keeps its neurons as a child and visits them in its own forward.
+
+Class, module tree and weight names of the network stay as they are; `detach_` gives back the very same network.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, update_wrapper
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike import kernels
+from onespike.conversion.timesteps import Clock
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.neurons.gradient import straight_through, wants_gradient
+from onespike.sites import Coverage, Operand, Places, Site, Sites, Visitor
+from onespike.sites.attention import attention_sites
+from onespike.sites.unfused import PLAIN
+from onespike.sites.visitor import Attend
+
+UNRULED = "excluded, no rule reaches it"
+"""The reason of a product that is listed by its operation, since none of its operands can be visited."""
+
+
+class Analog(nn.Module):
+    """A site that does not spike, and the reason.
+
+    Args:
+        reason: why.
+        macs: for one input, of a product that no rule reaches; None for an operand that is visited.
+    """
+
+    def __init__(self, reason: str, macs: float | None = None) -> None:
+        super().__init__()
+        self.reason, self.macs = reason, macs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return f"{self.reason} ({self.macs:.4g} MACs an input)" if self.macs else self.reason
+
+
+class Neurons(Places, Visitor):
+    """The neurons (and analog sites) of one owner, by key; without another visitor they see the operands."""
+
+    clock: Clock | None = None
+    weights = "as they were"
+    """For integer inference `rounded`, or `integers` where their product fires by itself."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+        self.roles: dict[str, str] = {}
+        self.calls: dict[str, float] = {}
+        self.products: dict[str, Any] = {}
+        """Integer products by key, children of the owner: they fire their operand by themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What passes as it is: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
+        return x
+
+    @property
+    def blockwise(self) -> bool:  # type: ignore[override]
+        """Whether an operand may come in blocks. Over several steps a membrane keeps all of it anyway."""
+        return self.clock is None and (self.visitor is None or self.visitor.blockwise)
+
+    @property
+    def coverage(self) -> Coverage | None:  # type: ignore[override]
+        """That of the visitor, while there is one."""
+        return None if self.visitor is None else self.visitor.coverage
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        """Fire the neuron at a site; a visitor, while there is one, sees the operand instead."""
+        site = operand.site
+        if site.key not in self:
+            # a parameter that a transformation passes on as a plain tensor; a ReLU that stays as it is
+            if site.role == "weight" or site.is_activation:
+                return x
+            raise ConversionError(
+                f"the product {site.operation}{site.number} ran in {self.owner or 'the network'}, and no calibration "
+                "input had reached it. Calibrate with inputs that take the same path."
+            )
+        return self.value(operand, x) if self.visitor is None else self.visitor.visit(operand, x)
+
+    def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
+        """The integer product at a site, if there is one; a visitor sees the operand that it fires."""
+        key = operand.site.key
+        product, weight = self.products.get(key), operand.product.operands["weight"]
+        # torch's attention may multiply with parts of its weight
+        if product is None or not isinstance(weight, nn.Parameter):
+            return None
+        x, neuron = operand.product.operands[operand.site.role], self[key]
+        if self.visitor is not None:
+            self.visitor.visit(operand, x)
+        if not wants_gradient(x):
+            value: Tensor = product(x, neuron)
+            return value
+        through = operand.product.multiply(neuron(x), weight)
+        return straight_through(product(x.detach(), neuron), through)
+
+    def whole_attention(
+        self, number: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        """Attention on integers, if it has that form here and nobody looks."""
+        names = attention_sites(number)
+        form = self.products.get(names[0])
+        neurons = () if form is None else tuple(self.alone(name) for name in names)
+        if form is None or None in neurons or any(map(wants_gradient, (query, key, value))):
+            return None
+        result: Tensor | None = form(neurons, (query, key, value), _added(mask))
+        return result
+
+    def attention(self, site: Site, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
+        """The kernel that fires probabilities on the way, if it knows the neuron and nothing else meets them."""
+        if not kernels.can_attend(query, key, value):
+            return None
+        neuron = self.alone(site.key)
+        step, form = (None, None) if neuron is None else (neuron.row_steps(), neuron.form())
+        if step is None or form is None:
+            return None
+        return partial(_attend, step[..., 0] if step.dim() else step, form)
+
+    def alone(self, key: str) -> Neuron | None:
+        """The neuron at a key if it is all that the operand meets: no visitor, no membrane, no hook of a user."""
+        site = self[key] if key in self and self.visitor is None and self.clock is None else None
+        if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:
+            return None
+        return site
+
+    def standing(self, operand: Operand) -> nn.Module:
+        """What stands at a site, for the rows of its input that are visited."""
+        site, rows = self[operand.site.key], operand.rows
+        return site.cut(rows.cut) if rows is not None and isinstance(site, Neuron) else site
+
+    def value(self, operand: Operand, x: Tensor) -> Tensor:
+        """What the site passes on for this input, whoever visits."""
+        neuron = self.standing(operand)
+        if self.clock is not None and isinstance(neuron, Neuron):
+            return self.fire(operand, x)[1]
+        value: Tensor = neuron(x)
+        return value
+
+    def fire(self, operand: Operand, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The signed counts of one step, for those who count them, and the value passed on."""
+        neuron: Any = self.standing(operand)
+        current = x.detach()  # firing has no gradient: it passes straight through
+        if self.clock is not None:
+            fired, value = self.clock.fire(self.owner, operand.site.key, neuron, current)
+        else:
+            fired = neuron.counts(current)
+            value = neuron.decode(fired, x.dtype)
+        return fired, neuron.straight(value, x)
+
+    @property
+    def now(self) -> int:
+        """The timestep that is running, from 1."""
+        return 1 if self.clock is None else self.clock.now
+
+
+def _attend(
+    step: Tensor, form: kernels.Form, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
+    return kernels.attend(query, key, value, _added(mask), step, form)
+
+
+def _added(mask: Tensor | None) -> Tensor | None:
+    """A mask as what is added to scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
+
+
+def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    with Sites(module.neurons, module.neurons.owner, module.neurons):
+        if inner is None:
+            return type(module).forward(module, *args, **kwargs)
+        return inner(*args, **kwargs)
+
+
+def _plain_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return PLAIN[type(module).forward](module, *args, **kwargs)
+
+
+def _stepped_forward(
+    module: Any, inner: Callable[..., Any] | None, clock: Clock, *args: Any, **kwargs: Any
+) -> Any:
+    return clock.run(inner or partial(type(module).forward, module), *args, **kwargs)
+
+
+def _disguised(forward: Any, module: Any) -> Any:
+    """With the name and signature of what it replaces: transformers and torch.export decide by it what to pass."""
+    signature = inspect.signature(module.forward)
+    update_wrapper(forward, module.__dict__.get("forward") or type(module).forward)
+    forward.__signature__ = signature
+    return forward
+
+
+def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> None:
+    """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions.
+
+    With more than one step the network's own forward runs that many passes.
+    """
+    for name, module in model.named_modules():
+        own = module.__dict__.get("forward")
+        fused = own is None and type(module).forward in PLAIN
+        inner = partial(_plain_forward, module) if fused else own
+        if name in plan:
+            module.neurons = plan[name]
+            forward: Any = partial(_spiking_forward, module, inner)
+        elif fused:
+            forward = inner
+        else:
+            continue
+        module.forward = _disguised(forward, module)
+    if steps > 1:
+        clock, own = Clock(steps), model.__dict__.get("forward")
+        for of_owner in plan.values():
+            of_owner.clock = clock
+        model.forward = _disguised(partial(_stepped_forward, model, own, clock), model)
+
+
+def detach_(model: nn.Module) -> None:
+    """Undo `attach_`: another wrapper that was there before comes back."""
+    for module in model.modules():
+        forward: Any = module.__dict__.get("forward")
+        if getattr(forward, "func", None) is _stepped_forward:
+            del module.forward
+            forward = forward.args[1]
+            if forward is not None:
+                module.forward = forward
+        function = getattr(forward, "func", None)
+        if function is _spiking_forward:
+            inner = forward.args[1]
+            del module.forward, module.neurons
+            if inner is not None and getattr(inner, "func", None) is not _plain_forward:
+                module.forward = inner
+        elif function is _plain_forward:
+            del module.forward
+
+
+def named_neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
+    """All sites of a converted network with what stands there, in the order of the module tree."""
+    for module in model.modules():
+        if isinstance(module, Neurons):
+            for key, neuron in module.items():
+                if isinstance(neuron, (Neuron, Analog)):
+                    yield Site.of(module.owner, key), neuron

@@ -1,0 +1,277 @@
+"""Conversion: model + thresholds + recipe → a network whose products receive spikes."""
+
+from __future__ import annotations
+
+import copy
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.conversion.attach import UNRULED, Analog, Neurons, attach_, detach_, named_neurons
+from onespike.conversion.weights import fold_, refit_, unfold_
+from onespike.errors import ConversionError, UsageError
+from onespike.neurons import NEURONS, Neuron, Scale
+from onespike.recipe import Recipe
+from onespike.runtime.forward import device_of
+from onespike.sites import Site
+from onespike.sites.coverage import ANALOG
+
+Network = TypeVar("Network", bound=nn.Module)
+
+REASONS = {
+    "input": "input of the network",
+    "head": "input of the output layer",
+    "weight": "plays a weight: the same for every input",
+    "constant": "constant over calibration",
+}
+
+
+def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
+    """Why this site stays analog under the recipe, or None if it spikes."""
+    if threshold.role in ("weight", "constant"):
+        return REASONS[threshold.role]
+    if recipe.placement == "activation" and not Site.parse(threshold.site).is_activation:
+        return REASONS.get(threshold.role, "fed by the neurons in place of ReLUs")
+    if recipe.excludes(threshold.site):
+        return "excluded"
+    if not recipe.chooses(threshold.site):
+        return "not included"
+    if threshold.role in ("input", "head") and recipe.io == "analog":
+        return REASONS[threshold.role]
+    if not bool((threshold.positive > 0).any() or (threshold.negative > 0).any()):
+        return f"no threshold: over {100 - recipe.percentile:g} % of its values are zero"
+    return None
+
+
+def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
+    name = recipe.neuron
+    if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
+        name = f"dual-{name}"
+    if threshold.constants:
+        name = f"affine-{name}"
+        if name not in NEURONS:
+            raise UsageError(
+                f"convert: {threshold.site} has a centre, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
+            )
+    kind, factor = NEURONS[name], recipe.factor(threshold.site)
+    positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
+    scaled = kind.scaled and threshold.role != "softmax"
+    lambda_ = float(scale.value) if scaled else 1.0
+    for given in (positive, negative):
+        if bool((given > 0).any()) and not bool((given * factor * lambda_ > 0).any()):
+            raise UsageError(
+                f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(given.max()):g} times "
+                f"the factor {factor:g}, is 0 in float32. Give a larger scale or factor."
+            )
+    return kind(
+        positive * factor,
+        negative * factor,
+        levels=threshold.levels,
+        rounding=threshold.rounding or recipe.rounding,
+        scale=scale if scaled else None,
+        **threshold.constants,
+    )
+
+
+def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Reject globs that match no site."""
+    known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    listed = "`onespike inspect RUN` lists all of them."
+    for option, globs, remedy in (
+        ("include", recipe.include, listed),
+        ("exclude", recipe.exclude, listed),
+        ("factor", tuple(glob for glob, _ in recipe.factors), listed),
+        (
+            "fixed",
+            tuple(glob for glob, *_ in recipe.fixed),
+            "Name sites of this network, or take a preset without fixed thresholds.",
+        ),
+    ):
+        for glob in globs:
+            if not any(fnmatchcase(name, glob) for name in known):
+                raise UsageError(
+                    f"convert: {option} {glob!r} matches no site; the first is {known[0]}. {remedy}"
+                )
+
+
+def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a network in which a product would be neither spiking nor listed as analog."""
+    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
+    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
+    if not open_:
+        return
+    total = thresholds.macs or 1
+    shown = [
+        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
+        for (owner, operation), macs in list(open_.items())[:5]
+    ]
+    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
+    owner, operation = next(iter(open_))
+    raise ConversionError(
+        f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
+        f"@onespike.synaptic, or leave them analog with exclude=['{owner}:{operation}']."
+    )
+
+
+def _check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse thresholds that have not been through the recipe's passes: the result would be another network."""
+    missing = [name for name in recipe.passes if name not in thresholds.passes]
+    if missing:
+        raise UsageError(
+            f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
+            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None)."
+        )
+
+
+def _share(macs: float, total: float) -> str:
+    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
+    weight = module._parameters.get("weight")
+    without = (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)
+    return (
+        weight is not None
+        and weight.dim() > 1
+        and not isinstance(module, without)
+        and not hasattr(module, "neurons")
+    )
+
+
+def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
+    """Convert a network in place and return it; `revert_` undoes it."""
+    recipe = recipe or Recipe()
+    _check_passes(thresholds, recipe)
+    if is_converted(model):
+        raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
+    _check_coverage(thresholds, recipe)
+    _check_globs(thresholds, recipe)
+    scale, plan, changes = Scale(recipe.scale), dict[str, Neurons](), dict[str, Tensor]()
+    modules = dict(model.named_modules())
+    for text, threshold in thresholds.items():
+        site = Site.parse(text)
+        if site.is_activation and recipe.placement == "synapse":
+            continue
+        if site.owner not in modules:
+            raise ConversionError(
+                f"convert: the thresholds name {text}, and the network has no module {site.owner!r}. "
+                "Calibrate this very network."
+            )
+        if hasattr(modules[site.owner], "neurons"):
+            raise ConversionError(
+                f"convert: {site.owner or 'the network itself'} has an attribute 'neurons' of its own. Rename it."
+            )
+        reason = analog_reason(threshold, recipe)
+        of_owner = plan.setdefault(site.owner, Neurons(site.owner))
+        of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
+        if reason is None and threshold.change is not None:
+            changes[site.owner] = threshold.change
+        of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
+    for (owner, operation), macs in thresholds.uncovered.items():
+        of_owner = plan.setdefault(owner, Neurons(owner))
+        reason = ANALOG.get(operation, UNRULED)  # excluded by name, or _check_coverage would have refused
+        of_owner[operation.replace(".", "::")] = Analog(reason, macs)  # ModuleDict keys have no dots
+    for name, module in modules.items():
+        if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
+            plan[name] = Neurons(name)
+    if not any(isinstance(n, Neuron) for of_owner in plan.values() for n in of_owner.values()):
+        raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
+    if recipe.fold_batchnorm:
+        fold_(model, thresholds.folds)
+    refit_(model, changes)
+    devices = {name: device_of(modules[name]) for name in plan}
+    for name, of_owner in plan.items():
+        of_owner.to(devices[name]).train(model.training)
+    if len(set(devices.values())) > 1:
+        scale.to("cpu")  # a single number on the CPU meets tensors of any device
+    attach_(model, plan, recipe.steps)
+    model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
+    return model
+
+
+def convert(
+    model: Network, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
+) -> Network:
+    """A converted copy; the network itself stays as it is.
+
+    Args:
+        model: the network that was calibrated.
+        thresholds: what `calibrate` found; for a recipe with passes, see `spike`.
+        recipe: how to convert; the paper's recipe by default.
+        share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
+
+    >>> import torch
+    >>> from onespike.calibration.stream import calibrate
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> snn = convert(model, calibrate(model, [torch.randn(64, 2)]))
+    >>> [f"{site} {neuron.__class__.__name__}" for site, neuron in named_neurons(snn)]
+    ['0:linear0_input Analog', '2:linear0_input ScaleFire', '4:linear0_input Analog']
+    """
+    memo: dict[int, Any] = {}
+    if share_weights:
+        # parameters of its own on the same memory: moving or casting the copy must not move the original
+        memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+        memo |= {id(b): b.detach() for b in model.buffers()}
+    return convert_(copy.deepcopy(model, memo), thresholds, recipe)
+
+
+def revert_(model: Network) -> Network:
+    """Take all neurons away: the original network again, bit for bit."""
+    if any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons)):
+        raise UsageError(
+            "revert: this network was made for integer inference, and its weights are rounded. "
+            "Revert the converted network that it was made from."
+        )
+    detach_(model)
+    unfold_(model)
+    model.__dict__.pop("extra_repr", None)
+    return model
+
+
+def is_converted(model: nn.Module) -> bool:
+    return any(isinstance(module, Neurons) for module in model.modules())
+
+
+def scale_of(model: nn.Module) -> Scale:
+    """The one λ that all neurons of a converted network share."""
+    for module in model.modules():
+        if isinstance(module, Scale):
+            return module
+    raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
+
+
+def steps_of(model: nn.Module) -> int:
+    """T: how many passes one forward of a converted network makes."""
+    clocks = (module.clock for module in model.modules() if isinstance(module, Neurons))
+    return next((clock.steps for clock in clocks if clock is not None), 1)
+
+
+def set_scale_(model: nn.Module, scale: float) -> None:
+    """Change λ of a converted network; nothing is converted or compiled again."""
+    scale_of(model).set_(scale)
+
+
+def table(model: nn.Module) -> list[dict[str, Any]]:
+    """One row for each site of a converted network: what spikes, with which thresholds, what stays analog and why."""
+    owners = {module.owner: module for module in model.modules() if isinstance(module, Neurons)}
+    rows = []
+    for site, neuron in named_neurons(model):
+        spikes, calls = isinstance(neuron, Neuron), owners[site.owner].calls.get(site.key, 1)
+        what = neuron.extra_repr() if spikes else f"analog: {neuron.extra_repr()}"
+        shared = f", shared by {calls:g} calls a forward" if calls > 1 else ""
+        role = owners[site.owner].roles.get(site.key, "")
+        rows.append({"site": str(site), "role": role, "spikes": spikes, "neuron": what + shared})
+    return rows
+
+
+def _table(model: nn.Module) -> str:
+    rows = table(model)
+    width = max(len(row["site"]) for row in rows)
+    spiking = sum(row["spikes"] for row in rows)
+    lines = [f"{row['site']:<{width}}  {row['neuron']}" for row in rows]
+    return "\n".join([f"{spiking} of {len(rows)} sites spike", *lines, ""])

@@ -1,0 +1,124 @@
+"""More than one timestep: T forwards on running means, with the membranes that neurons keep between them.
+
+At pass t a neuron sees the mean of its input over t steps, x̄_t. The current of this step alone is
+x(t) = t·x̄_t − (t−1)·x̄_{t−1}; the neuron integrates it, fires, and passes on the mean of all that it has fired.
+Whatever stands between two neurons thus acts on means, which is expectation compensation without a rule for each
+function, and for a linear map is rate coding itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from onespike.neurons import Neuron
+
+
+@dataclass
+class Membrane:
+    """What one neuron keeps of the passes so far: the sums of its currents and of its output, and its potential."""
+
+    received: Tensor
+    potential: Tensor
+    emitted: Tensor
+
+
+@dataclass
+class Passes:
+    """The passes of one forward: which one is running, and every neuron's membrane.
+
+    A module that runs several times in one pass has a membrane for each of its calls.
+    """
+
+    now: int = 1
+    membranes: dict[tuple[str, str, int], Membrane] = field(default_factory=dict)
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    mirrors: dict[Neuron, Neuron] = field(default_factory=dict)
+
+
+class Clock:
+    """T, and the passes that run now: each forward has its own, and each thread its own forward.
+
+    Copies and pickles take T along and no running pass.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._running = threading.local()
+
+    def __reduce__(self) -> tuple[type[Clock], tuple[int]]:
+        return Clock, (self.steps,)
+
+    @property
+    def passes(self) -> Passes:
+        """Those of this thread's forward; outside a forward of the whole network, ones that nobody keeps."""
+        running: Passes | None = getattr(self._running, "passes", None)
+        return Passes() if running is None else running
+
+    @property
+    def now(self) -> int:
+        """The timestep that is running, from 1."""
+        return self.passes.now
+
+    @property
+    def calls(self) -> dict[tuple[str, str], int]:
+        """How often each site was reached in this pass."""
+        return self.passes.calls
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """T passes over one input; the last one's output is the mean over all steps.
+
+        Passes before the last get copies of the input: what a network does to its input in place happens once.
+        """
+        running = self._running.passes = Passes()
+        try:
+            for now in range(1, self.steps + 1):
+                running.now = now
+                running.calls.clear()
+                given, named = (args, kwargs) if now == self.steps else _copied((args, kwargs))
+                output = forward(*given, **named)
+            return output
+        finally:
+            self._running.passes = None
+
+    def fire(self, owner: str, key: str, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The signed counts of this step, and the mean output over all steps so far in the type of x.
+
+        The network may overwrite x and the output later, so the membrane shares memory with neither.
+        """
+        passes = self.passes
+        call = passes.calls.get((owner, key), 0)
+        passes.calls[owner, key] = call + 1
+        place, now = (owner, key, call), passes.now
+        if now == 1:
+            received = x.to(torch.float32, copy=True)
+            fired, value, potential = neuron.step(received, None)
+            passes.membranes[place] = Membrane(received, potential, value)
+            return fired, value.to(x.dtype, copy=True)
+        kept = passes.membranes[place]
+        if (
+            neuron not in passes.mirrors
+        ):  # from the second step a current can be negative where the mean is not
+            passes.mirrors[neuron] = neuron.mirrored()
+        received = now * x.float()
+        fired, value, kept.potential = passes.mirrors[neuron].step(received - kept.received, kept.potential)
+        kept.received, kept.emitted = received, kept.emitted + value
+        return fired, (kept.emitted / now).to(x.dtype)
+
+
+def _copied(inputs: Any) -> Any:
+    """Copies of all tensors; one that is given twice is copied once, since attention asks whether q is k."""
+    copies: dict[Tensor, Tensor] = {}
+
+    def copied(x: Tensor) -> Tensor:
+        if x not in copies:
+            copies[x] = x.clone()
+        return copies[x]
+
+    return tree_map_only(Tensor, copied, inputs)

@@ -1,0 +1,153 @@
+"""Integer attention: counts of q, k, probabilities and v as 16-bit integers, both products summed exactly.
+
+    q·kᵀ = u_q·u_k·gain_i·gain_j·(y_q·y_k) + u_k·gain_j·(offset_q·y_k) + what is the same for all keys
+    A·v  = step_i·(u_v·(A·y_v) + offset_v·ΣA)
+
+A row's constant leaves its softmax as it is. q's offset is rounded to whole numbers, as weights are. Gains of v, which
+stand within the sum, are whole multiples of the smallest and multiply the probabilities' counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from onespike import kernels
+from onespike.deploy.folding import Channels, common_units
+from onespike.deploy.products import move_
+from onespike.neurons import Neuron
+from onespike.neurons.code import Code
+
+OFFSET = 2**13 - 1
+"""The largest whole number of q's offset: 64 of them times the largest counts stay below 2³¹."""
+
+
+class _Operand(NamedTuple):
+    """One operand's code: units and times by the axes kept, gain by position."""
+
+    times: Tensor
+    unit: Tensor
+    gain: Tensor | None
+    offset: Tensor | None
+    most: int
+
+
+def _spread(x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """A tensor that broadcasts to [heads, …] as one of this shape, in which axes of 1 are not kept; None if it cannot."""
+    if x is None:
+        return None
+    lead = x.reshape(*x.shape[x.dim() - len(shape) :]) if x.dim() > len(shape) and x.shape[0] == 1 else x
+    try:
+        return lead.detach().expand(shape).contiguous()
+    except RuntimeError:
+        return None
+
+
+def _operand(
+    neuron: Neuron, times: tuple[Tensor, Tensor] | None, kept: tuple[int, ...], position: tuple[int, ...]
+) -> _Operand | None:
+    """The code of an operand whose unit and offset may differ along `kept`; None if they differ along another axis."""
+    code: Code = neuron.code()
+    up, down, q, p = (_spread(x, kept) for x in (*code.units(), *(times or (None, None))))
+    if up is None or down is None or q is None or p is None:
+        return None
+    unit = torch.where(up > 0, up / q, down / p)
+    gain = None if code.gain is None or bool((code.gain == 1).all()) else _spread(code.gain, position)
+    if code.gain is not None and gain is None and not bool((code.gain == 1).all()):
+        return None
+    most = neuron.largest * int(torch.maximum(q, p).max())
+    return _Operand(torch.stack((q, p)), unit, gain, code.offset, most)
+
+
+def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
+    """What counts of each sign are worth in units, once the negative step has moved to a common one; None without."""
+    up, down = torch.broadcast_tensors(*neuron.code().units())
+    times = common_units(up.flatten(), down.flatten())
+    if times is None:
+        return None
+    move_(neuron, Channels(up.flatten(), down.flatten(), None, None, None), times[1] / times[0])
+    return times[0].view_as(up), times[1].view_as(up)
+
+
+class IntegerAttention(nn.Module):
+    """Attention of one owner on integers; `forward` is None where its neurons or sizes have no such form."""
+
+    def __init__(self, q: Neuron, k: Neuron, v: Neuron) -> None:
+        super().__init__()
+        self.times = tuple(_moved_(neuron) for neuron in (q, k, v))
+        self._ready: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": None}
+
+    def forward(
+        self,
+        neurons: tuple[Neuron, Neuron, Neuron, Neuron],
+        operands: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor | None:
+        """fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and what they are to fire."""
+        path, (query, key, value) = kernels.word_path(), operands
+        if path is None or torch.compiler.is_compiling() or not kernels.can_attend(query, key, value):
+            return None
+        lambdas = tuple(None if n.scale is None else float(n.scale.value) for n in neurons)
+        known = (path, lambdas, query.shape[1:], key.shape[1:], value.shape[1:])
+        if self._ready is None or self._ready[0] != known:
+            self._ready = (known, _prepared(neurons, self.times, query, key, value))
+        if self._ready[1] is None:
+            return None
+        step, form, units = self._ready[1]
+        q, k, _, v = neurons
+        return kernels.attend_integers(
+            q.counts(query), k.counts(key), v.counts(value), mask, step, form, units, path
+        )
+
+
+def _prepared(
+    neurons: tuple[Neuron, Neuron, Neuron, Neuron],
+    times: tuple[Any, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> tuple[Tensor, kernels.Form, kernels.Units] | None:
+    (heads, rows, inner), (keys, outer) = query.shape[1:], value.shape[2:]
+    q_neuron, k_neuron, fired, v_neuron = neurons
+    q = _operand(q_neuron, times[0], (heads, 1, 1), (1, rows, 1))
+    k = _operand(k_neuron, times[1], (heads, 1, 1), (1, 1, keys))
+    v = _operand(v_neuron, times[2], (heads, 1, outer), (1, keys, 1))
+    step, form = fired.row_steps(), fired.form()
+    if q is None or k is None or v is None or step is None or form is None:
+        return None
+    v_gain, smallest = _whole(v.gain)
+    v_offset = None if v.offset is None else _spread(v.offset, (heads, 1, outer))
+    q_offset = None if q.offset is None else _spread(q.offset, (heads, 1, inner))
+    if (v.offset is not None and v_offset is None) or (q.offset is not None and q_offset is None):
+        return None
+    largest = 1 if v_gain is None else int(v_gain.max())
+    fits = (
+        max(q.most, k.most, v.most, fired.largest * largest) <= kernels.COUNT
+        and max(q.most, OFFSET if q_offset is not None else 0) * k.most * inner < 2**31
+        and keys * fired.largest * largest * v.most < 2**31
+    )
+    if not fits:
+        return None
+    offset = offset_factor = None
+    if q_offset is not None:
+        size = q_offset.flatten(1).abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / OFFSET
+        offset = (q_offset.flatten(1) / size[:, None]).round().contiguous()
+        offset_factor = (size * k.unit.flatten()).contiguous()
+    return step[..., 0] if step.dim() else step, form, kernels.Units(
+        q.times.contiguous(), k.times.contiguous(), v.times.contiguous(),
+        (q.unit * k.unit).flatten().contiguous(), q.gain, k.gain, v_gain, offset, offset_factor,
+        (v.unit * smallest).contiguous(), v_offset,
+    )  # fmt: skip
+
+
+def _whole(gain: Tensor | None) -> tuple[Tensor | None, float]:
+    """Gains as whole multiples of the smallest one, and that one."""
+    if gain is None:
+        return None, 1.0
+    smallest = float(gain.min())
+    return (gain / smallest).contiguous(), smallest

@@ -1,0 +1,168 @@
+"""Folding: a site's code goes into the weights behind it, so that what is left to multiply are small integers.
+
+    W·o + b = gain · s·(Ŵ·y) + (b + W·offset),   s·Ŵ ≈ W·diag(unit)
+
+The unit of each input channel goes into the weight before it is rounded to 8 bits, one scale for each output; the
+offset goes into the bias; the gain is a factor of each row. Counts of both signs are brought to one unit: where
+unit⁻ / unit⁺ is near p/q for small integers, q·y⁺ − p·y⁻ counts units of unit⁺/q. Elsewhere counts of each sign are
+multiplied by themselves, two populations with weights of their own.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onespike.neurons.code import Code
+
+WEIGHT = 127
+"""The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
+BOTH, ALONE = 15, 31
+"""p and q up to `BOTH` are tried, and beside 1 up to `ALONE`: with λ = ¼ nearly all counts then stay in a byte."""
+NEAR = 1 / 16
+"""How far the negative step may move, relatively, to be in such a ratio. Any ratio from 1/32 to 32 is that near one."""
+
+RATIOS = torch.tensor(
+    sorted(
+        (
+            (q, p)
+            for q in range(1, ALONE + 1)
+            for p in range(1, ALONE + 1)
+            if gcd(p, q) == 1 and (max(p, q) <= BOTH or min(p, q) == 1)
+        ),
+        key=lambda pair: (max(pair), pair),
+    ),
+    dtype=torch.float64,
+)
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit weights and their scales, one for each output (the first dimension): weight ≈ integer · scale.
+
+    >>> quantise(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    (tensor([[  50, -127],
+            [   0,    0]], dtype=torch.int8), tensor([0.0100, 1.0000]))
+    """
+    scale = weight.detach().flatten(1).abs().amax(1) / WEIGHT
+    scale = torch.where(scale > 0, scale, 1.0)
+    rows = scale.view(-1, *[1] * (weight.dim() - 1))
+    return (weight.detach() / rows).round().clamp(-WEIGHT, WEIGHT).to(torch.int8), scale
+
+
+def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(q, p) with p/q ≈ negative/positive for each channel, or None if one has none; 1 and 1 for one side alone.
+
+    >>> up, down = torch.tensor([1.0, 0.3, 1.0]), torch.tensor([0.76, 0.0, 1.0])
+    >>> common_units(up, down)
+    (tensor([4., 1., 1.]), tensor([3., 1., 1.]))
+    >>> common_units(torch.tensor([1.0]), torch.tensor([0.001]))
+    """
+    both = (positive > 0) & (negative > 0)
+    ratio = torch.where(both, negative.double() / positive.double(), 1.0)
+    distance = (RATIOS[:, 1] / RATIOS[:, 0] / ratio[:, None] - 1).abs()
+    near = distance <= NEAR
+    if not bool(near.any(1).all()):
+        return None
+    # of those with the smallest integers the nearest
+    size = torch.where(near, RATIOS.amax(1), torch.inf)
+    chosen = torch.where(size == size.amin(1, keepdim=True), distance, torch.inf).argmin(1)
+    return RATIOS[chosen, 0].float(), RATIOS[chosen, 1].float()
+
+
+class Channels(NamedTuple):
+    """A code by input channel, and by row.
+
+    Attributes:
+        up: what a positive count is worth, one for each channel or one in all; 0 where that side is off.
+        down: likewise.
+        center: what is taken from the input, likewise; None for nothing.
+        offset: what the value starts from, likewise.
+        gain: a power of two for each row, or one in all; None for 1.
+    """
+
+    up: Tensor
+    down: Tensor
+    center: Tensor | None
+    offset: Tensor | None
+    gain: Tensor | None
+
+
+def by_channel(code: Code, channels: int, axis: int) -> Channels | None:
+    """The code of an operand whose channels lie on this axis, from the back; None if it differs along another one."""
+
+    def flat(x: Tensor | None, along: int = axis) -> Tensor | None:
+        if x is None:
+            return None
+        fits = x.numel() == 1 or (x.dim() >= -along and x.shape[along] == x.numel())
+        return x.detach().reshape(-1).contiguous() if fits else torch.empty(0)
+
+    up, down = (flat(unit) for unit in code.units())
+    center, offset, gain = flat(code.center), flat(code.offset), flat(code.gain, -2)
+    parts = [part for part in (up, down, center, offset) if part is not None]
+    if up is None or down is None or any(len(part) not in (1, channels) for part in parts):
+        return None
+    if gain is not None and (len(gain) == 0 or (axis != -1 and len(gain) > 1)):
+        return None
+    if gain is not None and bool((gain == 1).all()):
+        gain = None
+    if center is not None and not bool(center.any()):
+        center = None
+    return Channels(up, down, center, offset, gain)
+
+
+class Folded(NamedTuple):
+    """A weight with a code folded into it.
+
+    Attributes:
+        weight: 8-bit integers, [outputs, inputs of a group, …].
+        scale: one for each output.
+        rounded: the weight as it now is, in the place of the original: integer · scale / unit.
+        times: what counts of each sign are worth in units, like the steps; 0 for a sign that is left out.
+        largest: what the largest sum would be of counts ±1.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    rounded: Tensor
+    times: tuple[Tensor, Tensor]
+    largest: int
+
+
+def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """One number for each input channel, in double, as it meets a weight [outputs, inputs of a group, …]."""
+    outputs, inputs = weight.shape[:2]
+    wide = value.double().expand(inputs * groups).view(groups, 1, inputs)
+    whole = wide.expand(groups, outputs // groups, inputs).reshape(outputs, inputs)
+    return whole.view(outputs, inputs, *[1] * (weight.dim() - 2))
+
+
+def fold(weight: Tensor, channels: Channels, groups: int = 1) -> list[Folded]:
+    """A weight [outputs, inputs of a group, …] for counts of one unit, or one for each sign."""
+    times = common_units(channels.up, channels.down)
+    if times is None:
+        one, none = torch.ones_like(channels.up), torch.zeros_like(channels.up)
+        return [
+            _folded(weight, channels.up, (one, none), groups),
+            _folded(weight, channels.down, (none, one), groups),
+        ]
+    unit = torch.where(channels.up > 0, channels.up / times[0], channels.down / times[1])
+    return [_folded(weight, unit, times, groups)]
+
+
+def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: int) -> Folded:
+    exact, units = weight.detach().double(), along(unit, weight, groups)
+    integers, scale = quantise(exact * units)
+    whole = integers.double() * scale.view(-1, *[1] * (weight.dim() - 1))
+    rounded = torch.where(units > 0, whole / torch.where(units > 0, units, 1.0), exact)
+    largest = int(integers.int().abs().flatten(1).sum(1).max())
+    return Folded(integers, scale.float(), rounded.float(), times, largest)
+
+
+def shift(weight: Tensor, channels: Channels, groups: int = 1) -> Tensor | None:
+    """Σ weight·offset over the inputs, in double: [outputs, …] with the kernel's places left; None without an offset."""
+    if channels.offset is None:
+        return None
+    return (weight.detach().double() * along(channels.offset, weight, groups)).sum(1)

@@ -1,0 +1,189 @@
+"""Post-training quantization of the original network: the integer networks that a spiking one competes with.
+
+Weights have one scale per output channel, activations one range per tensor or per channel; both are chosen on
+calibration inputs, where each range is clipped as far as that lowers the squared error. Values are rounded to the
+integers' grid and multiplied as floats, so figures are those of integer arithmetic on any machine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.errors import UsageError, unknown
+from onespike.runtime.batches import call, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Visitor, visiting
+
+CLIPS = tuple(k / 20 for k in range(20, 3, -1))
+"""Shares of a range that are tried."""
+ROWS = 1024
+"""Rows of each site that are kept to try them on."""
+GRANULARITIES = ("tensor", "channel")
+
+
+def rounded(x: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
+    """The nearest numbers on a grid of 2**bits points from low to high, on which 0 lies.
+
+    >>> rounded(torch.tensor([-9.0, 0.0, 0.4, 0.6, 9.0]), torch.tensor(-1.0), torch.tensor(2.0), 2).tolist()
+    [-1.0, 0.0, 0.0, 1.0, 2.0]
+    """
+    largest = 2**bits - 1
+    step = ((high - low) / largest).clamp(min=torch.finfo(x.dtype).tiny)
+    zero = (-low / step).round()
+    points: Tensor = (x / step).round().add(zero).clamp(0, largest)
+    result: Tensor = (points - zero) * step
+    return result
+
+
+def _clipped(x: Tensor, low: Tensor, high: Tensor, bits: int, apart: bool = False) -> tuple[Tensor, Tensor]:
+    """The range, shortened as far as that lowers the squared error: by one share for all channels, or `apart`.
+
+    x is [rows, channels]; a few rows of it tell little about the largest value of one channel.
+    """
+    best, chosen = torch.full_like(low, float("inf")), torch.ones_like(low)
+    for clip in CLIPS:
+        error = (rounded(x, low * clip, high * clip, bits) - x).square()
+        loss = error.sum(0) if apart else error.sum().expand_as(low)
+        better = loss < best
+        best, chosen = torch.where(better, loss, best), torch.where(better, clip, chosen)
+    return low * chosen, high * chosen
+
+
+def rounded_weight(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
+    """A weight as symmetric integers with one scale per output channel."""
+    rows = weight.detach().movedim(axis, -1)
+    flat = rows.reshape(-1, rows.shape[-1]).float()
+    top = flat.abs().amax(0)
+    # one point of an even grid is left out, so that 0 is in the middle
+    low, high = -top * (1 + 1 / (2 ** (bits - 1) - 1)), top
+    low, high = _clipped(flat, low, high, bits, apart=True)
+    result: Tensor = rounded(flat, low, high, bits).view(rows.shape).movedim(-1, axis)
+    return result.to(weight.dtype)
+
+
+def _axis(operand: Operand, x: Tensor) -> int | None:
+    """The axis over which the product sums: its channels."""
+    if operand.site.operation == "conv":
+        return 1
+    if operand.site.operation == "einsum" or x.dim() < 2:
+        return None
+    return -2 if operand.site.role == "rhs" else -1
+
+
+@dataclass
+class Observed(Visitor):
+    """What passes each site of the original network on calibration inputs, and which weights it meets.
+
+    Attributes:
+        low: site → smallest value of each channel, at most 0; likewise `high`.
+        rows: site → some rows of [elements, channels].
+        weights: number of a parameter → the axis of its output channels.
+    """
+
+    low: dict[str, Tensor] = field(default_factory=dict)
+    high: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[int, int] = field(default_factory=dict)
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        if operand.site.is_activation:
+            return x
+        site, axis = str(operand.site), _axis(operand, x)
+        weight = operand.product.operands.get("weight")
+        if isinstance(weight, nn.Parameter) and operand.site.role == "input":
+            transposed = (
+                operand.site.operation == "conv" and weight.shape[1] * operand.product.groups != x.shape[1]
+            )
+            self.weights[id(weight)] = 1 if transposed else 0
+        flat = (x.flatten()[:, None] if axis is None else x.movedim(axis, -1).flatten(0, -2)).detach().float()
+        low, high = flat.amin(0).clamp(max=0), flat.amax(0).clamp(min=0)
+        if (
+            site in self.low and self.low[site].shape != low.shape
+        ):  # another length: channels of attention do not match
+            flat, low, high = flat.reshape(-1, 1), low.amin()[None], high.amax()[None]
+            self.low[site], self.high[site] = self.low[site].amin()[None], self.high[site].amax()[None]
+            self.rows[site] = self.rows[site].reshape(-1, 1)[:ROWS]
+        known = site in self.low
+        self.low[site] = torch.minimum(self.low[site], low) if known else low
+        self.high[site] = torch.maximum(self.high[site], high) if known else high
+        some = flat[:: max(1, len(flat) // (ROWS // 4))][: ROWS // 4]
+        self.rows[site] = torch.cat([self.rows[site], some])[:ROWS] if known else some
+        return x
+
+
+def observe(model: nn.Module, batches: Iterable[Any]) -> Observed:
+    """Run the original network on calibration inputs."""
+    seen, device = Observed(), device_of(model)
+    with evaluating(model), visiting(model, seen):
+        for batch in batches:
+            call(model, to(batch, device))
+    if not seen.low:
+        raise UsageError("quantization: the network ran no product. Give at least one calibration batch.")
+    return seen
+
+
+class _Rounding(Visitor):
+    """Rounds every operand to its range."""
+
+    def __init__(self, ranges: Mapping[str, tuple[Tensor, Tensor]], bits: int) -> None:
+        self.ranges, self.bits = ranges, bits
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        found = self.ranges.get(str(operand.site))
+        if found is None:  # a ReLU, or a path that calibration did not take
+            return x
+        axis, low, high = _axis(operand, x), found[0].to(x), found[1].to(x)
+        if axis is None or low.numel() == 1:
+            return rounded(x, low, high, self.bits)
+        return rounded(x.movedim(axis, -1), low, high, self.bits).movedim(-1, axis)
+
+
+class Quantized(nn.Module):
+    """A network whose weights and operands are on grids of 2**bits points.
+
+    Args:
+        model: the original; a copy of it is kept.
+        observed: what `observe` has seen.
+        bits: of weights and activations.
+        granularity: of the activations' ranges, per `tensor` or per `channel`; weights have one per output channel.
+    """
+
+    def __init__(self, model: nn.Module, observed: Observed, bits: int, granularity: str = "tensor") -> None:
+        super().__init__()
+        if granularity not in GRANULARITIES:
+            raise unknown("granularity", granularity, GRANULARITIES)
+        self.model = copy.deepcopy(model)
+        _round_weights_(self.model, model, observed, bits)
+        ranges = {}
+        for site, rows in observed.rows.items():
+            low, high = observed.low[site], observed.high[site]
+            if granularity == "tensor":
+                low, high = low.amin(), high.amax()
+            ranges[site] = _clipped(rows, low, high, bits)
+        self.rounding = _Rounding(ranges, bits)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with visiting(self.model, self.rounding):
+            return self.model(*args, **kwargs)
+
+
+def _round_weights_(network: nn.Module, model: nn.Module, observed: Observed, bits: int) -> None:
+    """Round the weights that products of the observed model have, in a copy or conversion of it."""
+    axes = {n: observed.weights[id(p)] for n, p in model.named_parameters() if id(p) in observed.weights}
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in axes:
+                parameter.copy_(rounded_weight(parameter, bits, axes[name]))
+
+
+def with_integer_weights(snn: nn.Module, model: nn.Module, observed: Observed, bits: int = 8) -> nn.Module:
+    """A converted network whose weights are integers, with one scale per output channel."""
+    result = copy.deepcopy(snn)
+    _round_weights_(result, model, observed, bits)
+    return result

@@ -1,0 +1,327 @@
+"""Integer products: counts of spikes times 8-bit weights, summed exactly; scales, gains and bias follow once.
+
+The plain form sums in float64 (in float32 where every sum is below 2²⁴), where such integers are exact whatever the
+order of the summands. The kernels give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onespike import kernels
+from onespike.deploy.folding import Channels, Folded, by_channel, fold, shift
+from onespike.neurons import Neuron
+
+EXACT = 2**24
+"""Integers below are exact in float32, and so are their sums."""
+
+
+class IntegerProduct(nn.Module):
+    """A weight behind one neuron: `forward(x, neuron)` fires, multiplies integers and adds the bias.
+
+    Args:
+        neuron: whose code is folded into the weight; its negative step moves to a common unit.
+        folded: the weight with that code.
+        channels: the code.
+        bias: of the product, without the offset's part.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    times_up: Tensor
+    times_down: Tensor
+
+    def __init__(self, neuron: Neuron, folded: Folded, channels: Channels, bias: Tensor | None) -> None:
+        super().__init__()
+        up, down = folded.times
+        for name, value in (
+            ("weight", folded.weight),
+            ("scale", folded.scale),
+            ("times_up", up),
+            ("times_down", down),
+        ):
+            self.register_buffer(name, value)
+        self.register_buffer("bias", bias)
+        self.lambda_ = _lambda(neuron)
+        self.low = -128 if bool((channels.down * down > 0).any()) else 0
+        most = neuron.largest * int(torch.maximum(up, down).max())
+        self.bound = most * folded.largest
+        """No sum is larger."""
+        self.fits = most <= kernels.COUNT and self.bound < 2**31
+        self._ready: Any = None
+        if bool((up > 0).all() and (down > 0).all()):
+            move_(neuron, channels, down / up)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": None}  # what is packed is packed for this processor
+
+    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
+        """The definition, in torch's operations."""
+        raise NotImplementedError
+
+    def prepared(self, neuron: Neuron, matrix: Callable[[], Tensor], axis: int) -> tuple[Any, ...] | None:
+        """What the kernel takes, made once for a processor and a λ; None where it has no form for the neuron."""
+        if torch.compiler.is_compiling():
+            return None
+        path, scale = kernels.best_path(), _lambda(neuron)
+        if path is None or not self.fits:
+            return None
+        if self._ready is None or self._ready[0] != (path, scale):
+            self._ready = ((path, scale), self._prepare(neuron, matrix(), axis, path))
+        ready: tuple[Any, ...] | None = self._ready[1]
+        return ready
+
+    def _prepare(
+        self, neuron: Neuron, matrix: Tensor, axis: int, path: kernels.Path
+    ) -> tuple[kernels.Spikes, kernels.Weights, Tensor, kernels.Path] | None:
+        form = neuron.form()
+        inputs = self.weight.shape[1]
+        channels = by_channel(neuron.code(), inputs, axis)
+        if form is None or channels is None:
+            return None
+        values = [channels.up, channels.down, self.times_up, self.times_down]
+        each = any(value.numel() > 1 for value in values)
+        up, down, *times = ((x.expand(inputs).contiguous() if each else x.reshape(())) for x in values)
+        up, down = up * times[0].sign(), down * times[1].sign()
+        sides = (up if each or up > 0 else None, down if each or down > 0 else None)
+        center = None if channels.center is None else channels.center.expand(inputs).contiguous()
+        spikes = kernels.Spikes(form, sides, (times[0], times[1]), center, channels.gain, self.low)
+        total = matrix.sum(1, dtype=torch.int32)
+        weights = kernels.Weights(kernels.pack(matrix, path), total, self.scale, self.bias, matrix.shape[1])
+        return spikes, weights, self.factor(neuron), path
+
+    def factor(self, neuron: Neuron) -> Tensor:
+        """What λ has become since the code was folded."""
+        return torch.ones(()) if neuron.scale is None else neuron.scale.value / self.lambda_
+
+    def units(self, neuron: Neuron, x: Tensor, axis: int) -> Tensor:
+        """Counts of units, integers in float32; NaN stays NaN."""
+        counts = neuron.counts(x)
+        up, down = counts.clamp(min=0), counts.clamp(max=0)
+        shape = [-1, *[1] * (-axis - 1)]
+        q, p = (
+            times.view(shape) if times.numel() > 1 else times for times in (self.times_up, self.times_down)
+        )
+        return up * q + down * p
+
+    def finished(self, sums: Tensor, neuron: Neuron, gain: Tensor | None, axis: int) -> Tensor:
+        """Scales and gain of exact sums, rounded once each, in the order of the kernels; without the bias."""
+        scale = (self.scale * self.factor(neuron)).view(-1, *[1] * (-axis - 1))
+        value = sums.float() * scale
+        return value if gain is None else value * gain
+
+    @property
+    def exact(self) -> torch.dtype:
+        """A type in which no sum is rounded."""
+        return torch.float32 if self.bound < EXACT else torch.float64
+
+    def extra_repr(self) -> str:
+        return f"int8 {tuple(self.weight.shape)}"
+
+
+class IntegerLinear(IntegerProduct):
+    """s·(Ŵ·y) + b for activations [.., inputs]."""
+
+    def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
+        ready = self.prepared(neuron, lambda: self.weight, -1)
+        if ready is not None:
+            gain = ready[0].gain
+            if gain is None or gain.numel() in (1, x.shape[-2] if x.dim() > 1 else 1):
+                value = kernels.multiply(x.reshape(-1, x.shape[-1]), *ready)
+                if value is not None:
+                    return value.view(*x.shape[:-1], value.shape[-1])
+        return self.plain(x, neuron)
+
+    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
+        """The definition, in torch's operations."""
+        units = self.units(neuron, x, -1)
+        with torch._C.DisableTorchFunction():  # this product is not one of the network's
+            sums = F.linear(units.nan_to_num(nan=0.0).to(self.exact), self.weight.to(self.exact))
+        value = self.finished(sums, neuron, neuron.code().gain, -1)
+        value = value if self.bias is None else value + self.bias
+        # no integer is NaN; a row that holds one is NaN altogether, as in float
+        return value + units.sum(-1, keepdim=True) * 0.0
+
+
+class IntegerConvolution(IntegerProduct):
+    """s·(Ŵ ∗ y) + b for activations [batch, channels, …]; the geometry is that of the module it stands for.
+
+    The offset's part of the bias differs near the border, where zeros are added around the values. It is the
+    convolution of an image of ones with `shift`, one number for each output and place of the kernel.
+    """
+
+    shift: Tensor | None
+
+    def __init__(
+        self, neuron: Neuron, folded: Folded, channels: Channels, bias: Tensor | None, module: Any
+    ) -> None:
+        super().__init__(neuron, folded, channels, bias)
+        self.register_buffer("shift", None)
+        self.dims = folded.weight.dim() - 2
+        self.groups, self.stride, self.dilation = module.groups, module.stride, module.dilation
+        padded = module.padding_mode == "zeros"  # else the module pads by itself
+        self.padding = module.padding if padded else (0,) * self.dims
+        self._places: dict[tuple[int, ...], Tensor | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_places": {}}
+
+    def _convolved(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+        function: Any = (F.conv1d, F.conv2d, F.conv3d)[self.dims - 1]
+        with torch._C.DisableTorchFunction():
+            result: Tensor = function(x, weight, None, self.stride, self.padding, self.dilation, groups)
+        return result
+
+    def constants(self, size: tuple[int, ...]) -> Tensor | None:
+        """Bias and the offset's part, [outputs, …] by place where they differ by place; kept for sizes once seen."""
+        if size not in self._places:
+            bias, shift = self.bias, self.shift
+            if shift is not None:
+                ones = shift.new_ones(1, 1, *size)
+                shift = self._convolved(ones, shift, 1)[0]
+                if bool((shift == shift.flatten(1)[:, 0].view(-1, *[1] * self.dims)).all()):
+                    shift = shift.flatten(1)[:, 0].view(-1, *[1] * self.dims)
+                bias = (shift if bias is None else shift + bias.view(-1, *[1] * self.dims)).float()
+            elif bias is not None:
+                bias = bias.view(-1, *[1] * self.dims)
+            self._places[size] = bias
+        return self._places[size]
+
+    def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
+        if x.dim() == self.dims + 1:
+            return self.forward(x.unsqueeze(0), neuron).squeeze(0)
+        ready = (
+            self.prepared(neuron, self._matrix, -1 - self.dims)
+            if self.groups == 1 and self.dims < 3
+            else None
+        )
+        value = None if ready is None else self._by_kernel(x, *ready)
+        return self.plain(x, neuron) if value is None else value
+
+    def _matrix(self) -> Tensor:
+        """The weights as the kernel goes through its windows: [outputs, places of the kernel, inputs]."""
+        return self.weight.movedim(1, -1).flatten(1)
+
+    def _by_kernel(
+        self, x: Tensor, spikes: kernels.Spikes, weights: kernels.Weights, factor: Tensor, path: kernels.Path
+    ) -> Tensor | None:
+        size = tuple(x.shape[2:])
+        image = x if self.dims == 2 else x.unsqueeze(2)
+        window = self._window((image.shape[2], image.shape[3]))
+        bias = self.constants(size)
+        if bias is not None:
+            bias = bias.flatten(1).t().contiguous()
+        last = image.permute(0, 2, 3, 1).contiguous()
+        value = kernels.multiply(last, spikes, weights._replace(bias=bias), factor, path, window)
+        if value is None:
+            return None
+        result = value.view(len(x), *window.places, len(self.scale)).permute(0, 3, 1, 2)
+        return result if self.dims == 2 else result.squeeze(2)
+
+    def _window(self, image: tuple[int, int]) -> kernels.Window:
+        kernel, one = tuple(self.weight.shape[2:]), (1,) * (2 - self.dims)
+        stride, dilation, kernel = (*one, *self.stride), (*one, *self.dilation), (*one, *kernel)
+        around = [0, 0] * (2 - self.dims)
+        for axis in range(2 - self.dims, 2):
+            if isinstance(self.padding, str):
+                whole = 0 if self.padding == "valid" else dilation[axis] * (kernel[axis] - 1)
+                around += [whole // 2, whole - whole // 2]
+            else:
+                around += [self.padding[axis - 2 + self.dims]] * 2
+        pair: Any = (kernel, stride, dilation)
+        above, below, left, right = around
+        return kernels.Window(image, (above, below, left, right), *pair)
+
+    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
+        """The definition, in torch's operations."""
+        axis = -1 - self.dims
+        units = self.units(neuron, x, axis)
+        # sums in float32 only where no library transforms the image first: in groups
+        exact = self.exact if self.groups > 1 else torch.float64
+        clean = units.nan_to_num(nan=0.0).to(exact)
+        value = self.finished(self._convolved(clean, self.weight.to(exact), self.groups), neuron, None, axis)
+        bias = self.constants(tuple(x.shape[2:]))
+        value = value if bias is None else value + bias
+        missing = units.isnan()
+        if not torch.compiler.is_compiling() and not bool(missing.any()):
+            return value
+        touched = self._convolved(missing.to(exact), torch.ones_like(self.weight, dtype=exact), self.groups)
+        return torch.where(touched > 0, torch.nan, value)
+
+
+def move_(neuron: Neuron, channels: Channels, ratio: Tensor) -> None:
+    """Make the negative step this part of the positive one, so that firing and adding speak of the same steps."""
+    other = (channels.up > 0) & (channels.down > 0) & (channels.down != channels.up * ratio)
+    if bool(other.any()):
+        like = neuron.positive if neuron.positive.numel() >= neuron.negative.numel() else neuron.negative
+        shape = like.shape if ratio.numel() > 1 else ()
+        moved = (neuron.positive.double() * ratio.view(shape)).float()
+        neuron.negative = torch.where(
+            other.view(shape) if other.numel() > 1 else other[0], moved, neuron.negative
+        )
+
+
+def _lambda(neuron: Neuron) -> float:
+    return 1.0 if neuron.scale is None else float(neuron.scale.value)
+
+
+class Populations(nn.Module):
+    """The sum of two products that fire counts of one sign each."""
+
+    def __init__(self, first: IntegerProduct, second: IntegerProduct) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
+        value: Tensor = self.first(x, neuron) + self.second(x, neuron)
+        return value
+
+    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
+        """The definition, in torch's operations."""
+        return self.first.plain(x, neuron) + self.second.plain(x, neuron)
+
+
+UNFOLDED = "its steps differ along an axis that its weight does not have"
+
+
+def _joined(parts: list[Any], folded: list[Folded]) -> tuple[nn.Module, Tensor]:
+    """One module, and the weights as they now are: of two populations the mean."""
+    rounded = torch.stack([part.rounded for part in folded]).mean(0)
+    return parts[0] if len(parts) == 1 else Populations(parts[1], parts[0]), rounded
+
+
+def linear_form(neuron: Neuron, weight: Tensor, bias: Tensor | None) -> tuple[nn.Module, Tensor] | str:
+    """The integer form of a linear map and the weights as they now are; or why it has none."""
+    channels = by_channel(neuron.code(), weight.shape[1], -1)
+    if channels is None:
+        return UNFOLDED
+    folded, added = fold(weight, channels), shift(weight, channels)
+    given = None if bias is None else bias.detach().clone()
+    if added is not None:
+        given = (added if given is None else added + given.double()).float()
+    parts = [IntegerLinear(neuron, part, channels, None if i else given) for i, part in enumerate(folded)]
+    return _joined(parts, folded)
+
+
+def convolution_form(neuron: Neuron, module: Any) -> tuple[nn.Module, Tensor] | str:
+    """The integer form of a convolution and the weights as they now are; or why it has none."""
+    channels = by_channel(neuron.code(), module.in_channels, 1 - module.weight.dim())
+    if channels is None or channels.gain is not None:
+        return UNFOLDED
+    folded, added = (
+        fold(module.weight, channels, module.groups),
+        shift(module.weight, channels, module.groups),
+    )
+    bias = None if module.bias is None else module.bias.detach().clone()
+    parts = [
+        IntegerConvolution(neuron, part, channels, None if i else bias, module)
+        for i, part in enumerate(folded)
+    ]
+    parts[0].shift = None if added is None else added.unsqueeze(1)
+    return _joined(parts, folded)

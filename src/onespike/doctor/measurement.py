@@ -1,0 +1,268 @@
+"""All that the doctor measures: one evaluation with a survey, then variants of the run on a few inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.adapters import KNOWN, Normalisation, exchanged, normalisation
+from onespike.conversion.attach import named_neurons
+from onespike.doctor.probe import Probe, analog, beyond_chance
+from onespike.energy.site_statistics import Survey
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.passes.base import kind
+from onespike.passes.one_call import spike
+from onespike.recipe import PRESETS, Recipe
+from onespike.runs import pipeline
+from onespike.runs.as_command import convert_command
+from onespike.runs.pipeline import Pair, Progress, no_progress
+from onespike.runs.storage import WEIGHTS
+from onespike.runtime.batches import call, count, split, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.tasks import Headline, Items, limit
+
+PROBE_IMAGES = 64
+SCALES = (1.0, 0.6, 0.35, 0.25, 0.18, 0.12, 0.08)
+WORST_KINDS = 2
+OWN = "of its own library"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "thresholds per channel": {"granularity": "channel"},
+    "softmax thresholds per head": {"softmax": "head"},
+    "nearest rounding": {"rounding": "nearest"},
+}
+"""Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
+PASSES: tuple[str, ...] = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
+"""Passes that a run without any is measured with; tuning would take hours."""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Measured results, ready for JSON; `findings` needs nothing else. Divergences (kl) are in nats.
+
+    Attributes:
+        evaluation: figures, energy and speed of both networks on all images.
+        published: what the publisher of the weights states for the headline figure.
+        headline: that figure of both networks, on these images.
+        overlap: images that calibration has seen as well.
+        calibration_images: how many there were.
+        percentile: share of values (%) that each threshold should leave above it.
+        sites: the survey of each spiking site, by name, with its share of saturated elements.
+        kl: of the run itself on the probe.
+        probe_images: inputs of the probe.
+        kinds: kind of site → kl with that kind analog.
+        single: site → kl with that one site analog, for the worst kinds.
+        scales: λ, kl and energy of a sweep, and whether it beats the run beyond chance.
+        recalibrated: kl before and after calibrating on half of the probe, measured on the other half.
+        variants: name → kl before and after, with the run's passes but `tune`.
+        passes: kl without passes and with `PASSES` at the same energy; None for a run that has passes.
+        used: the passes of the run.
+        energy: the energy column of the run.
+        budget: the energy that its passes were to meet.
+        refused: name of a remedy → why it cannot be measured on this run.
+        normalisations: name → how often the original network is right, in percent; `as given` is the run's own.
+        better_normalisation: the name of one that beats it beyond chance.
+        commands: what to run for each remedy.
+    """
+
+    evaluation: dict[str, Any]
+    published: float | None
+    headline: Headline
+    overlap: int
+    calibration_images: int
+    percentile: float
+    scale: float | None
+    sites: dict[str, dict[str, Any]]
+    kl: float
+    probe_images: int
+    kinds: dict[str, float]
+    single: dict[str, float]
+    scales: list[dict[str, Any]]
+    recalibrated: tuple[float, float]
+    variants: dict[str, tuple[float, float]]
+    passes: tuple[float, float] | None
+    used: tuple[str, ...]
+    energy: str
+    budget: float | None
+    refused: dict[str, str]
+    normalisations: dict[str, float]
+    better_normalisation: str | None
+    commands: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def checkup(
+    pair: Pair,
+    items: Items,
+    run: Path,
+    *,
+    images: int = PROBE_IMAGES,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+) -> Checkup:
+    """Measure a run on these images: all of them once, and `images` of them in many variants."""
+    items = pair.loaded.task.named(items, pair.loaded)
+    survey = Survey(visits=max(1, images // batch_size))
+    result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
+    few = limit(items, images)
+    inputs = [x for x, _ in pair.loaded.batches(few, max(1, min(batch_size, len(few) // 2)))]
+    probe = Probe(pair.ann, inputs, pair.loaded.task)
+    own = probe.distance(pair.snn)
+    kinds = _kinds(pair, probe, progress)
+    normalisations, better = _normalisations(pair, few, inputs)
+    recalibrated, variants, refused = _variants(pair, probe, progress)
+    saturated = {str(site): row.saturated / max(row.elements, 1) for site, row in survey.sites.items()}
+    sites = {name: {**row.to_dict(), "saturated": saturated[name]} for name, row in survey.details.items()}
+    for name, row in sites.items():
+        row["calibrated_largest"] = pair.thresholds[name].largest
+        del row["histogram"]
+    scales = probe.sweep(pair.snn, SCALES, pair.recipe.scale, pair.recipe.energy, progress)
+    return Checkup(
+        evaluation=result.to_dict(),
+        published=pair.loaded.published_top1,
+        headline=pair.loaded.task.headline(result.metrics),
+        overlap=len(pipeline.overlap(pair.data, items)),
+        calibration_images=int(pair.thresholds.provenance["samples"]),
+        percentile=pair.recipe.percentile,
+        scale=result.scale,
+        sites=sites,
+        kl=own.kl,
+        probe_images=len(few),
+        kinds=kinds,
+        single=_single(pair, probe, kinds, progress),
+        scales=scales,
+        recalibrated=recalibrated,
+        variants={name: found for name, found in variants.items() if name in VARIANTS},
+        passes=variants.get("passes"),
+        used=pair.recipe.passes,
+        energy=pair.recipe.energy,
+        budget=pair.recipe.budget,
+        refused=refused,
+        normalisations=normalisations,
+        better_normalisation=better,
+        commands=_commands(pair, run, items, scales, kinds, better),
+    )
+
+
+def _spiking(pair: Pair) -> list[str]:
+    return [str(site) for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
+
+
+def _without(pair: Pair, probe: Probe, chosen: Callable[[str], bool]) -> float:
+    with analog(pair.snn, chosen):
+        return probe.distance(pair.snn).kl
+
+
+def _kinds(pair: Pair, probe: Probe, progress: Progress) -> dict[str, float]:
+    every = list(dict.fromkeys(kind(site) for site in _spiking(pair)))
+    shown = progress("one kind of site analog at a time", len(every))(every)
+    return {each: _without(pair, probe, lambda site, each=each: kind(site) == each) for each in shown}  # type: ignore[misc]
+
+
+def _single(pair: Pair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
+    worst = sorted(kinds, key=lambda k: kinds[k])[:WORST_KINDS]
+    every = [site for site in _spiking(pair) if kind(site) in worst]
+    shown = progress("one site analog at a time", len(every))(every)
+    return {each: _without(pair, probe, lambda site, each=each: site == each) for each in shown}  # type: ignore[misc]
+
+
+def _variants(
+    pair: Pair, probe: Probe, progress: Progress
+) -> tuple[tuple[float, float], dict[str, tuple[float, float]], dict[str, str]]:
+    """Calibrated anew on one half of the probe, by the same recipe and by others; measured on the other half.
+
+    All of them go through the run's passes; `tune` is left out of both sides, since it takes long.
+    """
+    half, rest = probe.halves()
+    inputs = [
+        part for batch in half for part in split(batch, -(-count(batch) // 2))
+    ]  # some passes compare batches
+
+    def measured(recipe: Recipe) -> float:
+        return rest.distance(spike(pair.ann, inputs, recipe, share_weights=True, task=pair.loaded.task)).kl
+
+    own = pair.recipe.replace(passes=tuple(name for name in pair.recipe.passes if name != "tune"))
+    before, again = rest.distance(pair.snn).kl, measured(own)
+    tried: dict[str, tuple[float, float]] = {}
+    refused: dict[str, str] = {}
+    remedies = {"passes": {"passes": PASSES}} if PASSES and not own.passes else {}
+    for name, changes in progress("other recipes", 1 + len(VARIANTS))({**remedies, **VARIANTS}.items()):
+        try:
+            recipe = own.replace(**changes)
+            if recipe != own:
+                tried[name] = (again, measured(recipe))
+        except UsageError as error:
+            refused[name] = str(error)
+    return (before, again), tried, refused
+
+
+def _normalisations(pair: Pair, items: Items, inputs: Sequence[Any]) -> tuple[dict[str, float], str | None]:
+    """How often the original network is right under each known normalisation, and the one that is clearly better."""
+    given, task = normalisation(pair.loaded.transform), pair.loaded.task
+    if given is None or not items.labelled or not all(isinstance(x, Tensor) for x in inputs):
+        return {}, None
+    labels = torch.tensor([item.label for item in items]).split([len(x) for x in inputs])
+    right, fit = dict[str, Tensor](), dict[str, float]()
+    with evaluating(pair.ann):
+        for name, other in {"as given": given, **_candidates(pair)}.items():
+            answers = []
+            for x, label in zip(inputs, labels, strict=True):
+                output = call(pair.ann, to(exchanged(x, given, other), device_of(pair.ann)))
+                if (answer := task.right(output, label)) is None:
+                    return {}, None
+                answers.append(answer)
+            right[name] = torch.cat([hits for hits, _ in answers])
+            fit[name] = float(torch.cat([likelihoods for _, likelihoods in answers]).mean())
+    best = max(fit, key=lambda name: fit[name])  # likelihood tells neighbours apart where accuracy ties
+    if OWN in right and not beyond_chance(right[best], right[OWN]):
+        best = OWN
+    scores = {name: 100 * float(hits.double().mean()) for name, hits in right.items()}
+    return scores, best if beyond_chance(right[best], right["as given"]) else None
+
+
+def _candidates(pair: Pair) -> dict[str, Normalisation]:
+    return KNOWN if pair.loaded.replaced is None else {OWN: pair.loaded.replaced, **KNOWN}
+
+
+def _commands(
+    pair: Pair,
+    run: Path,
+    items: Items,
+    scales: list[dict[str, Any]],
+    kinds: dict[str, float],
+    better: str | None,
+) -> dict[str, str]:
+    """What to type for each remedy; a new run gets a name beside the old one."""
+    stored = run / WEIGHTS
+    again = partial(convert_command, pair, f"{run}-2", weights=stored if stored.exists() else None)
+    commands = {
+        "calibration": again(images=max(128, len(pair.data["names"]))),
+        "evaluate": f"onespike evaluate {run} --data OTHER-IMAGES",
+        "search": f"onespike search {run} --data {pair.data['source']} --objective kl --trials 12",
+        "normalisation": f"onespike convert {pair.loaded.spec} --help",
+        "per site": f"onespike search {run} --data {pair.data['source']} --per-site kind",
+    }
+    if better is not None:
+        commands["normalisation"] = again(normalisation=KNOWN.get(better))
+    if scales:
+        best = min(scales, key=lambda row: float(row["kl"]))
+        spends = pair.recipe.budget is not None and best["energy"] is not None
+        commands["scale"] = again(
+            **({"budget": round(best["energy"], 3)} if spends else {"scale": best["scale"]})
+        )
+    if kinds:
+        worst = min(kinds, key=lambda k: kinds[k])
+        commands["kind"] = again(exclude=(*pair.recipe.exclude, worst))
+    commands["passes"] = again(passes=PASSES)
+    for name, changes in VARIANTS.items():
+        commands[name] = again(**changes)
+    return commands

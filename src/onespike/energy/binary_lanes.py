@@ -1,0 +1,118 @@
+"""Binary lanes: an integer spike as signed binary digits, each a 0/±1 spike on the lane of its power of two.
+
+The product of a layer is linear, so W·y = Σ_k 2^k·(W·d_k) for the digits d_k of y: lane k adds or subtracts weights,
+and its sum is shifted by k. In fixed-point arithmetic both sides are the same integer, which `prove` shows for
+every product of a converted network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.conversion.network import is_converted
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.runtime.batches import call, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Visit, visiting
+
+WEIGHT_BITS = 20
+"""Weights in fixed point: with counts below 2^12 and sums of 2^20 terms, float64 holds every integer exactly."""
+
+
+def digits(counts: Tensor) -> list[Tensor]:
+    """The non-adjacent form of integers: for each lane k the digits −1, 0 or 1 with counts = Σ 2^k·digit.
+
+    >>> [lane.item() for lane in digits(torch.tensor(7))]
+    [-1, 0, 0, 1]
+    """
+    rest, lanes = counts.long(), []
+    while bool((rest != 0).any()):
+        odd = rest % 2
+        digit = odd * (2 - rest % 4)  # −1 where two odd bits follow each other, so that the next is 0
+        lanes.append(digit)
+        rest = (rest - digit) // 2
+    return lanes
+
+
+def shift_and_add(product: Callable[[Tensor], Tensor], counts: Tensor) -> tuple[Tensor, float]:
+    """Σ_k 2^k·product(d_k), and how many 0/±1 spikes were sent."""
+    total, sent = product(torch.zeros_like(counts)), 0.0
+    for lane, digit in enumerate(digits(counts)):
+        total = total + product(digit.to(counts.dtype)) * 2.0**lane
+        sent += float(digit.abs().sum())
+    return total, sent
+
+
+def fixed_point(weight: Tensor, bits: int = WEIGHT_BITS) -> Tensor:
+    """Integers of that many bits, in float64, proportional to the weights."""
+    largest = weight.detach().abs().max().double().clamp(min=1e-300)
+    fixed: Tensor = (weight.detach().double() / largest * (2**bits - 1)).round()
+    return fixed
+
+
+@dataclass
+class LaneProof:
+    """What was compared: products (a side each), spikes as integers and as 0/±1 digits, and where a result differed by a bit."""
+
+    products: int = 0
+    graded_spikes: float = 0.0
+    lane_spikes: float = 0.0
+    unequal: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        return self.products > 0 and not self.unequal
+
+
+def _product(operand: Operand, step: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """The site's product as a function of its counts, the step folded into fixed-point weights; None for others."""
+    product, role = operand.product, operand.site.role
+    if role == "lhs":
+        other = fixed_point(product.operands["rhs"])
+    elif role == "input" and "weight" in product.operands:
+        given, groups = product.operands["weight"], product.groups
+        by_group = step.reshape(groups, 1, -1) if step.numel() > 1 else step.reshape(1, 1, 1)
+        scale = by_group.expand(groups, len(given) // groups, -1).reshape(len(given), -1)
+        other = fixed_point(given * scale.view(*scale.shape, *[1] * (given.dim() - 2)))
+    else:
+        return None
+    return lambda spikes: product.multiply(spikes, other)
+
+
+def prove(snn: nn.Module, batch: Any) -> LaneProof:
+    """Send every spike of a batch on lanes, and compare each product with the graded one, bit by bit.
+
+    Equal products give equal inputs to the next layer, so the networks are equal too. A product of two activations
+    is driven by its first operand, as in the ledger.
+    """
+    if not is_converted(snn):
+        raise ConversionError("lanes: this network has no neurons. Convert it first.")
+    proof = LaneProof()
+
+    def compare(operand: Operand, x: Tensor) -> Tensor:
+        neuron = operand.place.standing(operand)
+        if not isinstance(neuron, Neuron):
+            return x
+        counts = neuron.counts(x)
+        for sign, step in neuron.code().populations:
+            product = _product(operand, step)
+            if product is None:
+                continue
+            spikes = (counts * sign).clamp(min=0).double()
+            graded, (lanes, sent) = product(spikes), shift_and_add(product, spikes)
+            proof.products += 1
+            proof.graded_spikes += float(spikes.sum())
+            proof.lane_spikes += sent
+            if not torch.equal(graded, lanes):
+                proof.unequal += (str(operand.site),)
+        return neuron.decode(counts, x.dtype)
+
+    with evaluating(snn), visiting(snn, Visit(compare)):
+        call(snn, to(batch, device_of(snn)))
+    return proof

@@ -1,0 +1,295 @@
+"""Energy columns: one entry says what a column means, which operations it charges, and who may use it.
+
+The ledger counts; a column's rule turns what was counted into operations; a profile prices them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from onespike.energy.analog_functions import PRODUCT
+from onespike.energy.profiles import profile
+from onespike.energy.signed_digits import digits_of, naf_length
+from onespike.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from onespike.energy.ledger import Ledger
+
+PAPER = "counts"
+"""The column that the paper's ratios are in, and the default wherever one is meant."""
+DEFINITION = "ratio = energy of the column / energy of the original network, all of whose synaptic MACs are 32-bit floats"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How many additions a spike is at each synapse behind it.
+
+    Attributes:
+        name: under which the ledger keeps the sum over all spikes.
+        additions: of a tensor of counts, for each of them; the sign does not matter.
+        pairs: what is counted where both operands of a product spike, in words.
+        elasticity: how fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm.
+        by_digits: a spike is paid by its signed binary digits, so few digits are worth more than few spikes.
+        over_steps: pairs are known beyond the first timestep.
+    """
+
+    name: str
+    additions: Callable[[Tensor], Tensor]
+    pairs: str
+    elasticity: float = 1.0
+    by_digits: bool = False
+    over_steps: bool = False
+
+    def lanes(self, largest: int) -> int:
+        """On how many lanes, each with a sum of its own, counts up to `largest` are sent."""
+        return naf_length(largest) if self.by_digits else 1
+
+
+READINGS = {
+    reading.name: reading
+    for reading in (
+        Reading("counts", lambda y: y.abs(), "Σ|y_a||y_b|"),
+        Reading("nonzero", lambda y: (y != 0).float(), "Σ[y_a≠0][y_b≠0]", elasticity=0.5, over_steps=True),
+        Reading("binary", digits_of, "Σ NAF(y_a)·NAF(y_b)", elasticity=0.5, by_digits=True),
+    )
+}
+
+
+class Item(NamedTuple):
+    """A number of operations of one kind, as a profile prices them."""
+
+    name: str
+    number: float
+    operation: str
+
+
+Rule = Callable[["Ledger", bool], list[Item]]
+"""(ledger, whether pairs of spikes are counted) → operations over all inputs."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to count the energy of a network.
+
+    Attributes:
+        name: in commands, records and reports.
+        meaning: in one line.
+        rule: the operations that it charges.
+        reading: how it reads a spike; None for a comparator, which has none.
+        addition: the operation that one addition of a spike is.
+        sampled: a part of the elements is enough to estimate it, as searches do.
+        budget: passes can hold it.
+        integer_of: the column of which this is the integer reading: it asks for 8-bit weights, whose accuracy is that of
+            another network.
+        bits: of weights and activations, for a comparator that is a network to measure.
+    """
+
+    name: str
+    meaning: str
+    rule: Rule
+    reading: Reading | None = None
+    addition: str = "float32 add"
+    sampled: bool = True
+    budget: bool = True
+    integer_of: str = ""
+    bits: int = 0
+
+
+COLUMNS: dict[str, Column] = {}
+
+
+def register(column: Column) -> Column:
+    """Add a column; a name is given once."""
+    if column.name in COLUMNS:
+        raise UsageError(f"the energy column {column.name!r} is registered already. Choose another name.")
+    COLUMNS[column.name] = column
+    return column
+
+
+def column_of(name: str) -> Column:
+    if name not in COLUMNS:
+        raise unknown("energy column", name, COLUMNS)
+    return COLUMNS[name]
+
+
+def reading_of(name: str) -> Reading:
+    """How a column reads a spike."""
+    reading = column_of(name).reading
+    if reading is None:
+        raise unknown("energy column of spikes", name, searchable())
+    return reading
+
+
+def meanings() -> dict[str, str]:
+    """Column → its meaning in one line."""
+    return {name: column.meaning for name, column in COLUMNS.items()}
+
+
+def holdable() -> list[str]:
+    """The columns that a budget of passes can mean."""
+    return [name for name, column in COLUMNS.items() if column.reading and column.budget]
+
+
+def searchable() -> list[str]:
+    """The columns that depend on spikes, and so on λ."""
+    return [name for name, column in COLUMNS.items() if column.reading]
+
+
+def comparators() -> list[str]:
+    """The columns that depend on the original network alone."""
+    return [name for name, column in COLUMNS.items() if not column.reading]
+
+
+def integer_reading(name: str) -> str | None:
+    """The integer reading of a column, if it has one."""
+    return next((other for other, column in COLUMNS.items() if column.integer_of == name), None)
+
+
+def additions_within(name: str, ratio: float, macs: float) -> float:
+    """How many additions of spikes a budget pays for, in a column and at the default prices."""
+    prices = profile()
+    return ratio * macs * prices.price("float32 multiply-add") / prices.price(column_of(name).addition)
+
+
+def original(ledger: Ledger) -> list[Item]:
+    """What the original network does: the whole that every ratio is relative to."""
+    return _dense("float32")(ledger, False)
+
+
+def _dense(width: str) -> Rule:
+    """All MACs of the original network in numbers of one width."""
+
+    def rule(ledger: Ledger, double: bool) -> list[Item]:
+        return [
+            Item("products", ledger.macs, f"{width} multiply-add"),
+            Item("weights read", ledger.macs, f"{width} read"),
+            Item("layers", ledger.layers, "layer"),
+        ]
+
+    return rule
+
+
+def _spikes(reading: str, addition: str, width: str) -> Rule:
+    """Every spike is so many additions of a weight of this width, each of which is read."""
+
+    def rule(ledger: Ledger, double: bool) -> list[Item]:
+        additions = ledger.accumulates(reading, double)
+        pairs = ledger.paired(reading) if double else 0.0
+        return [
+            Item("spikes", additions - pairs, addition),
+            Item("pairs of spikes", pairs, addition),
+            Item("row sums for offsets", ledger.constant_macs, f"{width} multiply-add"),
+            Item("weights read", additions, f"{width} read"),
+            Item("spikes sent", ledger.events(reading), "spike"),
+            Item("layers", ledger.layers, "layer"),
+        ]
+
+    return rule
+
+
+def _strict(reading: str, addition: str, width: str) -> Rule:
+    """The same with both operands of spike × spike products, and with all that is no spike.
+
+    Over several timesteps an operand meets the stored sum of its partner, and both drive; so the plain count stands.
+    """
+    spikes = _spikes(reading, addition, width)
+
+    def rule(ledger: Ledger, double: bool) -> list[Item]:
+        functions = {name: float(macs) for name, macs in ledger.functions.items()}
+        if PRODUCT in functions:  # a product that is summed up next is an analog product already
+            summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
+            functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
+        return [
+            *spikes(ledger, READINGS[reading].over_steps or ledger.one_step),
+            Item("analog products", ledger.analog_products, "float32 multiply-add"),
+            *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
+            Item("lanes and signs joined", ledger.joined(reading), addition),
+            Item("neuron updates", ledger.updates, "neuron update"),
+            Item("thresholds compared", ledger.compared, addition),
+        ]
+
+    return rule
+
+
+FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
+STRICT = "and all that it leaves out: pairs of spikes, analog products and functions, neurons, lanes"
+
+for _column in (
+    Column(
+        "counts",
+        "Σ|y|·fan-out additions: a spike of size y is y additions (the paper's column)",
+        _spikes("counts", *FLOAT),
+        READINGS["counts"],
+    ),
+    Column(
+        "nonzero",
+        "Σ[y≠0]·fan-out additions: a graded spike is one; no integer reading, since that would be a multiplication",
+        _spikes("nonzero", *FLOAT),
+        READINGS["nonzero"],
+    ),
+    Column(
+        "binary",
+        "Σ NAF(y)·fan-out additions: signed binary digits on power-of-two lanes, shift and add",
+        _spikes("binary", *FLOAT),
+        READINGS["binary"],
+    ),
+    Column(
+        "strict",
+        f"counts, {STRICT}",
+        _strict("counts", *FLOAT),
+        READINGS["counts"],
+        sampled=False,
+        budget=False,
+    ),
+    Column(
+        "strict-binary",
+        f"binary, {STRICT}",
+        _strict("binary", *FLOAT),
+        READINGS["binary"],
+        sampled=False,
+        budget=False,
+    ),
+    Column(
+        "counts-int8",
+        "counts with 8-bit weights (evaluate --compare measures them), added to 32-bit integers",
+        _spikes("counts", *INTEGER),
+        READINGS["counts"],
+        INTEGER[0],
+        integer_of="counts",
+    ),
+    Column(
+        "binary-int8",
+        "binary with 8-bit weights, likewise",
+        _spikes("binary", *INTEGER),
+        READINGS["binary"],
+        INTEGER[0],
+        integer_of="binary",
+    ),
+    Column(
+        "strict-int8",
+        "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats",
+        _strict("counts", *INTEGER),
+        READINGS["counts"],
+        INTEGER[0],
+        sampled=False,
+        budget=False,
+        integer_of="strict",
+    ),
+    Column(
+        "strict-binary-int8",
+        "strict-binary with 8-bit weights, likewise",
+        _strict("binary", *INTEGER),
+        READINGS["binary"],
+        INTEGER[0],
+        sampled=False,
+        budget=False,
+        integer_of="strict-binary",
+    ),
+    Column("w8a8", "comparator: the same MACs as 8-bit integers", _dense("int8"), bits=8),
+    Column("w4a4", "comparator: the same MACs as 4-bit integers", _dense("int4"), bits=4),
+):
+    register(_column)

@@ -1,0 +1,156 @@
+"""Dead work: products whose result cannot reach the output, such as the last block of all tokens but one.
+
+They are dead in the original network, too, so a ratio that counts them as its work flatters the spiking one. They are
+found by gradient: where that is zero, nothing that the product gives has a way to the output.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from onespike.conversion.attach import Neurons, detach_
+from onespike.errors import UsageError
+from onespike.runtime.batches import call, count, logits, take, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Visitor, visiting
+from onespike.sites.rules import is_leaf
+
+INPUTS = 2
+"""How many inputs are looked at: what is dead does not depend on them."""
+
+
+def _smooth(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return 0.5 * (x + F.softplus(x))  # nowhere flat, and not larger than its input
+
+
+def _average(
+    x: Tensor,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+    **options: Any,
+) -> Tensor:
+    pool: Any = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.dim()]
+    stride, padding = options.get("stride", stride), options.get("padding", padding)
+    result: Tensor = pool(x, kernel, stride or kernel, padding, options.get("ceil_mode", ceil))
+    return result
+
+
+def _mean(x: Tensor, size: Any, **options: Any) -> Tensor:
+    pool: Any = {3: F.adaptive_avg_pool1d, 4: F.adaptive_avg_pool2d, 5: F.adaptive_avg_pool3d}[x.dim()]
+    result: Tensor = pool(x, size)
+    return result
+
+
+OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys(
+        (
+            F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish,
+            F.hardtanh, F.hardswish, F.hardsigmoid, F.sigmoid, torch.sigmoid, Tensor.sigmoid, F.tanh, torch.tanh,
+            Tensor.tanh,
+        ),
+        _smooth,
+    ),
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), _average),
+    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d), _mean),
+}  # fmt: skip
+"""Functions that shut a way for some values, and what stands for them: a way that is shut now is not a dead one."""
+
+
+class _Products(TorchFunctionMode, Visitor):
+    """Keeps the result of every product, and its MACs, which the visit to its operands tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.macs = "", 0
+        self.found: list[tuple[str, int, Tensor]] = []
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        self.product, self.macs = operand.site.product, operand.synapses.macs
+        return x if x.requires_grad or not x.is_floating_point() else x.detach().requires_grad_()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = OPEN.get(function, function)(*args, **(kwargs or {}))
+        if is_leaf(function) and isinstance(result, Tensor) and result.requires_grad:
+            self.found.append((self.product, self.macs, result))
+            return result.clone()  # what follows may change it in place
+        return result
+
+
+def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
+    """The share of the network's MACs that is dead, by product; products that all reach the output are left out.
+
+    A converted network is looked at as it was before.
+
+    Args:
+        network: any network whose output is a tensor (or holds one as `logits`): one that selects among its results
+            by their values, as detectors do, has no work that is always dead.
+        batch: inputs, of which the first few are taken.
+
+    Raises:
+        UsageError: the output is no tensor, or the weights are integers by now.
+
+    >>> class First(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+    ...     def forward(self, x):
+    ...         return self.b(self.a(x))[:, 0]
+    >>> dead_work(First(), torch.randn(2, 5, 3))
+    {'a:linear0': 0.48, 'b:linear0': 0.32}
+    """
+    network, seen = _original(network), _Products()
+    batch = to(take(batch, slice(0, INPUTS)), device_of(network))
+    with evaluating(network), torch.inference_mode(False), torch.enable_grad():
+        batch = tree_map_only(Tensor, Tensor.clone, batch)  # it may have been made without gradients
+        with seen, visiting(network, seen):
+            output = logits(call(network, batch))
+    if not isinstance(output, Tensor) or not output.requires_grad:
+        raise UsageError(
+            "dead work is known for networks whose output is a tensor. Leave it out for this one."
+        )
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    gradients = torch.autograd.grad(output, [x for *_, x in seen.found], noise, allow_unused=True)
+    whole, dead = sum(macs for _, macs, _ in seen.found), dict[str, float]()
+    for (product, macs, _), gradient in zip(seen.found, gradients, strict=True):
+        if (share := _dead(gradient, count(batch))) > 0:
+            dead[product] = dead.get(product, 0.0) + share * macs / whole
+    return dead
+
+
+def _original(network: nn.Module) -> nn.Module:
+    """The network before its conversion, on the same weights."""
+    places = [module for module in network.modules() if isinstance(module, Neurons)]
+    if any(place.weights != Neurons.weights for place in places):
+        raise UsageError(
+            "dead work is looked for with gradients, and these weights are integers. Leave it out."
+        )
+    if any(hasattr(module, "_hf_hook") for module in network.modules()):
+        raise UsageError(
+            "dead work is looked for in networks that lie on one device. Leave it out for this one."
+        )
+    if places:
+        kept = [*network.parameters(), *network.buffers()]
+        network = copy.deepcopy(network, {id(tensor): tensor for tensor in kept})
+        detach_(network)
+    return network
+
+
+def _dead(gradient: Tensor | None, inputs: int) -> float:
+    """The share of elements that have no gradient for any input."""
+    if gradient is None:
+        return 1.0
+    rows = gradient.reshape(inputs, -1) if len(gradient) % inputs == 0 else gradient[None]
+    return float((rows == 0).all(0).double().mean())

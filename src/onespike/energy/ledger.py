@@ -1,0 +1,361 @@
+"""The energy ledger: what every site's spikes cost, in columns that mean different things and say so."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from onespike.conversion.attach import Analog, Neurons
+from onespike.energy.analog_functions import AnalogFunctions
+from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, original, reading_of
+from onespike.energy.operand_pairs import Pairs
+from onespike.energy.profiles import Profile, profile
+from onespike.energy.site_count import SiteCount
+from onespike.energy.spike_counts import sample, totals, totals_of
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.runtime.batches import count
+from onespike.sites import Operand, Site, Visitor, visiting
+from onespike.sites.coverage import Coverage, Operations, Owners
+
+
+@dataclass
+class Ledger(Visitor):
+    """Operation counts of all sites over a number of inputs.
+
+    Two spiking operands of one product are counted once, at the one that drives (the first: q, and the attention
+    weights); `double=True` counts pairs instead: Σ|y_a||y_b|, those that are not zero (ECMT), or those of signed
+    digits. From the second timestep on both drive, since the product of two sums changes with either.
+    """
+
+    blockwise = True
+
+    sites: dict[Site, SiteCount] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    unruled: dict[tuple[str, str], int] = field(default_factory=dict)
+    """MACs of products that ran outside every rule, by module and operation."""
+    inputs: int = 0
+    every: int = 1
+    """Count one row of elements in so many, and multiply: an estimate without the column `strict`, for searches."""
+    seconds: float = 0.0
+    """Time spent on counting, so that a forward's own time is known."""
+    pairs: Pairs = field(default_factory=Pairs, repr=False)
+    waiting: list[tuple[SiteCount, int, float, int, Tensor]] = field(default_factory=list, repr=False)
+    """Samples of sites, until they are counted together."""
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        started = time.perf_counter()
+        place: Neurons = operand.place
+        site, neuron = operand.site, place.standing(operand)
+        row = self.sites.get(site)
+        if row is None:
+            row = self.sites[site] = SiteCount(
+                site, place.roles.get(site.key, ""), isinstance(neuron, Neuron)
+            )
+        synapses = operand.synapses
+        if place.now == 1:  # the original network, which the ratio compares with, runs once
+            row.macs += synapses.macs
+        row.elements += x.numel()
+        row.visits += not operand.again
+        if row.role == "softmax":
+            self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
+        self.seconds += time.perf_counter() - started
+        if not isinstance(neuron, Neuron):
+            return x
+        code = neuron.code()
+        offset = code.offset
+        if offset is not None and site.operation not in ("linear", "conv"):
+            row.constant_macs += synapses.macs / _shared(offset, x)
+        row.fire(code, x.numel(), synapses.outputs)
+        if self.every > 1:
+            return self._sample(row, operand, neuron, x, synapses.fan_out)
+        started = time.perf_counter()
+        value = neuron.fast(x) if place.clock is None else None  # what the network does without a visitor
+        fired, output = (None, value) if value is not None else place.fire(operand, x)
+        if place.weights != "integers":  # there the product fires by itself, and this is counting
+            started = time.perf_counter()
+        fired = (neuron.counts(x) if fired is None else fired).detach()
+        self._add(row, place.now, neuron, fired, synapses.fan_out)
+        self._count_pairs(row, operand, fired, output)
+        self.seconds += time.perf_counter() - started
+        return output
+
+    def _sample(
+        self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor, fan_out: int | Tensor
+    ) -> Tensor:
+        """The same, on a part of the elements; where all have one threshold, the others are not even counted."""
+        one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
+        place: Neurons = operand.place
+        alike = place.clock is None and one
+        fired, output = (None, neuron(x)) if alike else place.fire(operand, x)
+        started = time.perf_counter()
+        fired = neuron.counts(sample(x, self.every)) if fired is None else sample(fired, self.every)
+        if isinstance(fan_out, Tensor):
+            fan_out = sample(fan_out.expand_as(x), self.every)
+        each = x.numel() / max(len(fired), 1)
+        if isinstance(fan_out, int) and place.now == 1:  # all sites at once cost far less than each by itself
+            self.waiting.append((row, fan_out, each, neuron.largest, fired.detach()))
+        else:
+            self._add(row, place.now, neuron, fired.detach(), fan_out, each)
+        self.seconds += time.perf_counter() - started
+        return output
+
+    def settle(self) -> None:
+        """Take in the samples that wait; `metered` does it in the end."""
+        started, waiting, self.waiting = time.perf_counter(), self.waiting, []
+        sums = totals_of([(largest, fired) for *_, largest, fired in waiting])
+        for (row, fan_out, each, _, _), total in zip(waiting, sums, strict=True):
+            row.take(total.times(each * fan_out).additions, total.times(each))
+        self.seconds += time.perf_counter() - started
+
+    def _add(
+        self,
+        row: SiteCount,
+        now: int,
+        neuron: Neuron,
+        fired: Tensor,
+        fan_out: int | Tensor,
+        each: float = 1.0,
+    ) -> None:
+        """Take in counts, each of which stands for so many."""
+        total = totals(neuron.largest, fired)
+        weighted = (
+            total.times(fan_out) if isinstance(fan_out, int) else totals(neuron.largest, fired, fan_out)
+        )
+        row.take(weighted.times(each).additions, total.times(each), later=now > 1)
+
+    def _count_pairs(self, row: SiteCount, operand: Operand, fired: Tensor, output: Tensor) -> None:
+        """Both operands of a product, once the second is there; the sum stands at the first."""
+        found = self.pairs.update(operand, fired, output)
+        if found is None:
+            return
+        first = self.sites[row.site.operand("lhs")]
+        for reading, pairs in found.items():
+            first.pairs[reading] = first.pairs.get(reading, 0.0) + pairs
+
+    def merge(self, other: Ledger) -> None:
+        """Add what another ledger has counted over other inputs."""
+        for site, row in other.sites.items():
+            if site in self.sites:
+                self.sites[site].merge(row)
+            else:
+                self.sites[site] = row
+        for name, macs in other.functions.items():
+            self.functions[name] = self.functions.get(name, 0) + macs
+        for product, macs in other.unruled.items():
+            self.unruled[product] = self.unruled.get(product, 0) + macs
+        self.inputs += other.inputs
+        self.seconds += other.seconds
+
+    def products(self) -> Iterator[tuple[str, SiteCount]]:
+        """Each product with the site that drives it: its first spiking operand, or its first operand."""
+        drivers: dict[str, SiteCount] = {}
+        for row in self.sites.values():
+            known = drivers.get(row.site.product)
+            if known is None or (row.spiking and not known.spiking):
+                drivers[row.site.product] = row
+        yield from drivers.items()
+
+    @property
+    def macs(self) -> int:
+        """All synaptic multiply-accumulates of the original network."""
+        return sum(row.macs for _, row in self.products()) + sum(self.unruled.values())
+
+    @property
+    def layers(self) -> int:
+        """How many products ran, each input by itself."""
+        return self.inputs * (sum(1 for _ in self.products()) + len(self.unruled))
+
+    @property
+    def updates(self) -> int:
+        """Neurons that were updated."""
+        return sum(row.elements for row in self.sites.values() if row.spiking)
+
+    @property
+    def compared(self) -> float:
+        """Comparisons with thresholds."""
+        return sum(row.compared for row in self.sites.values())
+
+    @property
+    def one_step(self) -> bool:
+        return not any(row.later for row in self.sites.values())
+
+    @property
+    def analog_products(self) -> int:
+        """Multiply-accumulates of products without a spiking operand."""
+        return sum(row.macs for _, row in self.products() if not row.spiking) + sum(self.unruled.values())
+
+    @property
+    def analog_share(self) -> float:
+        """The share of the original's MACs that stays analog, which most columns leave out."""
+        return self.analog_products / max(self.macs, 1)
+
+    @property
+    def analog_macs(self) -> int:
+        """Multiply-accumulates that remain: products without a spiking operand, norms, activation functions."""
+        return self.analog_products + sum(self.functions.values())
+
+    @property
+    def constant_macs(self) -> float:
+        """Multiply-accumulates of constant parts of activations with other activations."""
+        return sum(row.constant_macs for row in self.sites.values())
+
+    def joined(self, reading: str) -> float:
+        """Additions that join the sums of lanes and of both signs."""
+        return sum(row.joined.get(reading, 0.0) for row in self.sites.values())
+
+    def paired(self, reading: str) -> float:
+        """The part of the double count that belongs to products of two spiking operands."""
+        return sum(row.pairs.get(reading, 0.0) for _, row in self.products() if row.spiking)
+
+    def events(self, reading: str) -> float:
+        """Spikes that leave their sites."""
+        return sum(row.sent.get(reading, 0.0) for row in self.sites.values())
+
+    def accumulates(self, column: str, double: bool = False) -> float:
+        """Spike-driven additions of all products, as a column reads a spike."""
+        reading = reading_of(column)
+        rows, name = [row for _, row in self.products() if row.spiking], reading.name
+        if double:
+            if self.every > 1:
+                raise UsageError("pairs of spikes are not sampled. Count with every=1.")
+            if not reading.over_steps and any(row.later for row in rows):
+                known = " or ".join(repr(r.name) for r in READINGS.values() if r.over_steps)
+                raise UsageError(
+                    f"{reading.pairs} is counted for one timestep. Take double with column {known}."
+                )
+            return sum(row.pairs.get(name, row.additions.get(name, 0.0)) for row in rows)
+        drivers = {id(row) for row in rows}
+        others = sum(row.later.get(name, 0.0) for row in self.sites.values() if id(row) not in drivers)
+        return sum(row.additions.get(name, 0.0) for row in rows) + others
+
+    def items(self, column: str, double: bool = False) -> list[Item]:
+        """The operations that a column charges, by what they are for."""
+        entry = column_of(column)
+        if not entry.sampled and self.every > 1:
+            raise UsageError(
+                f"norms and activation functions are not sampled. Count with every=1 for {column!r}."
+            )
+        return entry.rule(self, double)
+
+    def ratio(self, column: str, double: bool = False, prices: Profile | None = None) -> float:
+        """Energy relative to the original network, in one of the columns.
+
+        NaN where neurons stand in place of ReLUs: what reaches a product is then no longer a count of spikes. NaN,
+        too, where the profile has no price for an operation of the column.
+        """
+        entry = column_of(column)
+        if not self.macs:
+            raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
+        if entry.reading is not None and any(site.is_activation for site in self.sites):
+            return math.nan
+        prices = prices or profile()
+        return _energy_pj(self.items(column, double), prices) / _energy_pj(original(self), prices)
+
+    def parts(self, column: str, prices: Profile | None = None) -> dict[str, float]:
+        """What a column's ratio is made of, by what it is paid for; what costs nothing is left out."""
+        if math.isnan(self.ratio(column, prices=prices)):
+            return {}
+        prices = prices or profile()
+        whole = _energy_pj(original(self), prices)
+        parts = {item.name: _energy_pj([item], prices) / whole for item in self.items(column)}
+        return {name: part for name, part in parts.items() if part}
+
+    def ratios(self, prices: Profile | None = None) -> dict[str, float]:
+        return {column: self.ratio(column, prices=prices) for column in COLUMNS}
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each site: MACs, accumulates in each column (where it drives its product), firing rates.
+
+        Products outside every rule come last, as `module:operation`.
+        """
+        drivers = {id(row) for _, row in self.products()}
+        unruled = [
+            SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)
+            for (owner, operation), macs in self.unruled.items()
+            if macs  # those of unknown size are in the table of sites alone
+        ]
+        prices = profile()
+        share = prices.price("float32 add") / _energy_pj(original(self), prices) if self.macs else 0.0
+        return [
+            {
+                "site": str(row.site),
+                "spiking": row.spiking,
+                "drives": row.spiking and id(row) in drivers,
+                "macs": row.macs,
+                **{reading: row.additions.get(reading, 0.0) for reading in READINGS},
+                "ratio": row.additions.get("counts", 0.0) * share if id(row) in drivers else 0.0,
+                "spikes per neuron": row.spikes / max(row.elements, 1),
+                "active share": row.active / max(row.elements, 1),
+                "saturated share": row.saturated / max(row.elements, 1),
+            }
+            for row in [*self.sites.values(), *unruled]
+        ]
+
+
+def _energy_pj(items: Iterable[Item], prices: Profile) -> float:
+    """What the operations cost; those that do not occur need no price."""
+    return sum((item.number * prices.price(item.operation) for item in items if item.number), 0.0)
+
+
+def _shared(offset: Tensor, x: Tensor) -> int:
+    """How many rows or columns of an operand share one constant, and with it one product."""
+    return math.prod(
+        x.shape[axis] for axis in (-2, -1) if offset.dim() < -axis or offset.shape[axis] < x.shape[axis]
+    )
+
+
+def _count_inputs(ledger: Ledger, model: nn.Module, args: Any, kwargs: Any) -> None:
+    ledger.inputs += count(args or kwargs)
+
+
+def _has_unruled(owner: Neurons) -> bool:
+    return any(isinstance(site, Analog) and site.macs is not None for site in owner.values())
+
+
+@contextmanager
+def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
+    """Within this context every forward of a converted network is counted; the outputs do not change.
+
+    Args:
+        model: a converted network.
+        ledger: to go on counting in; a new one by default.
+        watch: also look for products outside every rule, which costs time; by default only where the network has
+            some.
+
+    >>> import torch
+    >>> from onespike import calibrate, convert
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.randn(64, 2)
+    >>> snn = convert(model, calibrate(model, [x]))
+    >>> with metered(snn) as ledger:
+    ...     _ = snn(x)
+    >>> ledger.macs
+    1152
+    """
+    ledger = ledger if ledger is not None else Ledger()
+    places = [module for module in model.modules() if isinstance(module, Neurons)]
+    watch = any(_has_unruled(place) for place in places) if watch is None else watch
+    with ExitStack() as stack:
+        if places:
+            stack.enter_context(visiting(model, ledger))
+        forwards = model.register_forward_pre_hook(partial(_count_inputs, ledger), with_kwargs=True)
+        stack.callback(forwards.remove)
+        if ledger.every == 1:
+            stack.enter_context(AnalogFunctions(ledger.functions))
+        if watch:
+            owners, ledger.coverage = Owners(model), Coverage()
+            stack.callback(setattr, ledger, "coverage", None)
+            stack.enter_context(owners.following())
+            # the original network, whose MACs these are, runs once
+            once = lambda: not places or places[0].now == 1  # noqa: E731
+            stack.enter_context(Operations(owners, ledger.coverage, ledger.unruled, once))
+        yield ledger
+        ledger.settle()

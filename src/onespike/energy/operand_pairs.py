@@ -1,0 +1,69 @@
+"""Products of two spiking operands, counted pair by pair: what ECMT states, and the sceptic's double count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onespike.energy.columns import READINGS
+from onespike.sites import Operand, Site
+
+NEGLIGIBLE = 1e-3
+"""Of one step: a sum of spikes that is smaller is zero but for rounding."""
+
+
+class Pairs:
+    """Pairs of matrix products: what one operand adds times what the other does, in each reading of a spike.
+
+    After the first timestep an operand meets all that its partner has sent before, so the pairs of A·B,
+    A·ΣB and ΣA·B are counted, for readings to which a sum of spikes is one. Only sums along each side of the contracted index are kept.
+    """
+
+    def __init__(self) -> None:
+        self.left: tuple[str, dict[str, Tensor], Tensor | None] | None = None
+        self.right: tuple[str, dict[str, Tensor]] | None = None
+        self.before: dict[tuple[Site, int], Tensor] = {}
+
+    def update(self, operand: Operand, fired: Tensor, output: Tensor) -> dict[str, float] | None:
+        """Take in one operand; the second operand of a product gives the pairs of both.
+
+        The first may come in blocks of rows: those after the second give pairs of their own.
+        """
+        site, place = operand.site, operand.place
+        if site.operation != "matmul" or fired.dim() < 2:
+            return None
+        left, now = site.role == "lhs", place.now
+        along = -2 if left else -1
+        several = place.clock is not None  # timesteps
+        sums = {
+            name: reading.additions(fired).sum(along, dtype=torch.float64)
+            for name, reading in READINGS.items()
+            if reading.over_steps or not several
+        }
+        earlier = None
+        if several:
+            call = place.clock.calls.get((site.owner, site.key), 1)
+            earlier = self.before.pop((site, call), None) if now > 1 else None
+            smallest = min(float(s[s > 0].min()) for _, s in place[site.key].code().populations)
+            self.before[site, call] = (output.abs() * now > NEGLIGIBLE * smallest).double().sum(along)
+        if operand.again:
+            if self.right is None or self.right[0] != site.product:
+                return None
+            return _products(sums, self.right[1])
+        if left:
+            self.left = (site.product, sums, earlier)
+            return None
+        if self.left is None or self.left[0] != site.product:
+            return None
+        (_, first, first_earlier), self.left = self.left, None
+        self.right = (site.product, sums)
+        found = _products(first, sums)
+        for name, pairs in found.items():
+            before = 0.0 if earlier is None else float((first[name] * earlier).sum())
+            after = 0.0 if first_earlier is None else float((first_earlier * sums[name]).sum())
+            found[name] = pairs + before + after
+        return found
+
+
+def _products(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:
+    return {column: float((first[column] * second[column]).sum()) for column in first}

@@ -1,0 +1,102 @@
+"""Hardware profiles: what one operation costs, as a table with its source."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from onespike.errors import UsageError, unknown
+
+FOLDER = Path(__file__).parent / "prices"
+DEFAULT = "horowitz-45nm"
+"""The paper's prices."""
+
+OPERATIONS = {
+    "float32 multiply-add": "one multiply-add of 32-bit floats",
+    "float32 add": "one addition or comparison of 32-bit floats",
+    "int32 add": "one addition of an 8-bit weight to a 32-bit integer, or a comparison",
+    "int8 multiply-add": "one multiplication of 8-bit integers, added to 32 bits",
+    "int4 multiply-add": "one multiplication of 4-bit integers, added to 32 bits",
+    "float32 read": "reading one 32-bit weight",
+    "int8 read": "reading one 8-bit weight",
+    "int4 read": "reading one 4-bit weight",
+    "spike": "sending one spike to its layer",
+    "neuron update": "scaling and resetting one neuron; one float32 multiply-add where it is not given",
+    "layer": "the overhead of one product",
+}
+"""What a profile may price. Reading, sending and overhead are free where a profile leaves them out; arithmetic is not."""
+FREE = ("float32 read", "int8 read", "int4 read", "spike", "layer")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Prices in picojoule by operation.
+
+    Attributes:
+        name: what every ratio is labeled with.
+        source: where the figures come from.
+        pj: operation → price; an operation that the hardware does not have is left out.
+    """
+
+    name: str
+    source: str
+    pj: Mapping[str, float]
+
+    def price(self, operation: str) -> float:
+        """Picojoules of one operation; NaN for one that this hardware has no price for.
+
+        >>> profile().price("float32 add"), profile().price("int8 read")
+        (0.9, 0.0)
+        """
+        if operation == "neuron update" and operation not in self.pj:
+            operation = "float32 multiply-add"
+        return self.pj.get(operation, 0.0 if operation in FREE else math.nan)
+
+
+def names() -> list[str]:
+    """The profiles that come with onespike, the default first."""
+    return sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != DEFAULT, name))
+
+
+@cache
+def profile(name: str = DEFAULT) -> Profile:
+    """A profile by its name, or by the path of a JSON file with `name`, `source` and `pj`."""
+    path = FOLDER / f"{name}.json"
+    if not path.is_file():
+        path = Path(name)
+        if path.suffix != ".json":
+            raise unknown("hardware profile", name, names())
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such profile. Known: {', '.join(names())}.") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: this profile cannot be read ({error}). Write it as JSON.") from None
+    return _checked(record, path)
+
+
+def _checked(record: Any, path: Path) -> Profile:
+    fields = {"name": str, "source": str, "pj": dict}
+    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in fields.items()):
+        raise UsageError(
+            f"{path}: a profile has a name, a source and prices. "
+            'Write {"name": …, "source": …, "pj": {"float32 add": 0.9, …}}.'
+        )
+    for operation, price in record["pj"].items():
+        if operation not in OPERATIONS:
+            raise unknown(f"operation in {path}", operation, OPERATIONS)
+        number = isinstance(price, (int, float)) and not isinstance(price, bool)
+        if not number or not 0 <= price < math.inf:
+            raise UsageError(
+                f"{path}: the price of {operation!r} must be a number of at least 0, in picojoule."
+            )
+    if not record["pj"].get("float32 multiply-add"):
+        raise UsageError(
+            f"{path}: every ratio is relative to 'float32 multiply-add'. Give its price, above 0."
+        )
+    return Profile(record["name"], record["source"], record["pj"])

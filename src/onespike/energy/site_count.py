@@ -1,0 +1,64 @@
+"""What passed one site: the line of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from onespike.energy.columns import READINGS
+from onespike.energy.spike_counts import Tally
+from onespike.neurons.code import Code
+from onespike.sites import Site
+
+
+@dataclass
+class SiteCount:
+    """What passed one site, summed over all inputs. `additions` and `later` are by reading."""
+
+    site: Site
+    role: str
+    spiking: bool
+    macs: int = 0
+    elements: int = 0
+    additions: dict[str, float] = field(default_factory=dict)
+    pairs: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    """Spikes that leave the site, by reading: the additions without their fan-out."""
+    joined: dict[str, float] = field(default_factory=dict)
+    """Additions that join the sums of lanes and of both signs at each output, by reading."""
+    compared: float = 0.0
+    """Comparisons with thresholds."""
+    spikes: float = 0.0
+    active: int = 0
+    saturated: int = 0
+    visits: int = 0
+    later: dict[str, float] = field(default_factory=dict)
+    """The part of the additions that came after the first timestep."""
+    constant_macs: float = 0.0
+
+    def take(self, additions: Mapping[str, float], total: Tally, later: bool = False) -> None:
+        """Take in additions, and numbers of spikes, active and saturated neurons."""
+        for reading, more in additions.items():
+            self.additions[reading] = self.additions.get(reading, 0.0) + more
+            self.sent[reading] = self.sent.get(reading, 0.0) + total.additions[reading]
+            if later:
+                self.later[reading] = self.later.get(reading, 0.0) + more
+        self.spikes += total.spikes
+        self.active += round(total.active)
+        self.saturated += round(total.saturated)
+
+    def fire(self, code: Code, elements: int, outputs: int) -> None:
+        """Take in what firing costs whatever is fired: comparisons, and the sums that its product joins."""
+        self.compared += elements * len(code.levels).bit_length()  # a search among the levels, halving them
+        for name, reading in READINGS.items():
+            sums = reading.lanes(code.largest) * code.worths
+            self.joined[name] = self.joined.get(name, 0.0) + outputs * (sums - 1)
+
+    def merge(self, other: SiteCount) -> None:
+        """Add what passed the same site elsewhere; what is no number is the same for both."""
+        for column in fields(self):
+            mine, more = getattr(self, column.name), getattr(other, column.name)
+            if isinstance(mine, dict):
+                mine |= {name: mine.get(name, 0.0) + number for name, number in more.items()}
+            elif column.name not in ("site", "role", "spiking"):
+                setattr(self, column.name, mine + more)

@@ -1,0 +1,199 @@
+"""What every site does with its activations: a ledger that also looks closely at the first few batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.energy.ledger import Ledger
+from onespike.neurons import Neuron
+from onespike.sites import Operand, Site
+
+BINS = 80
+"""Bins of a site's distribution, equally wide in asinh(x / step): linear around zero, logarithmic in the tail."""
+OUTLIER = 6.0
+"""A channel is an outlier if its root mean square is this many times the median channel's."""
+
+
+@dataclass
+class SiteSurvey:
+    """Sums over what one site received, x, and what it gave on, o. Squared errors are split by where x lies.
+
+    A channel is an index over which the product sums: a feature of a linear map, an input channel of a convolution.
+
+    Attributes:
+        signal: Σx².
+        fine: Σ(x−o)² where the levels are consecutive integers (quantisation).
+        tail: Σ(x−o)² in the sparse levels above them (quantisation, too).
+        clipping: Σ(x−o)² beyond the largest level, or on a side that is off.
+        above: elements beyond the calibrated threshold.
+        largest: the largest magnitude.
+        row_loss: Σ(1 − row sum) over the rows of a softmax site.
+        channels: signal, noise and number of spikes of each channel, 3 × channels.
+        histogram: elements by asinh(x / step), over ±`span`.
+    """
+
+    role: str
+    levels: tuple[int, ...]
+    steps: tuple[float, float]
+    span: float
+    elements: int = 0
+    signal: float = 0.0
+    fine: float = 0.0
+    tail: float = 0.0
+    clipping: float = 0.0
+    above: int = 0
+    largest: float = 0.0
+    rows: int = 0
+    row_loss: float = 0.0
+    channels: Tensor = field(default_factory=lambda: torch.zeros(3, 0))
+    histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS))
+
+    @property
+    def noise(self) -> float:
+        return self.fine + self.tail + self.clipping
+
+    @property
+    def snr_db(self) -> float:
+        """10·log10(signal / noise); 99 where nothing is lost."""
+        return decibels(self.signal, self.noise)
+
+    @property
+    def dead_channels(self) -> float:
+        """The share of channels that never fired."""
+        return _share(self.channels[2] == 0)
+
+    @property
+    def outlier_channels(self) -> float:
+        """The share of channels whose root mean square is far above the median one."""
+        power = self.channels[0]
+        return _share(power > OUTLIER**2 * power.median()) if power.numel() else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "snr_db": self.snr_db,
+            **{k: getattr(self, k) / (self.noise or 1.0) for k in ("fine", "tail", "clipping")},
+            "above": self.above / max(self.elements, 1),
+            "largest": self.largest,
+            "row_loss": self.row_loss / self.rows if self.rows else None,
+            "dead_channels": self.dead_channels,
+            "outlier_channels": self.outlier_channels,
+            "channels": self.channels.shape[1],
+            "levels": list(self.levels),
+            "steps": list(self.steps),
+            "span": self.span,
+            "histogram": [int(n) for n in self.histogram],
+        }
+
+
+def decibels(signal: float, noise: float) -> float:
+    """The ratio of two powers in decibels, within ±99.
+
+    >>> decibels(1.0, 0.01), decibels(1.0, 0.0), decibels(0.0, 1.0)
+    (20.0, 99.0, -99.0)
+    """
+    if not noise:
+        return 99.0
+    return max(-99.0, min(99.0, 10 * math.log10(signal / noise))) if signal else -99.0
+
+
+def _share(chosen: Tensor) -> float:
+    return float(chosen.double().mean()) if chosen.numel() else 0.0
+
+
+def consecutive(levels: tuple[int, ...]) -> int:
+    """How many levels, from the first one on, are consecutive integers.
+
+    >>> consecutive((1, 2, 3, 5, 9))
+    3
+    """
+    return next((i for i, level in enumerate(levels) if level != i + 1), len(levels))
+
+
+@dataclass
+class Survey(Ledger):
+    """A ledger of everything, and a `SiteSurvey` of the first `visits` visits of each site.
+
+    >>> from torch import nn
+    >>> from onespike import calibrate, convert, metered
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    >>> snn = convert(model, calibrate(model, [x]))
+    >>> with metered(snn, Survey()) as survey:
+    ...     _ = snn(x)
+    >>> list(survey.details)
+    ['2:linear0_input']
+    """
+
+    visits: int = 4
+    details: dict[str, SiteSurvey] = field(default_factory=dict)
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        output = super().visit(operand, x)
+        site, place = operand.site, operand.place
+        neuron = place.standing(operand)
+        if isinstance(neuron, Neuron) and self.sites[site].visits <= self.visits and x.numel():
+            started = time.perf_counter()
+            row = self.details.get(str(site))
+            if row is None:
+                row = self.details[str(site)] = _empty(neuron, place.roles.get(site.key, ""))
+            _add(row, neuron, site, x.detach().float(), output.detach().float())
+            self.seconds += time.perf_counter() - started
+        return output
+
+
+def _empty(neuron: Neuron, role: str) -> SiteSurvey:
+    code = neuron.code()
+    up, down = (float(unit.float().mean()) for unit in code.units())
+    return SiteSurvey(role, code.levels, (up, down), math.asinh(2.0 * code.largest))
+
+
+def _add(row: SiteSurvey, neuron: Neuron, site: Site, x: Tensor, output: Tensor) -> None:
+    code = neuron.code()
+    (up, down), seen = code.units(), code.coordinate(x)
+    step = torch.where(seen >= 0, up, down)
+    size, error = seen.abs(), (x - output).square()
+    clipped = size > step * row.levels[-1]
+    sparse = ~clipped & (size > step * (consecutive(row.levels) + 0.5))
+    total, clipping, tail = (
+        float(part.sum(dtype=torch.float64)) for part in (error, error * clipped, error * sparse)
+    )
+    row.elements += x.numel()
+    row.signal += float(x.square().sum(dtype=torch.float64))
+    row.clipping, row.tail = row.clipping + clipping, row.tail + tail
+    row.fine += max(total - clipping - tail, 0.0)
+    row.above += int((size > torch.where(seen >= 0, neuron.positive, neuron.negative)).sum())
+    row.largest = max(row.largest, float(x.abs().max()))
+    if row.role == "softmax":
+        rows = x.sum(-1) > 0  # a row that is masked altogether has nothing to lose
+        row.rows += int(rows.sum())
+        row.row_loss += float((1 - output.sum(-1))[rows].sum(dtype=torch.float64))
+    axis = _channel_axis(site, x)
+    fired = output != (0.0 if code.offset is None else code.offset)
+    sums = torch.stack([_by_channel(part, axis) for part in (x.square(), error, fired)]).cpu()
+    if not row.channels.shape[1]:
+        row.channels = sums
+    elif row.channels.shape == sums.shape:  # sequences of another length have other channels in attention
+        row.channels = row.channels + sums
+    unit = torch.where(step > 0, step, torch.maximum(up, down)).clamp_min(1e-30)
+    row.histogram = (
+        row.histogram
+        + torch.histc((seen / unit).asinh().clamp(-row.span, row.span), BINS, -row.span, row.span).cpu()
+    )
+
+
+def _channel_axis(site: Site, x: Tensor) -> int:
+    """The index over which the product sums."""
+    if site.operation == "conv":
+        return max(-(x.dim() - 1), -x.dim())
+    return -2 if site.role == "rhs" and x.dim() > 1 else -1
+
+
+def _by_channel(x: Tensor, axis: int) -> Tensor:
+    return x.double().movedim(axis, 0).flatten(1).sum(1) if x.dim() > 1 else x.double()

@@ -1,0 +1,100 @@
+"""How many spikes a tensor of counts holds, and what they add in each reading of a spike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onespike import kernels
+from onespike.energy.columns import READINGS
+
+
+class Tally(NamedTuple):
+    """What the spikes of one tensor add up to; `additions` by reading, at one synapse behind each."""
+
+    spikes: float
+    active: float
+    saturated: float
+    additions: dict[str, float]
+
+    def times(self, factor: float) -> Tally:
+        additions = {name: factor * number for name, number in self.additions.items()}
+        return Tally(factor * self.spikes, factor * self.active, factor * self.saturated, additions)
+
+
+@cache
+def _worth(largest: int, width: int) -> Tensor:
+    """What a spike of size 0, 1, … below `width` adds to a tally: spikes, active, saturated, and each reading."""
+    size = torch.arange(width)
+    readings = (reading.additions(size.double()) for reading in READINGS.values())
+    return torch.stack([size.double(), (size > 0).double(), (size == largest).double(), *readings]).double()
+
+
+def _tally(sums: list[float]) -> Tally:
+    spikes, active, saturated, *additions = sums
+    return Tally(spikes, active, saturated, dict(zip(READINGS, additions, strict=True)))
+
+
+def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tally:
+    """Sums of `_worth` over all spikes, each with its weight."""
+    if weights is None:
+        flat = kernels.in_memory_order(fired)
+        whole = flat.device.type != "cpu" or len(flat) <= kernels.PART
+        parts = (flat,) if whole else flat.split(kernels.PART)  # each in the cache
+        counted = [torch.bincount(part.abs().to(torch.int32), minlength=largest + 1) for part in parts]
+        number = counted[0] if whole else torch.nn.utils.rnn.pad_sequence(counted).sum(1)
+    else:
+        size, each = fired.abs().to(torch.int32).flatten(), weights.double().expand_as(fired).flatten()
+        number = torch.bincount(size, each, minlength=largest + 1)
+    # no matrix product: the integer form counts where the network's own products are still looked for
+    # two branches of one neuron may fire in one step: their sum can be above the largest level
+    return _tally((_worth(largest, len(number)) * number.double().cpu()).sum(1).tolist())
+
+
+def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
+    """`totals` of many small tensors, each with its largest level, counted at once.
+
+    >>> few, many = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 7.0, 7.0])
+    >>> totals_of([(2, few), (7, many)]) == [totals(2, few), totals(7, many)]
+    True
+    """
+    if not parts:
+        return []
+    width = 1 + max(largest for largest, _ in parts)
+    device = parts[0][1].device  # a network may lie on several
+    sizes = [
+        fired.abs().to(device, torch.int32).flatten() + place * width
+        for place, (_, fired) in enumerate(parts)
+    ]
+    number = torch.bincount(torch.cat(sizes), minlength=len(parts) * width).double().cpu()
+    worth = torch.stack([_worth(largest, width) for largest, _ in parts])
+    return [_tally(sums) for sums in (worth * number.view(-1, 1, width)).sum(-1).tolist()]
+
+
+@lru_cache(maxsize=1024)
+def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One row in `every`, drawn at random and always alike: their numbers, and their places in this shape."""
+    rows = math.prod(shape)
+    with torch.inference_mode(False):  # kept, and then used in any mode
+        chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
+        chosen = chosen.sort().values
+        return chosen, torch.unravel_index(chosen, shape)
+
+
+def sample(x: Tensor, every: int) -> Tensor:
+    """The elements of one row (along the last dimension) in `every`; all of a tensor with few rows.
+
+    >>> sample(torch.zeros(160, 1000), 16).shape, sample(torch.zeros(10, 10), 16).shape
+    (torch.Size([10000]), torch.Size([100]))
+    """
+    if math.prod(x.shape[:-1]) < every:
+        return x.flatten()
+    numbers, places = _rows(x.shape[:-1], every)
+    if x.is_contiguous() and x.device.type == "cpu":  # five times as fast
+        return x.view(-1, x.shape[-1]).index_select(0, numbers).flatten()
+    return x[places].flatten()

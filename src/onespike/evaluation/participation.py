@@ -1,0 +1,116 @@
+"""Does every neuron take part? One batch through a converted network, eager and compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.conversion.attach import named_neurons
+from onespike.conversion.network import is_converted
+from onespike.energy.ledger import metered
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.runtime.batches import call, inputs_of, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.sites import Operand, Visitor, visiting
+from onespike.sites.coverage import ANALOG
+
+SATURATED_SHARE = 0.01
+"""A neuron counts as saturated if more than this share of its inputs fires the largest level."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one batch showed; `ok` if every neuron was reached and every product is known.
+
+    Attributes:
+        reached: neurons that the batch reached.
+        silent: neurons that it did not reach.
+        dead: reached neurons that never fired.
+        saturated: neuron → share of its inputs at the largest level, where that is above 1 %.
+        uncovered: products without a rule, as `module:operation`.
+    """
+
+    reached: tuple[str, ...]
+    silent: tuple[str, ...]
+    dead: tuple[str, ...]
+    saturated: dict[str, float]
+    uncovered: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.silent and not self.uncovered
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.reached)} of {len(self.reached) + len(self.silent)} neurons reached"]
+        for name in ("silent", "dead", "saturated", "uncovered"):
+            found = getattr(self, name)
+            shown = [f"{k} ({100 * v:.1f} %)" for k, v in found.items()] if name == "saturated" else found
+            lines.append(f"{name}: {', '.join(shown) if shown else 'none'}")
+        return "\n".join(lines)
+
+
+class _Ticks(Visitor):
+    """A visitor that compiles: it marks each neuron as reached in a buffer."""
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        operand.place[operand.site.key].ticks.add_(1)
+        value: Tensor = operand.place.value(operand, x)
+        return value
+
+
+def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:
+    standing = [neuron for _, neuron in named_neurons(model)]
+    for neuron in standing:
+        neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
+    try:
+        with visiting(model, _Ticks()):
+            call(torch.compile(model, backend=backend), batch)
+        return {str(site) for site, neuron in named_neurons(model) if float(neuron.get_buffer("ticks")) > 0}
+    finally:
+        for neuron in standing:
+            del neuron.ticks
+
+
+def verify(
+    model: nn.Module, batch: Any, *, compiled: bool = False, backend: str = "inductor"
+) -> Verification:
+    """Run one batch through a converted network and report silent, dead and saturated neurons.
+
+    Args:
+        model: a converted network.
+        batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        compiled: also run `torch.compile(model)`; a neuron counts as reached only if both runs reach it.
+        backend: the compiler backend of that run.
+    """
+    if not is_converted(model):
+        raise ConversionError("verify: this network has no neurons. Convert it first.")
+    batch = to(inputs_of(model, batch), device_of(model))
+    with evaluating(model):
+        with metered(model, watch=True) as ledger:
+            call(model, batch)
+        listed = {str(site) for site, _ in named_neurons(model)}
+        every = [str(site) for site, neuron in named_neurons(model) if isinstance(neuron, Neuron)]
+        rows = {str(site): row for site, row in ledger.sites.items()}
+        reached = set(rows)
+    if compiled:
+        with torch.no_grad():
+            reached &= _reached_when_compiled(model, batch, backend)
+    return Verification(
+        reached=tuple(s for s in every if s in reached),
+        silent=tuple(s for s in every if s not in reached),
+        dead=tuple(s for s in every if s in rows and not rows[s].active),
+        saturated={
+            s: rows[s].saturated / rows[s].elements
+            for s in every
+            if s in rows and rows[s].saturated > SATURATED_SHARE * rows[s].elements
+        },
+        uncovered=tuple(
+            f"{owner}:{operation}"
+            for owner, operation in ledger.unruled
+            if operation not in ANALOG and f"{owner}:{operation.replace('.', '::')}" not in listed
+        ),
+    )

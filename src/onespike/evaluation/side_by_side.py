@@ -1,0 +1,141 @@
+"""Evaluation: the original and the converted network side by side, in one pass over the data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.conversion.network import scale_of, steps_of
+from onespike.energy.dead_work import dead_work
+from onespike.energy.ledger import Ledger, metered
+from onespike.energy.profiles import Profile, profile
+from onespike.errors import DataError, UsageError
+from onespike.runtime.batches import call, count, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.processes import ALONE, Processes
+from onespike.tasks import Metric
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one evaluation.
+
+    Attributes:
+        metrics: what the task computed: `ann` and `snn` figures, and others.
+        ledger: operation counts of the converted network on these very inputs.
+        images: number of inputs.
+        scale: λ, or None for neurons without one.
+        seconds: forward time of each network; the counting of spikes is left out.
+        steps: T, the timesteps of the converted network.
+        dead_share: the share of the original's MACs whose result cannot reach its output; None where that is not known.
+        prices: the hardware that the energy ratios are for.
+    """
+
+    metrics: dict[str, Any]
+    ledger: Ledger
+    images: int
+    scale: float | None
+    seconds: dict[str, float]
+    steps: int = 1
+    dead_share: float | None = None
+    prices: Profile = field(default_factory=profile)
+
+    def to_dict(self) -> dict[str, Any]:
+        ratios = self.ledger.ratios(self.prices)
+        return {
+            **self.metrics,
+            "energy": {k: None if math.isnan(r) else r for k, r in ratios.items()},
+            "energy_parts": {k: self.ledger.parts(k, self.prices) for k in ratios},
+            "profile": self.prices.name,
+            "analog_share": self.ledger.analog_share,
+            "dead_share": self.dead_share,
+            "images": self.images,
+            "scale": self.scale,
+            "seconds": self.seconds,
+        }
+
+
+def evaluate(
+    ann: nn.Module,
+    snn: nn.Module,
+    batches: Iterable[tuple[Any, Any]],
+    metric: Metric,
+    *,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
+    processes: Processes = ALONE,
+    ledger: Ledger | None = None,
+) -> Evaluation:
+    """Run both networks over (inputs, labels) batches and count every spike on the way, in `ledger` if given.
+
+    Where several processes share the work, each gives its own batches and gets the figures of all of them; the
+    seconds are then summed over the processes.
+    """
+    if processes.count > 1 and not hasattr(metric, "merge"):
+        raise UsageError(
+            f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
+        )
+    ledger = ledger if ledger is not None else Ledger()
+    images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
+    device = device_of(ann)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(ann))
+        stack.enter_context(evaluating(snn))
+        for inputs, labels in progress(batches):
+            inputs = to(inputs, device)
+            if not images:
+                dead = _dead_share(snn, inputs)
+            expected, seconds["ann"] = _timed(ann, inputs, seconds["ann"])
+            with metered(snn, ledger):
+                before = ledger.seconds
+                actual, seconds["snn"] = _timed(snn, inputs, seconds["snn"])
+                seconds["snn"] -= ledger.seconds - before
+            metric.update(expected, actual, labels)
+            images += count(inputs)
+    metric, ledger, images, seconds = _merged(processes, metric, ledger, images, seconds)
+    if not images:
+        raise DataError("evaluate: there are no inputs. Give at least one batch.")
+    try:
+        scale: float | None = float(scale_of(snn).value)
+    except UsageError:
+        scale = None
+    return Evaluation(metric.compute(), ledger, images, scale, seconds, steps_of(snn), dead)
+
+
+def _dead_share(snn: nn.Module, inputs: Any) -> float | None:
+    try:
+        return sum(dead_work(snn, inputs).values(), 0.0)
+    except UsageError:  # a network of which it is not known
+        return None
+
+
+def _merged(
+    processes: Processes, metric: Any, ledger: Ledger, images: int, seconds: dict[str, float]
+) -> tuple[Any, Ledger, int, dict[str, float]]:
+    parts = processes.exchange((metric, ledger, images, seconds))
+    metric, ledger = parts[0][:2]
+    for other, counted, _, _ in parts[1:]:
+        metric.merge(other)
+        ledger.merge(counted)
+    totals = {name: sum(part[3][name] for part in parts) for name in seconds}
+    return metric, ledger, sum(part[2] for part in parts), totals
+
+
+def _timed(model: nn.Module, inputs: Any, before: float) -> tuple[Any, float]:
+    device = device_of(model)
+    _synchronise(device)
+    started = time.perf_counter()
+    output = call(model, inputs)
+    _synchronise(device)
+    return output, before + time.perf_counter() - started
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()

@@ -1,0 +1,63 @@
+"""What calibration takes of an activation, in one pass over memory: bit patterns, and sums of values and squares."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from onespike.kernels import build
+
+PART = 1 << 18
+"""Elements that torch looks at together where there is no kernel: few enough for a cache, and for their copies."""
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """All elements in one dimension, in whatever order: a view, where they lie side by side.
+
+    >>> x = torch.arange(6.0).view(2, 3)
+    >>> in_memory_order(x.t()).data_ptr() == x.data_ptr()
+    True
+    """
+    return x.permute(sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)).reshape(-1)
+
+
+def moments(x: Tensor) -> tuple[float, float]:
+    """The sum of all elements and of their squares, in double precision.
+
+    >>> moments(torch.tensor([[1.0, -2.0], [3.0, 0.0]]))
+    (2.0, 14.0)
+    """
+    x = in_memory_order(x)
+    if (kernels := _library(x)) is not None:
+        sums = (ctypes.c_double * 2)()
+        kernels.onespike_moments(x.data_ptr(), x.numel(), sums)
+        return sums[0], sums[1]
+    total = square = 0.0
+    for part in x.split(PART) if x.device.type == "cpu" else (x,):
+        wide = part.double()
+        total, square = total + float(wide.sum()), square + float(wide.dot(wide))
+    return total, square
+
+
+def _library(x: Tensor) -> ctypes.CDLL | None:
+    plain = type(x) is not Tensor or x.device.type != "cpu" or x.dtype != torch.float32
+    return None if plain else build.library()
+
+
+def count_(counts: Tensor, x: Tensor, shift: int, lowest: int) -> bool:
+    """Add x to `counts` (positive and negative × bins, int64) and return True; False where the plain form must do it.
+
+    The bin of an element is the bits of its magnitude from `shift` on, less `lowest` − 1, held within the bins.
+
+    >>> counts = torch.zeros(2, 4, dtype=torch.int64)
+    >>> if count_(counts, torch.tensor([1.0, 1.5, -2.0, 0.0]), 23, 127): counts.tolist()
+    [[1, 2, 0, 0], [0, 0, 1, 0]]
+    """
+    kernels = _library(x)
+    if kernels is None:
+        return False
+    x = x.contiguous()
+    kernels.onespike_count(x.data_ptr(), x.numel(), shift, lowest, counts.shape[-1], counts.data_ptr())
+    return True

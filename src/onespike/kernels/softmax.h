@@ -1,0 +1,64 @@
+/* What both forms of attention share: operands with strides, and the softmax of a row that fires. */
+#ifndef ONESPIKE_SOFTMAX
+#define ONESPIKE_SOFTMAX
+
+#include "fire.h"
+
+#ifdef __AVX2__
+#define FMA __attribute__((target("avx2,fma"))) /* where an expression says so: no other is contracted */
+#define MULADD(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FMA
+#define MULADD(a, b, c) ((a) * (b) + (c))
+#endif
+
+typedef struct {
+    const float *start;
+    int64_t batch, head, row, column; /* strides, in elements */
+} Operand;
+
+INLINE const float *at(Operand x, int64_t batch, int64_t head, int64_t row) {
+    return x.start + batch * x.batch + head * x.head + row * x.row;
+}
+
+/* e^x for x ≤ 0, within two units of the last place; 0 below the normal numbers, NaN for NaN. */
+INLINE FMA float exponential(float x) {
+    const float shift = 12582912.0f, held = x < -87.0f ? -87.0f : x; /* a NaN stays */
+    const float moved = MULADD(held, 1.44269504f, shift), n = moved - shift;
+    const float r = MULADD(n, 2.12194440e-4f, MULADD(n, -0.693359375f, held)); /* ln 2 in two parts */
+    float p = 1.9875691500e-4f;
+    p = MULADD(p, r, 1.3981999507e-3f);
+    p = MULADD(p, r, 8.3334519073e-3f);
+    p = MULADD(p, r, 4.1665795894e-2f);
+    p = MULADD(p, r, 1.6666665459e-1f);
+    p = MULADD(p, r, 5.0000001201e-1f);
+    p = MULADD(p * r, r, r) + 1.0f;
+    int32_t bits;
+    memcpy(&bits, &moved, 4);
+    bits = (bits - 0x4B400000 + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return x < -87.0f ? 0.0f : p * power;
+}
+
+/* Scores become fired probabilities, values if `decoded` and else counts, in place. A row that is masked altogether gives zeros. */
+static FMA void fired(float *s, int64_t n, int masked, Sides sides, const Form *form, int decoded) {
+    float most = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < n; i++) most = s[i] > most ? s[i] : most;
+    if (masked && isinf(most) && most < 0) {
+        for (int64_t i = 0; i < n; i++) s[i] = s[i] == s[i] ? 0.0f : s[i];
+        return;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        s[i] = exponential(s[i] - most);
+        sum += s[i];
+    }
+    const float inverse = 1.0f / sum;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) s[i] = s[i] * inverse;
+    run(s, s, n, sides, *form, decoded, 0);
+}
+
+#endif

@@ -1,0 +1,83 @@
+"""The code of a site: what its spikes are worth, whichever neuron and passes made them.
+
+    o = offset + gain · unit± · y,   y an integer, |y| ≤ largest
+
+Ledger, binary lanes, integer inference, exports and the report read this one record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Code(NamedTuple):
+    """What one site sends and what it stands for. Tensors broadcast against the activation.
+
+    Attributes:
+        positive: what a positive spike is worth; None where that side is off.
+        negative: likewise, as a magnitude.
+        levels: the magnitudes that it may send, in ascending order.
+        center: what is subtracted before the neuron fires; None for nothing.
+        gain: a power of two for each row, by which its steps are larger; None for 1.
+        offset: what the value starts from; None for 0.
+
+    >>> code = Code(torch.tensor(0.5), torch.tensor(0.25), (1, 2, 3), offset=torch.tensor(1.0))
+    >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
+    ([2.0, 0.25, 1.0], 3)
+    """
+
+    positive: Tensor | None
+    negative: Tensor | None
+    levels: tuple[int, ...]
+    center: Tensor | None = None
+    gain: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def largest(self) -> int:
+        """The largest count that it can send."""
+        return self.levels[-1]
+
+    @property
+    def populations(self) -> list[tuple[int, Tensor]]:
+        """(sign, unit) of each side that is on: spikes of one sign with one worth."""
+        sides = ((1, self.positive), (-1, self.negative))
+        return [(sign, unit) for sign, unit in sides if unit is not None]
+
+    @property
+    def worths(self) -> int:
+        """How many different worths spikes have: 2 where a positive one is worth another amount than a negative one."""
+        if self.positive is None or self.negative is None:
+            return 1
+        return 1 if torch.equal(self.positive, self.negative) else 2
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Both units; 0 for a side that is off."""
+        known = self.negative if self.positive is None else self.positive
+        nothing = torch.zeros_like(known) if known is not None else torch.zeros(())
+        return (
+            nothing if self.positive is None else self.positive,
+            nothing if self.negative is None else self.negative,
+        )
+
+    def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values that signed counts stand for, rounded to `dtype` once."""
+        count = spikes.float()
+        if self.positive is not None and self.negative is not None:
+            # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
+            value = self.positive * count.clamp(min=0) - self.negative * (-count).clamp(min=0)
+        else:
+            value = self.populations[0][1] * count
+        if self.gain is not None:
+            value = value * self.gain
+        if self.offset is not None:
+            value = value + self.offset
+        return value.to(dtype)
+
+    def coordinate(self, x: Tensor) -> Tensor:
+        """What the levels see of an activation, in units of the spikes' own values: (x − center) / gain."""
+        x = x if self.center is None else x - self.center
+        return x if self.gain is None else x / self.gain

@@ -1,0 +1,171 @@
+"""A gathered record → one self-contained HTML page: no request leaves it, and no text in it can run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onespike.energy.columns import PAPER
+from onespike.errors import LoadError
+from onespike.report import plots
+from onespike.report.markdown import fairness
+from onespike.tasks import compared as headlines
+from onespike.tasks import task_of
+
+TEMPLATES = Path(__file__).parent / "templates"
+APART_DB = 10.0
+"""Two networks have parted where the noise between them is above a tenth of the signal."""
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """The page of one run.
+
+    Args:
+        record: what `gather` returns, or what `report.json` holds.
+    """
+    evaluation = record["evaluation"]
+    figures = {}
+    if evaluation is not None:
+        known = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        figures["ledger"] = plots.svg(plots.ledger(known, record["energy"]), "ledger")
+    for name in ("front", "search"):
+        if (found := record[name]) is not None:
+            asked = (found[key] for key in ("points", "chosen", "metric", "energy", "maximise"))
+            figures[name] = plots.svg(plots.front(*asked), name)
+    return _page(
+        "report.html",
+        {"sites": [_for_script(row) for row in record["sites"]]},
+        record=record,
+        blocks=blocks(record["sites"]),
+        examples=[{**example, "parted": parted(example["trail"])} for example in record["examples"]],
+        figures=figures,
+        fairness="" if evaluation is None else fairness(evaluation),
+        summary=None
+        if evaluation is None
+        else task_of(evaluation).summary(evaluation, record["network"]["published_top1"]),
+    )
+
+
+def compare(records: Sequence[Mapping[str, Any]]) -> str:
+    """The page of several runs, each with its evaluation."""
+    rows = compared(records)
+    figures = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
+    figure = plots.svg(plots.runs(rows, rows[0]["metric"], common_column(records)), "runs")
+    return _page(
+        "compare.html", {}, rows=rows, recipes=differences(records), records=records, figure=figure,
+        figures=figures,
+    )  # fmt: skip
+
+
+def common_column(records: Sequence[Mapping[str, Any]]) -> str:
+    """The energy column that all runs mean, or else the paper's."""
+    columns = {record["energy"] for record in records}
+    return str(columns.pop()) if len(columns) == 1 else PAPER
+
+
+def compared(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per run: the figure by which runs of its task are compared."""
+    found = headlines([record["evaluation"] for record in records])
+    column = common_column(records)
+    return [
+        {
+            "run": record["run"],
+            "spec": record["network"]["spec"],
+            "original": figure.original,
+            "value": figure.spiking or 0.0,
+            "metric": figure.title,
+            "energy": record["evaluation"]["energy"][column],
+        }
+        for record, figure in zip(records, found, strict=True)
+    ]
+
+
+def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Recipe fields in which the runs differ → each run's value.
+
+    >>> differences([{"recipe": {"scale": 0.2, "io": "analog"}}, {"recipe": {"scale": 0.3, "io": "analog"}}])
+    {'scale': ['0.2', '0.3']}
+    """
+    fields = dict.fromkeys(name for record in records for name in record["recipe"])
+    table = {name: [str(record["recipe"].get(name, "–")) for record in records] for name in fields}
+    return {name: values for name, values in table.items() if len(set(values)) > 1}
+
+
+def blocks(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The picture's rows: sites of one block together, with their shades of energy and of error from 0 to 1."""
+    energy = max((row.get("energy_share") or 0.0 for row in sites), default=0.0) or 1.0
+    noises = [10 ** (-row["snr_db"] / 10) for row in sites if "snr_db" in row]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for index, row in enumerate(sites):
+        noise = 10 ** (-row["snr_db"] / 10) / max(noises) if "snr_db" in row else None
+        rows.setdefault(row["block"], []).append(
+            {
+                **row,
+                "index": index,
+                "short": row["site"].removeprefix(row["block"]).lstrip(".:") or row["site"],
+                "energy_shade": (row["energy_share"] / energy) if row.get("drives") else None,
+                "error_shade": noise,
+            }
+        )
+    return [{"name": name, "cells": cells} for name, cells in rows.items()]
+
+
+def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+    """Where two networks part: the first site under 10 dB, or the lowest; and the path as SVG coordinates.
+
+    >>> parted([["a", 30.0], ["b", 8.0], ["c", 12.0]])["site"]
+    'b'
+    """
+    if not trail:
+        return None
+    lowest = min(trail, key=lambda step: step[1])
+    first = next((step for step in trail if step[1] < APART_DB), None)
+    width = max(len(trail) - 1, 1)
+    points = " ".join(
+        f"{100 * i / width:.1f},{40 - max(0.0, min(db, 40.0)):.1f}" for i, (_, db) in enumerate(trail)
+    )
+    site, db = first or lowest
+    return {"site": site, "db": db, "apart": first is not None, "points": points}
+
+
+def _for_script(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What drawing a site's distribution needs."""
+    keys = (
+        "site",
+        "neuron",
+        "levels",
+        "steps",
+        "span",
+        "histogram",
+        "snr_db",
+        "fine",
+        "tail",
+        "clipping",
+        "row_loss",
+    )
+    return {key: row[key] for key in keys if key in row}
+
+
+def _page(template: str, data: Mapping[str, Any], **values: Any) -> str:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise LoadError("reports need jinja2. Install it with: pip install 'onespike[report]'") from error
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["percent"] = lambda x: "–" if x is None else f"{100 * x:.1f}"
+    environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rpartition(",")[0]
+    environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"
+    script, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Both kinds of text stand inside <script>: the JSON cannot close it, and only our own script has this hash.
+    safe = json.dumps(data).replace("<", "\\u003c")
+    return environment.get_template(template).render(
+        **values, script=script, style=style, data=safe, digest=digest
+    )

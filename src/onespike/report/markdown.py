@@ -1,0 +1,144 @@
+"""A gathered record → Markdown, for a README, an issue or a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onespike.tasks import task_of
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""A Markdown table; bars and line breaks in a cell cannot break it.
+
+    >>> print(table(["a"], [["x|y"]]))
+    | a |
+    |---|
+    | x\|y |
+    """
+    lines = [list(headers), ["---"] * len(headers), *rows]
+    texts = ["| " + " | ".join(_cell(c) for c in line) + " |" for line in lines]
+    texts[1] = "|" + "---|" * len(headers)
+    return "\n".join(texts)
+
+
+def _cell(text: str) -> str:
+    text = " ".join(str(text).split())
+    for mark, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|")):
+        text = text.replace(mark, safe)
+    return text
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The report of one run, without pictures."""
+    network, evaluation = record["network"], record["evaluation"]
+    parts = [
+        f"# {_cell(network['spec'])} as a spiking network",
+        f"Weights: {_cell(network['weights'])}. Preprocessing: {_cell(network['preprocessing'])}.",
+        f"Calibrated on {record['calibration']['images']} images of {_cell(record['calibration']['source'])}.",
+    ]
+    if evaluation is not None:
+        parts += [*_scores(record, evaluation), _energy(record, evaluation)]
+    parts += [
+        _sites(record["sites"]),
+        "## Recipe",
+        table(["field", "value"], [[k, str(v)] for k, v in record["recipe"].items()]),
+    ]
+    parts += ["## Command", f"    {record['command']}"]
+    parts.append(
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _networks(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return ("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}")
+
+
+def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
+    """What the task has measured: both networks' figures, and its details."""
+    found = task_of(evaluation).summary(evaluation, record["network"]["published_top1"])
+    names = dict(_networks(record))
+    speed = {key: figure(evaluation["images"] / evaluation["seconds"][key], 1) for key in names}
+    rows = [
+        [names[key], *cells, speed[key]]
+        for key, cells in zip(found.networks, found.table.texts(), strict=True)
+    ]
+    sentences = [f"{found.note}, of {_cell(record['data']['source'])}", found.published]
+    parts = [
+        f"## {found.title}",
+        table(["network", *found.table.headers, "images/s"], rows),
+        " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text),
+    ]
+    return parts if found.details is None else [*parts, table(found.details.headers, found.details.texts())]
+
+
+def fairness(evaluation: Mapping[str, Any]) -> str:
+    """What must be known beside every ratio: the hardware, what stays analog, and what is dead in both networks."""
+    dead = evaluation.get("dead_share")
+    shares = [
+        f"{100 * evaluation['analog_share']:.1f} % of the MACs stay analog: only the strict columns charge them"
+    ]
+    if dead is not None:
+        shares.append(f"{100 * dead:.1f} % cannot reach the output and are dead work in the original, too")
+    return f"prices of {evaluation['profile']}; " + "; ".join(shares)
+
+
+def _energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    own = record["energy"]
+    rows = [
+        [f"**{name}**" if name == own else name, figure(ratio, 3), record["energy_columns"][name]]
+        for name, ratio in evaluation["energy"].items()
+    ]
+    parts = [
+        [column, name, figure(part, 4)]
+        for column, found in evaluation["energy_parts"].items()
+        for name, part in found.items()
+    ]
+    return (
+        f"## Energy\n\nThis run's column is {own}: {figure(evaluation['energy'][own], 3)}.\n\n"
+        + table(["column", "ratio", "meaning"], rows)
+        + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n"
+        + table(["column", "paid for", "ratio"], parts)
+    )
+
+
+def _sites(sites: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            row["site"], row["neuron"], figure(row.get("spikes"), 3), _percent(row.get("energy_share")),
+            _percent(row.get("dead_channels")), _percent(row.get("saturated")), figure(row.get("snr_db"), 1),
+        ]
+        for row in sites
+    ]  # fmt: skip
+    headers = ["site", "what stands there", "spikes/neuron", "energy %", "dead %", "saturated %", "SNR dB"]
+    return "## Sites\n\n" + table(headers, rows)
+
+
+def _percent(value: float | None) -> str:
+    return figure(None if value is None else 100 * value)
+
+
+def _columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+    return task_of(evaluation).columns(evaluation)
+
+
+def compare_markdown(records: Sequence[Mapping[str, Any]], differences: Mapping[str, Sequence[str]]) -> str:
+    """Several runs in one table."""
+    energy, scored = list(records[0]["evaluation"]["energy"]), _columns(records[0]["evaluation"])
+    rows = []
+    for index, record in enumerate(records):
+        e = record["evaluation"]
+        rows.append([
+            record["run"], record["network"]["spec"],
+            *(figure(value, digits) for value, digits in _columns(e).values()),
+            *(figure(e["energy"][c], 3) for c in energy), _percent(e["analog_share"]), _percent(e["dead_share"]),
+            *(values[index] for values in differences.values()),
+        ])  # fmt: skip
+    headers = ["run", "network", *scored, *energy, "analog MACs %", "dead MACs %", *differences]
+    prices = ", ".join(dict.fromkeys(record["evaluation"]["profile"] for record in records))
+    return f"# Runs compared\n\n{table(headers, rows)}\n\nEnergy at the prices of {prices}.\n"

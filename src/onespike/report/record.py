@@ -1,0 +1,266 @@
+"""Everything that a report shows, as one record ready for JSON: gathered here, rendered elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.conversion.attach import named_neurons
+from onespike.conversion.network import set_scale_, table
+from onespike.doctor.drift import trail
+from onespike.energy.columns import DEFINITION, meanings, reading_of
+from onespike.energy.ledger import metered
+from onespike.energy.site_statistics import Survey
+from onespike.errors import LoadError
+from onespike.neurons import Neuron
+from onespike.passes.base import kind
+from onespike.runs import pipeline, storage
+from onespike.runs.as_command import convert_command
+from onespike.runs.pipeline import Pair, Progress, no_progress
+from onespike.runs.search_run import searched
+from onespike.runtime.batches import call, count, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.tasks import Items, Objective, Score, limit
+
+VERSION = 3
+PROBE_IMAGES = 32
+SCALES = (1.0, 0.5, 0.25, 0.12)
+EXAMPLES = 6
+
+
+def gather(
+    run: Path,
+    pair: Pair,
+    items: Items | None,
+    *,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Evaluate a run once, with a survey of its sites, and describe it.
+
+    Args:
+        run: its folder, with the search in it if there was one.
+        pair: the loaded run.
+        items: images to measure on; without them the record holds what calibration knows.
+        batch_size: inputs of one forward.
+        progress: wraps long loops.
+    """
+    record: dict[str, Any] = {
+        "version": VERSION,
+        "run": str(run),
+        "network": {
+            "spec": pair.loaded.spec,
+            "weights": pair.loaded.weights,
+            "preprocessing": pair.loaded.preprocessing,
+            "attention": pair.loaded.attention,
+            "published_top1": pair.loaded.published_top1,
+        },
+        "recipe": {k: _plain(v) for k, v in pair.recipe.to_dict().items() if k != "version"},
+        "calibration": {"source": pair.data["source"], "images": len(pair.data["names"])},
+        "versions": storage.versions(),
+        "command": convert_command(pair, run),
+        "energy": pair.recipe.energy,
+        "energy_columns": meanings(),
+        "energy_definition": DEFINITION,
+        "evaluation": None,
+        "data": None,
+        "front": None,
+        "search": _searched(run, pair),
+        "sites": _listed(pair),
+        "examples": [],
+    }
+    if items is None:
+        return record
+    task = pair.loaded.task
+    items = task.named(items, pair.loaded)
+    survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
+    objective = task.objectives[task.front(items)]
+    original = Remembered(pair.ann) if objective.compares else pair.ann
+    result = pipeline.evaluate_pair(
+        dataclasses.replace(pair, ann=original),
+        items,
+        batch_size=batch_size,
+        progress=progress,
+        ledger=survey,
+    )
+    few = limit(items, PROBE_IMAGES)
+    record["evaluation"] = result.to_dict()
+    record["data"] = {
+        "source": items.source,
+        "images": len(items),
+        "overlap": len(pipeline.overlap(pair.data, items)),
+        "surveyed": len(few),
+    }
+    record["sites"] = _measured(record["sites"], survey, pair.recipe.energy)
+    record["front"] = _swept(pair, original, items, objective, record["evaluation"], batch_size, progress)
+    record["examples"] = _examples(pair, few, batch_size)
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: lists in place of tuples."""
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _searched(run: Path, pair: Pair) -> dict[str, Any] | None:
+    """The trials that `onespike search` left in a run, where energy was measured."""
+    found = searched(run)
+    points = [
+        {"scale": t["scale"], "value": t["value"], "energy": t["energy"]}
+        for t in found.get("trials", ())
+        if t["value"] is not None and t["energy"] is not None
+    ]
+    if not points:
+        return None
+    objective = pair.loaded.task.objectives.get(found["objective"])
+    if objective is None:
+        raise LoadError(
+            f"{run}: its search was by {found['objective']}, which {pair.loaded.spec} does not have. Search again."
+        )
+    return {
+        **{name: found[name] for name in ("energy", "images", "source")},
+        "metric": objective.title,
+        "maximise": objective.maximize,
+        "points": points,
+        "chosen": found["best"]["scale"],
+    }
+
+
+class Remembered(nn.Module):
+    """A network that runs once for inputs that come again in the same order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.outputs, self.place = model, list[Any](), 0
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.place == len(self.outputs):
+            self.outputs.append(self.model(*inputs, **named))
+        self.place += 1
+        return self.outputs[self.place - 1]
+
+
+def _swept(
+    pair: Pair,
+    original: nn.Module,
+    items: Items,
+    objective: Objective,
+    evaluation: dict[str, Any],
+    batch_size: int,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """The headline of the evaluation at other λ, on the very images of the evaluation."""
+    own, column = evaluation["scale"], pair.recipe.energy
+    value, energy = pair.loaded.task.headline(evaluation).spiking, evaluation["energy"][column]
+    if own is None or energy is None or value is None:
+        return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
+    points = [{"scale": own, "value": value, "energy": energy}]
+    try:
+        for scale in (scale for scale in SCALES if scale != own):
+            set_scale_(pair.snn, scale)
+            feed = progress(f"λ = {scale:g}", -(-len(items) // batch_size))(
+                pair.loaded.batches(items, batch_size)
+            )
+            value, energy = _at(
+                original, pair.snn, feed, objective, objective.score(items, pair.loaded), column
+            )
+            points.append({"scale": scale, "value": value, "energy": energy})
+    finally:
+        set_scale_(pair.snn, own)
+    points.sort(key=lambda point: -point["scale"])
+    return {"metric": objective.title, "maximise": objective.maximize, "energy": column, "images": len(items),
+            "points": points, "chosen": own}  # fmt: skip
+
+
+def _at(
+    original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
+) -> tuple[float, float]:
+    """An objective's value and the energy of a network on these batches."""
+    if isinstance(original, Remembered):
+        original.place = 0
+    with evaluating(snn), metered(snn) as ledger:
+        for inputs, labels in feed:
+            inputs = to(inputs, device_of(snn))
+            expected = call(original, inputs) if objective.compares else None
+            score.update(expected, call(snn, inputs), labels, count(inputs))
+    return score.value(), ledger.ratio(column)
+
+
+def _listed(pair: Pair) -> list[dict[str, Any]]:
+    """All sites in the order of execution, with what stands there."""
+    rows = {row["site"]: row for row in table(pair.snn)}
+    largest = {str(site): neuron for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
+    order = [
+        *(site for site in pair.thresholds if site in rows),
+        *(s for s in rows if s not in pair.thresholds),
+    ]
+    return [
+        {
+            "site": site,
+            "kind": kind(site),
+            "block": _block(site),
+            "role": rows[site]["role"],
+            "spiking": site in largest,
+            "neuron": rows[site]["neuron"],
+        }
+        for site in order
+    ]
+
+
+def _block(site: str) -> str:
+    """The part of a site's owner up to its first number: what a picture draws as one row.
+
+    >>> _block("blocks.3.attn.qkv:linear0_input"), _block("head:linear0_input")
+    ('blocks.3', 'head')
+    """
+    parts = site.rpartition(":")[0].split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: number + 1]) or "network"
+
+
+def _measured(rows: list[dict[str, Any]], survey: Survey, column: str) -> list[dict[str, Any]]:
+    total, reading = survey.accumulates(column) or 1.0, reading_of(column).name
+    ledger = {row["site"]: row for row in survey.table()}
+    result = []
+    for row in rows:
+        counted, detail = ledger.get(row["site"]), survey.details.get(row["site"])
+        if counted is not None:
+            row = {
+                **row,
+                "energy_share": counted[reading] / total if counted["drives"] else 0.0,
+                "drives": counted["drives"],
+                "macs": counted["macs"],
+                "spikes": counted["spikes per neuron"],
+                "active": counted["active share"],
+                "saturated": counted["saturated share"],
+            }
+        if detail is not None:
+            row = {**row, **detail.to_dict()}
+        result.append(row)
+    return result
+
+
+def _examples(pair: Pair, items: Items, batch_size: int) -> list[dict[str, Any]]:
+    """A few inputs with both networks' answers, and where their activations part; those first that differ most."""
+    task, loaded = pair.loaded.task, pair.loaded
+
+    def both(inputs: Any) -> tuple[Any, Any]:
+        with evaluating(pair.ann), evaluating(pair.snn):
+            inputs = to(inputs, device_of(pair.ann))
+            return call(pair.ann, inputs), call(pair.snn, inputs)
+
+    found = torch.cat([task.differences(*both(x)).cpu() for x, _ in loaded.batches(items, batch_size)])
+    order, apart = found.argsort(descending=True, stable=True).tolist(), int((found > 0).sum())
+    half = min(apart, max(EXAMPLES // 2, EXAMPLES - (len(order) - apart)))
+    shown = []
+    for item in (items[place] for place in [*order[:half], *order[apart:]][:EXAMPLES]):
+        inputs, _ = next(loaded.batches(dataclasses.replace(items, items=(item,)), 1))
+        example = task.example(item, *both(inputs), items, loaded)
+        steps = [[site, round(db, 2)] for site, db in trail(pair.snn, inputs)]
+        shown.append({"name": item.name, **example, "trail": steps})
+    return shown

@@ -1,0 +1,48 @@
+"""A recipe as the words of a command: what made a run, and what would make a better one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from onespike.adapters import normalisation
+from onespike.recipe import Recipe
+from onespike.runs.pipeline import Pair
+from onespike.runtime.options import options
+
+
+def recipe_options(recipe: Recipe) -> list[str]:
+    """The options of `onespike convert` that lead from the preset to this recipe.
+
+    >>> recipe_options(Recipe(scale=0.3, exclude=("*fc1:*",)))
+    ['--scale', '0.3', '--exclude', '*fc1:*']
+    """
+    known, words = options(recipe), list[str]()
+    if recipe.preset != Recipe().preset:
+        words += known["preset"].words("preset", recipe.preset)
+    for name, value in recipe.changes().items():
+        words += known[name].words(name, value)
+    return words
+
+
+def convert_command(
+    pair: Pair, out: Path | str, *, images: int | None = None, weights: Path | None = None, **changes: Any
+) -> str:
+    """The `onespike convert` that makes this run, or one like it with other recipe fields or more images.
+
+    Weights that the run itself holds may stand for the file that it was made from, which need not be there any more.
+    """
+    loaded, words = pair.loaded, ["onespike", "convert", pair.loaded.spec]
+    if weights is not None and loaded.weights not in ("pretrained", "bundled"):
+        words += ["--weights", str(weights)]
+    elif loaded.weights in ("pretrained", "random"):
+        words.append("--pretrained" if loaded.weights == "pretrained" else "--random-weights")
+    elif loaded.weights != "bundled":
+        words += ["--weights", loaded.weights]
+    own = None if loaded.replaced is None else normalisation(loaded.transform)
+    if (given := changes.pop("normalisation", own)) is not None:
+        for option, values in zip(("--mean", "--std"), given, strict=True):
+            words += [option, ",".join(f"{v:g}" for v in values)]
+    words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]
+    return shlex.join([*words, *recipe_options(pair.recipe.replace(**changes)), "--out", str(out)])

@@ -1,0 +1,49 @@
+"""What a measurement was made on, told by contents: weights and images under one name may be other ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.runtime.atomic import sha256
+from onespike.tasks import Item, Items
+
+
+def network_digest(model: nn.Module) -> str:
+    """The SHA-256 of a network's parameters and buffers with their names, types and shapes."""
+    hashed = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        hashed.update(memoryview(flat.numpy()))
+    return hashed.hexdigest()
+
+
+def digest(item: Item) -> str:
+    """What tells whether two images are the same: the file's hash, or the name within a bundled strip."""
+    if item.row is not None:
+        return item.name
+    state = item.path.stat()
+    return _hashed(item.path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 17)
+def _hashed(path: Path, size: int, changed: int) -> str:
+    """The hash of a file, computed once while its size and its time stay the same."""
+    return sha256(path)
+
+
+def images_digest(items: Items) -> str:
+    """The SHA-256 of images in their order: names, labels and contents, and whatever else is known about them."""
+    rows = [[item.name, item.label, digest(item)] for item in items]
+    return _of([rows, None if items.truth is None else items.truth.record])
+
+
+def _of(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

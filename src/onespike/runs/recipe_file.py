@@ -1,0 +1,84 @@
+"""A recipe as a file to read, edit and give again: the preset, and what differs from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onespike.errors import UsageError, unknown
+from onespike.recipe import PRESETS, VERSION, Recipe
+from onespike.runtime.options import options
+from onespike.runtime.validated import parse
+
+REMEDY = "Write it as `onespike inspect RUN --recipe` does."
+
+
+def recipe_record(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe file says.
+
+    >>> recipe_record(Recipe(scale=0.5))
+    {'version': 1, 'preset': 'sformer', 'scale': 0.5}
+    """
+    record = {"version": VERSION, "preset": recipe.preset, **recipe.changes()}
+    plain: dict[str, Any] = json.loads(json.dumps(record))
+    return plain
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe file in YAML.
+
+    >>> print(recipe_text(Recipe(exclude=("head:*",))), end="")
+    version: 1
+    preset: sformer
+    exclude: ['head:*']
+    """
+    text: str = _yaml().safe_dump(
+        recipe_record(recipe), sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
+    return text
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a file, YAML or JSON; fields that it leaves out are the preset's."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(
+            f"{path}: the recipe cannot be read ({reason}). Give a YAML or JSON file."
+        ) from error
+    given = _parsed(path, text)
+    if given.pop("version", VERSION) != VERSION:
+        raise UsageError(f"{path}: this onespike reads recipes of version {VERSION}. {REMEDY}")
+    start, known = given.get("preset", Recipe.preset), options(Recipe)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{path}: {unknown('recipe field', str(name), known)}")
+    if not isinstance(start, str) or start not in PRESETS:
+        raise UsageError(f"{path}: {unknown('preset', str(start), PRESETS)}")
+    record = {"preset": start, **PRESETS[start].settings, **given}
+    return parse(Recipe, json.dumps(record, default=str), path, REMEDY, UsageError)
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    """JSON is no YAML where numbers have exponents, so it is read as what it is."""
+    try:
+        found = json.loads(text) if path.suffix == ".json" else _yaml().safe_load(text)
+        json.dumps(found, default=str)  # YAML can refer to itself
+    except (ValueError, RecursionError, TypeError, _yaml().YAMLError) as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" at line {place.line + 1}" if place else ""
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise UsageError(f"{path}: this is no valid {kind}{line}. {REMEDY}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
+    return found
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as absent:
+        raise UsageError("recipe files need PyYAML. Install it with: pip install 'onespike[cli]'") from absent
+    return yaml

@@ -1,0 +1,333 @@
+"""Search on a run: its own images, its own record, and the λ (and steps) it finds put back into the run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.conversion.network import convert
+from onespike.energy.columns import PAPER, holdable, searchable
+from onespike.energy.ledger import metered
+from onespike.errors import DataError, UsageError, unknown
+from onespike.passes import PASSES, Given, State
+from onespike.passes.allocate import factors
+from onespike.passes.statistics import FISHER_IMAGES
+from onespike.recipe import Recipe, preset
+from onespike.runs import pipeline, storage
+from onespike.runs.contents import digest, images_digest
+from onespike.runs.pipeline import Pair, Progress, no_progress
+from onespike.runtime.atomic import sha256, try_file, write_atomically
+from onespike.runtime.batches import call, count
+from onespike.runtime.forward import evaluating
+from onespike.runtime.validated import read_sealed, sealed
+from onespike.search import Report, Search, Trial, search
+from onespike.search.objective import HALVINGS, ScaleObjective, every_of, scale_within
+from onespike.tasks import Items, Objective, Score, Task, check
+from onespike.tasks import limit as limit_items
+
+FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
+SHARE = 0.02
+"""The paper's split: 2 % of the images, at least 100 of them here."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Energy of the run before the search and after it, counted on the first batch in the column of its recipe.
+
+    Both are None for neurons whose spikes have no count.
+    """
+
+    column: str
+    before: float | None
+    after: float | None
+    budget: float | None
+
+    @property
+    def rises(self) -> bool:
+        """Whether the network that is kept spends over 5 % more than the one before, or than the run's budget."""
+        if self.before is None or self.after is None:
+            return False
+        return self.after > 1.05 * (self.before if self.budget is None else min(self.before, self.budget))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found and what it cost."""
+
+    search: Search
+    objective: str
+    title: str
+    energy: str | None
+    images: int
+    available: int
+    forwards: int
+    seconds: float
+    spent: Spent
+    per_site: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        def row(trial: Trial) -> dict[str, Any]:
+            return {
+                "scale": trial.scale,
+                "value": trial.value,
+                "energy": trial.energy,
+                "seconds": trial.seconds,
+            }
+
+        record = {
+            "trials": [row(t) for t in self.search.trials],
+            "best": row(self.search.best),
+            "seconds": self.seconds,
+            "forwards": self.forwards,
+            "full_evaluation_forwards": self.available,
+            "objective": self.objective,
+            "images": self.images,
+            "budget": self.search.budget,
+            "energy": self.energy,
+            "front": [row(t) for t in self.search.front()],
+            "spent": dataclasses.asdict(self.spent),
+        }
+        return record if self.per_site is None else {**record, "per_site": self.per_site}
+
+
+def search_images(
+    pair: Pair, data: str, count: int | None, annotations: Path | None = None
+) -> tuple[Items, int]:
+    """Images that calibration has not seen, evenly spaced, and how many there are in all.
+
+    They are shuffled (always alike), so that the first of them, which decide whether a trial is given up and on which
+    spikes are counted, are of all classes.
+    """
+    everything = pipeline.choose_labelled(pair.loaded, data, annotations)
+    seen = set(pipeline.overlap(pair.data, everything))
+    free = pipeline.without(everything, seen)
+    if not free:
+        raise DataError(f"{data}: calibration has used all of its images. Give a folder with other ones.")
+    count = max(round(SHARE * len(free)), 100) if count is None else count
+    chosen = limit_items(free, count)
+    order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
+    shuffled = tuple(chosen[place] for place in order)
+    return dataclasses.replace(chosen, items=shuffled), len(everything)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    scale: float
+    value: float | None
+    energy: float | None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The schema of what a search leaves in its run, as far as it is read."""
+
+    trials: tuple[_Measured, ...]
+    best: _Measured
+    objective: str
+    images: int
+    energy: str | None
+    source: str
+    used: tuple[str, ...]
+
+
+def searched(folder: Path) -> dict[str, Any]:
+    """What the last search in a run has recorded, the images that it used included; nothing where there was none."""
+    return read_sealed(_Record, folder / FOLDER / RECORD, "Remove it, or search again.") or {}
+
+
+def search_run(
+    folder: Path,
+    data: str,
+    *,
+    annotations: Path | None = None,
+    trials: int = 50,
+    objective: str | None = None,
+    sampler: str = "gp",
+    budget: float | None = None,
+    energy: str | None = None,
+    front: bool = False,
+    per_site: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    device: str = "cpu",
+    compiled: bool = False,
+    url: str | None = None,
+    resume: bool = False,
+    report: Report = lambda trial, done, total: None,
+    progress: Progress = no_progress,
+) -> Outcome:
+    """Search λ of a run on images of its own, store every trial, and keep the best λ in the run.
+
+    The objective is one of those that the network's task has.
+    """
+    started = time.perf_counter()
+    if energy is not None and energy not in searchable():
+        raise unknown("energy column", energy, searchable())
+    if budget is not None and not budget > 0:
+        raise UsageError(
+            f"the budget must be above 0, not {budget:g}. The paper's networks use 0.15 to 0.19."
+        )
+    if per_site not in (None, "site", "kind"):
+        raise unknown("per-site choice", per_site, ("site", "kind"))
+    pair = pipeline.load_run(folder, device=device)
+    try_file(folder / FOLDER / RECORD)
+    task = pair.loaded.task
+    _check_task(task, pair.loaded.spec, objective, compiled)
+    given, own = pair.snn, pair.recipe.energy
+    if pair.recipe.factors:  # a search starts from one λ for all
+        pair = pipeline.with_recipe(pair, pair.recipe.replace(factors=()))
+    items, available = search_images(pair, data, limit, annotations)
+    column = (energy or own) if budget is not None or front or per_site else None
+    objective = objective or task.objective(items)
+    aim = task.objectives[objective]
+    inputs = pair.loaded.batches(items, batch_size)
+    shown = progress("original network", -(-len(items) // batch_size))(inputs)
+    measure = objective_of(pair, items, shown, aim, column, compiled)
+    before = _energy(given, measure.parts[0][0], own)
+    place = folder / FOLDER
+    place.mkdir(exist_ok=True)
+    # what is asked makes a study of its own, so that one run may be searched in several ways
+    parts = (objective, sampler, budget and f"{budget:g}", column, "pareto" if front else None, per_site)
+    asked = [str(part) for part in parts if part is not None]
+    found = search(
+        measure,
+        trials=trials,
+        maximise=aim.maximize,
+        fixed=(1.0, preset(pair.recipe.preset).scale),
+        sampler=sampler,
+        budget=budget,
+        storage=url or f"sqlite:///{place / STUDY}",
+        name="-".join(["onespike", _identity(folder)[:16], *asked]),
+        identity={
+            "run": _identity(folder),
+            "objective": objective,
+            "images": images_digest(items),
+            "sampler": sampler,
+            "budget": budget,
+            "energy": column,
+        },
+        resume=resume,
+        report=report,
+    )
+    chosen = None if per_site is None else allocate(pair, measure, found, per_site, items, batch_size)
+    recipe = _kept(pair, found, chosen)
+    after = _energy(pipeline.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
+    outcome = Outcome(
+        found, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
+        Spent(own, before, after, pair.recipe.budget), None if chosen is None else chosen.to_dict(),
+    )  # fmt: skip
+    _keep(folder, items, outcome, recipe)
+    return outcome
+
+
+def _energy(snn: nn.Module, inputs: Any, column: str) -> float | None:
+    with evaluating(snn), metered(snn) as ledger:
+        call(snn, inputs)
+    ratio = ledger.ratio(column)
+    return None if math.isnan(ratio) else ratio
+
+
+def _kept(pair: Pair, found: Search, chosen: Allocation | None) -> Recipe:
+    """The recipe of the best λ, or of the steps that are better than it."""
+    if chosen is not None and chosen.better:
+        return pair.recipe.replace(scale=chosen.scale, factors=chosen.factors)
+    return pair.recipe.replace(scale=found.best.scale, factors=())
+
+
+def _check_task(task: Task, spec: str, objective: str | None, compiled: bool) -> None:
+    """What the network's task is not searched by, or does not have."""
+    if objective is not None and objective not in task.objectives:
+        known = " or ".join(task.objectives)
+        raise UsageError(
+            f"search: the objective of {spec} is {known}, not {objective}. Leave --objective out."
+        )
+    if compiled:
+        check(task, "compile")
+
+
+def objective_of(
+    pair: Pair,
+    items: Items,
+    batches: Iterable[tuple[Any, Any]],
+    objective: Objective,
+    energy: str | None = None,
+    compiled: bool = False,
+) -> ScaleObjective:
+    """A run's network as a function of λ, on batches of these images."""
+
+    def score() -> Score:
+        return objective.score(items, pair.loaded)
+
+    return ScaleObjective(pair.ann, pair.snn, batches, objective, score, energy, compiled)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Steps for each site at the energy of the best single λ, kept only if the metric is better."""
+
+    by: str
+    scale: float
+    value: float
+    energy: float
+    single: float
+    better: bool
+    factors: tuple[tuple[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def allocate(
+    pair: Pair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
+) -> Allocation:
+    """Steps by the pass `allocate`, at the energy that the best single λ has; sites take the mean of their channels."""
+    column, budget = measure.energy or PAPER, found.best.energy
+    if budget is None:
+        raise UsageError(
+            "search: the best trial has no energy to compare with. Search again without --resume."
+        )
+    few = limit_items(items, FISHER_IMAGES)
+    inputs = [x for x, _ in pair.loaded.batches(few, batch_size)]
+    state = State(pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None))
+    given = Given(pair.ann, inputs, task=pair.loaded.task)
+    if column in holdable():
+        given = dataclasses.replace(given, budget=budget, energy=column)
+    with torch.inference_mode(False):
+        found_factors = factors(state, PASSES["allocate"](state, given), by)
+    measure.forwards += len(few)
+    recipe = pair.recipe.replace(factors=found_factors)
+    snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)
+    first = measure.parts[0][0]
+    scale = scale_within(snn, first, column, budget, every_of(column))
+    measure.forwards += HALVINGS * count(first)
+    objective = copy.copy(measure)
+    objective.snn = objective.run = snn
+    result = objective(scale, lambda step, value: False)
+    measure.forwards = objective.forwards
+    if result.energy is None or found.best.value is None:
+        raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
+    sign = 1 if found.maximise else -1
+    better = result.energy <= budget and sign * result.value > sign * found.best.value
+    return Allocation(by, scale, result.value, result.energy, found.best.value, better, found_factors)
+
+
+def _identity(folder: Path) -> str:
+    """What stays the same while λ changes: the thresholds, and through them the network and its calibration."""
+    return sha256(folder / storage.THRESHOLDS)
+
+
+def _keep(folder: Path, items: Items, outcome: Outcome, recipe: Recipe) -> None:
+    record = {**outcome.to_dict(), "source": items.source, "names": list(items.names),
+              "used": [digest(item) for item in items]}  # fmt: skip
+    write_atomically(folder / FOLDER / RECORD, sealed(record))
+    storage.replace_recipe(folder, recipe)

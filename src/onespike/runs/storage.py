@@ -1,0 +1,278 @@
+"""A run on disk: JSON and safetensors with checksums, whole or not there at all; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.errors import LoadError
+from onespike.recipe import Recipe
+from onespike.runtime.atomic import atomic_directory, sha256, write_atomically
+from onespike.runtime.devices import state_of
+from onespike.runtime.validated import parse, sealed, understood, unsealed
+
+VERSION = 1
+RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
+CONFIGURATION = "network"
+SIDES, OTHERS = ("positive", "negative"), ("centre", "offset", "gain", "change")
+
+
+REMEDY = "Convert the network again."
+
+
+@dataclass(frozen=True)
+class _Network:
+    spec: str
+    weights: str
+    attention: str | None
+    weights_file: str
+    preprocessing: str = ""
+    published_top1: float | None = None
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    role: str
+    levels: tuple[int, ...]
+    largest: float
+    shape: tuple[int, ...]
+    calls: float
+    macs: float
+    rounding: str | None = None
+
+
+@dataclass(frozen=True)
+class _Provenance:
+    samples: int
+    observer: str = ""
+    passes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Data:
+    source: str
+    names: tuple[str, ...]
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The schema of a run's record."""
+
+    network: _Network
+    recipe: Recipe
+    sites: dict[str, _Facts]
+    uncovered: tuple[tuple[str, str, float], ...]
+    folds: dict[str, str]
+    provenance: _Provenance
+    data: _Data
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says, all its checksums compared; the weights themselves are read by an adapter."""
+
+    folder: Path
+    network: dict[str, Any]
+    recipe: Recipe
+    thresholds: Thresholds
+    data: dict[str, Any]
+
+    @property
+    def weights_file(self) -> Path:
+        return self.folder / str(self.network["weights_file"])
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights are in the run itself, and not a checkpoint elsewhere."""
+        return bool(self.network["weights_file"] == WEIGHTS)
+
+
+def save(
+    folder: Path,
+    *,
+    model: nn.Module,
+    network: dict[str, Any],
+    recipe: Recipe,
+    thresholds: Thresholds,
+    data: dict[str, Any],
+    reference_weights: Path | None = None,
+    configuration: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a run directory; it appears under its name only when it is complete.
+
+    Args:
+        folder: the new directory.
+        model: the original network, whose weights are stored.
+        network: how to build it again: `spec`, `attention`, `preprocessing`, ….
+        recipe: how it was converted.
+        thresholds: what calibration found.
+        data: which images calibration used.
+        reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
+        configuration: writes whatever else the adapter needs to build the network into a folder.
+    """
+    from safetensors.torch import save_file
+
+    with atomic_directory(folder) as partial:
+        save_file(_tensors(thresholds), partial / THRESHOLDS)
+        if reference_weights is None:
+            state = {name: tensor.detach().cpu().contiguous() for name, tensor in state_of(model).items()}
+            save_file(_unshared(state), partial / WEIGHTS)
+        if configuration is not None:
+            configuration(partial / CONFIGURATION)
+        inside = sorted(file for file in partial.rglob("*") if file.is_file())
+        files = {file.relative_to(partial).as_posix(): sha256(file) for file in inside}
+        weights_file = WEIGHTS
+        if reference_weights is not None:
+            weights_file = _relative(Path(reference_weights), Path(folder))
+            files[weights_file] = sha256(reference_weights)
+        record = {
+            "version": VERSION,
+            "network": {**network, "weights_file": weights_file},
+            "recipe": recipe.to_dict(),
+            "sites": {site: _facts(t) for site, t in thresholds.items()},
+            "uncovered": [[*key, macs] for key, macs in thresholds.uncovered.items()],
+            "folds": thresholds.folds,
+            "provenance": thresholds.provenance,
+            "data": data,
+            "files": files,
+        }
+        (partial / RECORD).write_text(sealed(record), encoding="utf-8")
+        for file in inside:  # safetensors makes its files unreadable for others
+            shutil.copymode(partial / RECORD, file)
+
+
+def replace_recipe(folder: Path, recipe: Recipe) -> None:
+    """Put another recipe into a run, such as the λ that a search found; all else stays."""
+    record = _read_record(Path(folder))
+    write_atomically(Path(folder) / RECORD, sealed({**record, "recipe": recipe.to_dict()}))
+
+
+def load(folder: Path) -> Run:
+    """Read a run directory; damage of any kind is named."""
+    folder = Path(folder)
+    if not (folder / RECORD).is_file():
+        raise LoadError(
+            f"{folder}: no run here ({RECORD} is missing). Make one with: onespike convert … --out {folder}"
+        )
+    record = _read_record(folder)
+    for name, expected in record["files"].items():
+        _check(folder, name, expected)
+    with understood(folder / RECORD, REMEDY):
+        recipe, thresholds = (
+            Recipe.from_dict(record["recipe"]),
+            _thresholds(record, _read(folder / THRESHOLDS)),
+        )
+    return Run(folder, record["network"], recipe, thresholds, record["data"])
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    file = folder / RECORD
+    text = file.read_bytes()
+    version = parse(dict[str, Any], text, file, REMEDY).get("version")
+    if version != VERSION:
+        raise LoadError(
+            f"{folder}: the run has version {version!r}, and this onespike reads {VERSION}. {REMEDY}"
+        )
+    return unsealed(_Record, text, file, REMEDY)
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()
+
+
+def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
+    sides = {}
+    for site, threshold in thresholds.items():
+        sides[f"{site}/positive"] = threshold.positive.contiguous()
+        sides[f"{site}/negative"] = threshold.negative.contiguous()
+        others = {name: getattr(threshold, name) for name in OTHERS}
+        sides |= {f"{site}/{name}": value.contiguous() for name, value in others.items() if value is not None}
+    return _unshared(sides)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result
+
+
+def _facts(threshold: SiteThreshold) -> dict[str, Any]:
+    """All but the tensors, the site, which is the key, and a rounding that is the recipe's."""
+    facts = {f.name: getattr(threshold, f.name) for f in dataclasses.fields(threshold) if f.name != "site"}
+    return {
+        name: value
+        for name, value in facts.items()
+        if name not in (*SIDES, *OTHERS) and not (name == "rounding" and value is None)
+    }
+
+
+def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Thresholds:
+    entries = {}
+    for site, facts in record["sites"].items():
+        facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
+        named: dict[str, Any] = {name: tensors.get(f"{site}/{name}") for name in OTHERS}
+        named |= {name: tensors[f"{site}/{name}"] for name in SIDES}
+        entries[site] = SiteThreshold(site=site, **named, **facts)
+    uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
+    provenance = record["provenance"]
+    if passes := record["recipe"].get("passes"):  # a run of an earlier version does not say so itself
+        provenance = {"passes": passes, **provenance}
+    return Thresholds(entries, uncovered, record["folds"], provenance)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise _damaged(file.parent, f"{file.name} cannot be read ({error})") from error
+
+
+def _check(folder: Path, name: str, expected: str) -> None:
+    file = folder / name
+    if not file.is_file():
+        found = "is missing"
+    elif sha256(file) != expected:
+        found = "is not the file that was saved (its SHA-256 differs)"
+    else:
+        return
+    if not name.startswith("../"):
+        raise _damaged(folder, f"{name} {found}")
+    raise LoadError(
+        f"{folder}: the checkpoint {file}, to which the run refers, {found}. Put it back, or convert the network again."
+    )
+
+
+def _damaged(folder: Path, what: str) -> LoadError:
+    return LoadError(f"{folder}: the run is damaged: {what}. Convert the network again.")
+
+
+def versions() -> dict[str, str]:
+    """The versions that matter for reproducing a run."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"torch": str(torch.__version__)}
+    for package in ("onespike", "timm", "torchvision", "transformers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

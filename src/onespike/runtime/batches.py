@@ -1,0 +1,148 @@
+"""Batches of any form: a tensor, a tuple of positional arguments, a mapping by name, or a list of images.
+
+Every stage reads, moves, cuts and counts batches through these functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from onespike.errors import UsageError
+
+POSITIONAL = {
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+}
+
+
+def call(model: Callable[..., Any], batch: Any) -> Any:
+    """Give a batch to a network: a mapping by name, a tuple or list by position, anything else as one input."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+def inputs_of(model: nn.Module, batch: Any) -> Any:
+    """A batch without labels, told apart by the network's signature: `forward(x)` takes x alone of (x, labels).
+
+    What would fill an optional argument may be a label as well as an input, so it is refused.
+
+    >>> inputs_of(nn.Linear(2, 3), [torch.zeros(1, 2), torch.tensor([7])])
+    tensor([[0., 0.]])
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        return (
+            batch[0] if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor) else batch
+        )
+    known = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
+    required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in known)
+    if len(known) == required:  # whatever is left over is not for the network
+        return batch[0] if required == 1 else batch[:required]
+    doubtful = [x for x in batch[required:] if isinstance(x, (Tensor, Mapping, tuple, list))]
+    if doubtful:
+        names = ", ".join(p.name for p in known)
+        raise UsageError(
+            f"a batch holds {len(batch)} parts, and {type(model).__name__}.forward({names}) may take some of them or not: "
+            "are they inputs or labels? Give inputs only, ((x,) for x, _ in loader), or a mapping with their names."
+        )
+    return batch
+
+
+def logits(output: Any) -> Any:
+    """A classifier's scores: its output, or what its output holds under that name, as in transformers."""
+    return getattr(output, "logits", output)
+
+
+def count(batch: Any) -> int:
+    """How many inputs a batch holds: rows of its first tensor, or members of its first argument if that is a list."""
+    first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else first
+    if isinstance(first, (tuple, list)):
+        return len(first)
+    tensor = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
+    return len(tensor) if tensor is not None and tensor.dim() else 1
+
+
+def to(batch: Any, device: torch.device | str) -> Any:
+    """The same batch with its tensors on a device."""
+    return tree_map_only(Tensor, lambda x: x.to(device), batch)
+
+
+def take(batch: Any, chosen: slice | Tensor) -> Any:
+    """Some inputs of a batch, by a slice or by their numbers.
+
+    What has no row for each input (a flag, a shared mask) stays whole.
+
+    >>> take({"ids": torch.arange(6).view(3, 2), "scale": 2.0}, slice(0, 1))
+    {'ids': tensor([[0, 1]]), 'scale': 2.0}
+    >>> take(([torch.zeros(1), torch.ones(2)],), slice(1, 2))
+    ([tensor([1., 1.])],)
+    """
+    size = count(batch)
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[chosen] if value.dim() and len(value) == size else value
+        if isinstance(value, list) and len(value) == size and all(isinstance(x, Tensor) for x in value):
+            return value[chosen] if isinstance(chosen, slice) else [value[int(i)] for i in chosen]
+        if isinstance(value, Mapping):
+            return {name: part(x) for name, x in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(part(x) for x in value)
+        return value
+
+    return part(batch)
+
+
+def split(batch: Any, size: int) -> Iterator[Any]:
+    """A batch in parts of at most so many inputs.
+
+    >>> [len(part) for part in split(torch.zeros(5, 2), 2)]
+    [2, 2, 1]
+    """
+    for start in range(0, count(batch), size):
+        yield take(batch, slice(start, start + size))
+
+
+def first(batches: Iterable[Any], inputs: int) -> list[Any]:
+    """The first so many inputs, in batches."""
+    chosen, seen = [], 0
+    for batch in batches:
+        if seen >= inputs:
+            break
+        chosen.append(take(batch, slice(0, inputs - seen)))
+        seen += count(batch)
+    return chosen
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Several batches of one form as one; the first alone where their inputs differ in shape.
+
+    >>> join([{"x": torch.zeros(2, 3), "scale": 2.0}, {"x": torch.ones(1, 3), "scale": 2.0}])["x"].shape
+    torch.Size([3, 3])
+    """
+
+    def together(parts: Sequence[Any], within: bool = True) -> Any:
+        first = parts[0]
+        if isinstance(first, Tensor) and first.dim():
+            same = all(part.shape[1:] == first.shape[1:] for part in parts)
+            return torch.cat(list(parts)) if same else first
+        if isinstance(first, Mapping):
+            return {name: together([part[name] for part in parts]) for name in first}
+        if within and isinstance(first, list):  # images of any size; outermost, a list holds arguments
+            return [image for part in parts for image in part]
+        if isinstance(first, (tuple, list)):
+            return type(first)(together(group) for group in zip(*parts, strict=True))
+        return first
+
+    joined = together(batches, within=False)
+    return joined if count(joined) == sum(map(count, batches)) else batches[0]

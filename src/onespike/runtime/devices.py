@@ -1,0 +1,132 @@
+"""A network over several devices, or partly on disk: accelerate's device maps.
+
+The map is applied to the original network before calibration. A converted copy keeps accelerate's hooks, and its
+neurons stand where their owners compute.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onespike.errors import LoadError, UsageError
+from onespike.runtime.validated import read
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_device(device: str) -> torch.device:
+    """The device by its name, tried with one small tensor."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()  # a tensor on `meta` can be made, and has no value
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
+    return torch.device(device)
+
+
+def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None) -> nn.Module:
+    """Put a network on one device or, with a device map, on several.
+
+    Args:
+        model: the network, all of it in memory.
+        device: where it goes as a whole.
+        device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
+            (a number, a device's name, `cpu` or `disk`).
+    """
+    if device_map is None:
+        return model.to(check_device(device))
+    if device != "cpu":
+        raise UsageError(f"--device {device} and --device-map exclude each other. Give one of them.")
+    try:
+        import accelerate
+    except ImportError as error:
+        raise LoadError(
+            "device maps need accelerate. Install it with: pip install 'onespike[accelerate]'"
+        ) from error
+    chosen = _strategy(model, device_map) if device_map in STRATEGIES else _read(model, device_map)
+    folder = None
+    if "disk" in chosen.values():
+        folder = tempfile.mkdtemp(prefix="onespike-offload-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with (
+            warnings.catch_warnings()
+        ):  # accelerate places parameters by name too, and warns that they are no modules
+            warnings.filterwarnings("ignore", message="The following device_map keys")
+            placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
+    except (ValueError, RuntimeError) as error:  # parts without a device; too little memory
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"device map {device_map}: {reason}. Give every part of the network a device."
+        ) from error
+    return placed.requires_grad_(False)  # weights that come and go cannot be trained
+
+
+def _strategy(model: nn.Module, name: str) -> dict[str, Any]:
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole, memory = _unsplit(model), None
+    if name != "sequential":
+        memory = get_balanced_memory(model, no_split_module_classes=whole, low_zero=name == "balanced_low_0")
+    found: dict[str, Any] = infer_auto_device_map(model, memory, no_split_module_classes=whole)
+    return found
+
+
+def _unsplit(model: nn.Module) -> list[str]:
+    """Classes of blocks, whose inputs and outputs are added and must meet on one device: what repeats in a sequence."""
+    from torch import nn
+
+    sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList))]
+    kinds = [
+        {type(child).__name__ for child in sequence if any(True for _ in child.children())}
+        for sequence in sequences
+        if len(sequence) > 1
+    ]
+    containers = {"Sequential", "ModuleList"}
+    return sorted(set().union(*kinds) - containers) if kinds else []
+
+
+def _read(model: nn.Module, path: str) -> dict[str, Any]:
+    if not Path(path).exists():
+        raise UsageError(
+            f"device map {path!r}: neither a strategy ({', '.join(STRATEGIES)}) nor a file. Give one of them."
+        )
+    found = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
+    modules = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    if not found:
+        raise UsageError(f'device map {path}: it is empty. Write an object such as {{"": "cpu"}}.')
+    for name, device in found.items():
+        if name not in modules:
+            raise UsageError(f"device map {path}: the network has no module {name!r}. Correct its name.")
+        if device != "disk":
+            check_device(f"cuda:{device}" if isinstance(device, int) else str(device))
+    return found
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by their names, also those that accelerate keeps elsewhere until they are needed."""
+    state: dict[str, Tensor] = model.state_dict()
+    if not any(tensor.is_meta for tensor in state.values()):
+        return state
+    from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+    state |= get_state_dict_offloaded_model(model)
+    absent = [name for name, tensor in state.items() if tensor.is_meta]
+    if absent:
+        raise LoadError(
+            f"save: the weights {', '.join(absent[:3])} are not in memory. "
+            "Keep them off the disk in the device map, or give --reference-weights."
+        )
+    return state

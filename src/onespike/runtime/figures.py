@@ -1,0 +1,44 @@
+"""Empty figures in one style, and figures as files: for plots of results and for pictures of tasks."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+from onespike.errors import LoadError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def figure(
+    width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1, margin: bool = True
+) -> tuple[Figure, Any]:
+    """An empty figure in the house style, and its axes; without a margin they fill it."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise LoadError("figures need matplotlib. Install it with: pip install 'onespike[plots]'") from error
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.grid": True,
+             "grid.alpha": 0.3, "axes.axisbelow": True}  # fmt: skip
+    with rc_context(style):
+        made = Figure(figsize=(width, height), layout="constrained" if margin else None, dpi=150)
+        edges = {} if margin else {"left": 0, "right": 1, "bottom": 0, "top": 1}
+        return made, made.subplots(rows, columns, squeeze=rows == 1, gridspec_kw=edges)
+
+
+def png(plot: Figure) -> bytes:
+    return _written(plot, "png")
+
+
+def picture(plot: Figure) -> str:
+    """A figure of a photograph as a data URI, for a page: JPEG, which takes a tenth of PNG's room."""
+    return "data:image/jpeg;base64," + base64.b64encode(_written(plot, "jpeg")).decode()
+
+
+def _written(plot: Figure, form: str) -> bytes:
+    buffer = io.BytesIO()
+    plot.savefig(buffer, format=form)
+    return buffer.getvalue()

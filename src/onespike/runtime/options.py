@@ -1,0 +1,121 @@
+"""How the field of a record is given on a command line: words to its value, and its value to words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onespike.errors import UsageError, unknown
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        metavar: what stands for its value in the help.
+        help: what it is, in one line.
+        panel: the heading under which the help lists it.
+        read: the field's value from a word.
+        repeated: the field is a tuple, and each word gives one element of it. Other tuples are one word with commas.
+        choices: the values that the field may have, where they are few and fixed.
+        flag: the option's name, if it is not the field's.
+    """
+
+    metavar: str
+    help: str
+    panel: str
+    read: Callable[[str], Any] = str
+    repeated: bool = False
+    choices: tuple[str, ...] = ()
+    flag: str | None = None
+
+    def name(self, field: str) -> str:
+        return self.flag or "--" + field.replace("_", "-")
+
+    def words(self, field: str, value: Any) -> list[str]:
+        """The words that give a field this value.
+
+        >>> Option("GLOB", "…", "Recipe", repeated=True).words("include", ("a*", "b*"))
+        ['--include', 'a*', '--include', 'b*']
+        >>> Option("λ", "…", "Recipe", float).words("scale", 0.1 + 0.2)
+        ['--scale', '0.30000000000000004']
+        """
+        values = value if self.repeated else (value,)
+        return [word for one in values for word in (self.name(field), _text(one))]
+
+
+def declared(default: Any, *option: Any, **more: Any) -> Any:
+    """A dataclass field with its option."""
+    return dataclasses.field(default=default, metadata={"option": Option(*option, **more)})
+
+
+def options(record: Any) -> dict[str, Option]:
+    """Field → its option, of a dataclass or an instance of one."""
+    return {f.name: f.metadata["option"] for f in dataclasses.fields(record) if "option" in f.metadata}
+
+
+def _text(value: Any) -> str:
+    """What `read` understands as this very value: numbers have as many digits as it takes."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, tuple) and any(isinstance(part, float) for part in value):
+        return f"{value[0]}={','.join(map(_text, value[1:]))}"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "none" if value is None else str(value)
+
+
+def name_or_number(word: str) -> str | float:
+    """A number where the word is one.
+
+    >>> name_or_number("0.5"), name_or_number("site")
+    (0.5, 'site')
+    """
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def number_or_none(word: str) -> float | None:
+    number = None if word == "none" else name_or_number(word)
+    if isinstance(number, str):
+        raise UsageError(f"{word!r} is not a number. Give one, or none.")
+    return number
+
+
+def yes_or_no(word: str) -> bool:
+    if word not in ("yes", "no"):
+        raise unknown("answer", word, ("yes", "no"))
+    return word == "yes"
+
+
+def names(word: str) -> tuple[str, ...]:
+    """The names in a word with commas.
+
+    >>> names("nearest, center"), names("")
+    (('nearest', 'center'), ())
+    """
+    return tuple(name.strip() for name in word.split(",") if name.strip())
+
+
+def glob_with_numbers(count: int) -> Callable[[str], tuple[Any, ...]]:
+    """Reads `GLOB=NUMBER,NUMBER`; the glob may hold = itself."""
+
+    def read(word: str) -> tuple[Any, ...]:
+        glob, _, text = word.rpartition("=")
+        numbers = tuple(map(name_or_number, text.split(",")))
+        if not glob or len(numbers) != count or any(isinstance(number, str) for number in numbers):
+            example = ",".join(["0.5"] * count)
+            raise UsageError(
+                f"{word!r} is not a glob with its numbers. Write for example '*.fc1:*={example}'."
+            )
+        return glob, *numbers
+
+    return read

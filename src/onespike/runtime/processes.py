@@ -1,0 +1,131 @@
+"""Several processes that share one piece of work, as `accelerate launch` or `torchrun` starts them.
+
+Each takes every n-th batch and the results are merged. All exchanges have one form, so that a process which fails
+can send its error in place of its next result: then all of them end, and none waits for another. torch is imported
+where there are several: help pages need none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from onespike.errors import OnespikeError, UsageError, out_of_memory
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for a slower one; one that has died is noticed at once."""
+
+
+class Processes:
+    """This process among all that share the work; `Processes()` is alone.
+
+    Attributes:
+        rank: the number of this process; 0 is the one that prints and writes files.
+        count: how many there are.
+
+    >>> Processes().exchange("found")
+    ['found']
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+        self.ended = False
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which batches are this process's: every `count`-th from `rank` on."""
+        return self.rank, self.count
+
+    def exchange(self, mine: T) -> list[T]:
+        """What all processes found, in their order; where one has failed, its error is raised in all of them."""
+        if self.count == 1:
+            return [mine]
+        found = self._gather(mine, None)
+        for _, error in found:
+            if error is not None:
+                raise error
+        return [value for value, _ in found]
+
+    @contextmanager
+    def one_fate(self) -> Iterator[None]:
+        """All processes end this block together, or fail together."""
+        self.ended = False
+        try:
+            yield
+        except Exception as error:
+            if self.count > 1 and not self.ended:
+                self._gather(None, _portable(error, self.rank))
+            raise
+        self.exchange(None)
+
+    def wait(self) -> None:
+        """Until all processes are here; a launcher stops the others as soon as one has ended with an error."""
+        if self.count > 1:
+            import torch
+
+            try:
+                torch.distributed.barrier()
+            except RuntimeError:  # another one is gone, which is no reason to stay
+                return
+
+    def _gather(self, value: Any, error: Exception | None) -> list[tuple[Any, Exception | None]]:
+        import torch
+
+        found: list[Any] = [None] * self.count
+        try:
+            torch.distributed.all_gather_object(found, (value, error))
+        except RuntimeError as lost:
+            self.ended = True
+            raise OnespikeError(
+                f"process {self.rank}: another process ended before its work was done. "
+                "See what it has said, and start all of them again."
+            ) from lost
+        self.ended = any(failure is not None for _, failure in found)
+        return found
+
+
+def _portable(error: Exception, rank: int) -> Exception:
+    """An error that another process can raise: what the user can mend as it is, anything else with its traceback."""
+    if isinstance(error, (OnespikeError, OSError)) or out_of_memory(error):
+        return error
+    return RuntimeError(f"process {rank} failed:\n{''.join(traceback.format_exception(error))}")
+
+
+ALONE = Processes()
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Processes:
+    """The processes that a launcher has started, by what it says in the environment; alone where there is none."""
+    known = os.environ if environment is None else environment
+    try:
+        count, rank = int(known.get("WORLD_SIZE", 1)), int(known.get("RANK", 0))
+    except ValueError as error:
+        raise UsageError(
+            f"RANK and WORLD_SIZE must be numbers ({error}). They are set by accelerate launch and torchrun."
+        ) from error
+    if count == 1:
+        return ALONE
+    import torch
+
+    if torch.cuda.is_available():  # `--device cuda` then means the one of this process
+        torch.cuda.set_device(int(known.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    if not torch.distributed.is_initialized():
+        try:
+            torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise UsageError(
+                f"WORLD_SIZE is {count}, and the other processes cannot be reached ({reason}). "
+                "Start them with accelerate launch, or unset WORLD_SIZE."
+            ) from error
+    return Processes(rank, count)

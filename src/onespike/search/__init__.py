@@ -1,0 +1,29 @@
+"""λ by Bayesian optimization: ask a sampler, measure, tell. It knows numbers and no networks."""
+
+from onespike.search.pareto import front
+from onespike.search.trials import (
+    LOWEST,
+    SAMPLERS,
+    Hopeless,
+    Measurement,
+    Objective,
+    Report,
+    Search,
+    Trial,
+    grid,
+    search,
+)
+
+__all__ = [
+    "LOWEST",
+    "SAMPLERS",
+    "Hopeless",
+    "Measurement",
+    "Objective",
+    "Report",
+    "Search",
+    "Trial",
+    "front",
+    "grid",
+    "search",
+]

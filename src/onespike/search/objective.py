@@ -1,0 +1,117 @@
+"""A converted network as a function of λ: what a search measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.conversion.network import set_scale_
+from onespike.energy.columns import column_of
+from onespike.energy.ledger import Ledger, metered
+from onespike.errors import DataError
+from onespike.runtime.batches import call, count, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.search import LOWEST, Hopeless, Measurement
+from onespike.tasks import Objective, Score
+
+EVERY = 64
+"""Counting would double the cost of a forward, so in a search one row of elements in 64 of the first batch is counted."""
+
+
+def every_of(column: str | None) -> int:
+    """One row of elements in how many is counted for a column; some have parts that are counted as a whole."""
+    return EVERY if column is None or column_of(column).sampled else 1
+
+
+class ScaleObjective:
+    """Measures one λ on a fixed set of inputs, which stay in memory, with the original's outputs where they are needed.
+
+    A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes of the first
+    batch are counted (one row in `EVERY`, always the same ones), so that counting costs little. A compiled network is
+    compiled once: λ is a value that it reads.
+
+    Args:
+        ann: the original network.
+        snn: the converted network.
+        batches: (inputs, labels).
+        objective: what is measured.
+        score: makes a new score for each trial.
+        energy: the ledger's column that is asked for.
+        compiled: compile the converted network.
+
+    Attributes:
+        images: number of inputs.
+        forwards: inputs that went through either network so far.
+    """
+
+    def __init__(
+        self,
+        ann: nn.Module,
+        snn: nn.Module,
+        batches: Iterable[tuple[Any, Any]],
+        objective: Objective,
+        score: Callable[[], Score],
+        energy: str | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.snn, self.objective, self.score, self.energy = snn, objective, score, energy
+        self.run: Callable[..., Any] = torch.compile(snn) if compiled else snn
+        self.parts: list[tuple[Any, Any, Any]] = []
+        self.images = self.forwards = 0
+        device = device_of(ann)
+        with evaluating(ann):
+            for inputs, labels in batches:
+                inputs, size = to(inputs, device), count(inputs)
+                if objective.labeled and labels is None:
+                    raise DataError(
+                        "search: the images have no labels. Use --objective kl, which needs none."
+                    )
+                expected = call(ann, inputs) if objective.compares else None
+                self.parts.append((inputs, expected, labels))
+                self.images += size
+                self.forwards += size if objective.compares else 0
+        if not self.images:
+            raise DataError(
+                "search: there are no images to search on. Give a folder with images of their own."
+            )
+
+    def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
+        set_scale_(self.snn, scale)
+        score, ledger = self.score(), Ledger(every=every_of(self.energy))
+        quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
+        with evaluating(self.snn):
+            for step, (inputs, expected, labels) in enumerate(self.parts, 1):
+                if step == 1 and self.energy is not None:
+                    with metered(self.snn, ledger):
+                        output = call(self.snn, inputs)
+                else:
+                    output = call(self.run, inputs)
+                score.update(expected, output, labels, count(inputs))
+                self.forwards += count(inputs)
+                # where energy counts too, a trial with a poor metric may be on the front
+                asks = self.energy is None and self.objective.partial and step in quarters
+                if asks and step < len(self.parts) and hopeless(step, score.value()):
+                    return Measurement(score.value(), finished=False)
+        return Measurement(score.value(), None if self.energy is None else ledger.ratio(self.energy))
+
+
+HALVINGS = 12
+
+
+def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, every: int = 1) -> float:
+    """The smallest λ whose energy on these inputs, counted on one row in `every`, stays within a ratio.
+
+    Energy falls as λ grows; the interval is halved `HALVINGS` times.
+    """
+    low, high = LOWEST, 1.0
+    with evaluating(snn):
+        for _ in range(HALVINGS):
+            middle = (low * high) ** 0.5
+            set_scale_(snn, middle)
+            with metered(snn, Ledger(every=every)) as ledger:
+                call(snn, inputs)
+            low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
+    return high

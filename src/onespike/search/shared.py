@@ -1,0 +1,155 @@
+"""A study in a database that several processes share: storage, turns, and leases on running trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from onespike.errors import UsageError
+
+BEAT = 2
+"""Seconds between two renewals of a lease."""
+LEASE = 20
+"""Seconds without a renewal after which a running trial is given up and measured by another process."""
+LEASED = "leased"
+"""The attribute of a trial that has a lease."""
+
+
+def _storage(url: str | None, attempts: int = 5) -> Any:
+    import optuna
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+    if url is None:
+        return optuna.storages.InMemoryStorage()
+    scheme = url.partition(":")[0]
+    try:
+        options = {"connect_args": {"timeout": 60}} if scheme == "sqlite" else {"pool_pre_ping": True}
+        return optuna.storages.RDBStorage(
+            url, engine_kwargs=options, heartbeat_interval=BEAT, grace_period=LEASE
+        )
+    except Exception as error:  # SQLAlchemy, its drivers and the operating system have families of their own
+        if attempts > 1 and isinstance(error, (IntegrityError, ProgrammingError)):
+            time.sleep(0.5)  # another process is making the same tables
+            return _storage(url, attempts - 1)
+        raise _unusable(scheme, error) from error
+
+
+def _unusable(scheme: str, error: Exception) -> UsageError:
+    """Without the rest of the URL, which may hold a password."""
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return UsageError(
+        f"search: the storage {scheme}:… cannot be used ({reason}). "
+        "Give an optuna URL such as sqlite:///study.db or postgresql+psycopg://USER@HOST/DATABASE."
+    )
+
+
+@contextmanager
+def connected(url: str | None) -> Iterator[Any]:
+    """The storage, whose connections are closed in the end."""
+    import sqlite3
+
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    backend = _storage(url)
+    try:
+        yield backend
+    except (SQLAlchemyError, StorageInternalError, sqlite3.Error) as error:  # a full disk, a damaged file
+        raise _unusable(str(url).partition(":")[0], error) from error
+    finally:
+        if url is not None:
+            backend.remove_session()
+            backend.engine.dispose()
+
+
+class Turn(AbstractContextManager[None]):
+    """One process at a time asks a study in SQLite, which locks no rows; the kernel frees it when a process dies."""
+
+    def __init__(self, url: str | None) -> None:
+        file = url is not None and url.startswith("sqlite:///")
+        self.path = f"{str(url).removeprefix('sqlite:///')}.lock" if file else None
+        self.file: Any = None
+
+    def __enter__(self) -> None:
+        if self.path is not None:
+            import fcntl
+
+            try:
+                self.file = Path(self.path).open("w")
+            except OSError as error:
+                raise _unusable("sqlite", error) from error
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *failure: object) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class Leases:
+    """Leases on running trials tell who lives; process ids do not.
+
+    A process id says nothing in another container, and after a restart it may belong to another process. The process
+    that measures a trial renews its lease, dated by the database's clock. A trial whose lease has ended fails, and
+    its λ is free again. A process may die after it asked for a trial and before it leased it: whoever finds a running
+    trial without a lease starts one, and only a living owner renews it.
+    """
+
+    def __init__(self, backend: Any, study: Any) -> None:
+        from optuna.storages import RDBStorage
+
+        self.backend, self.study = backend, study
+        self.shared = isinstance(backend, RDBStorage)  # nobody else sees trials in memory
+
+    def take(self, number: int) -> None:
+        """Start a lease on a running trial."""
+        if self.shared:
+            place = self._place(number)
+            self.backend.record_heartbeat(place)
+            self.backend.set_trial_user_attr(place, LEASED, True)
+
+    def take_over(self) -> None:
+        """Fail the trials whose leases have ended, and lease those that have none."""
+        import optuna
+
+        if not self.shared:
+            return
+        optuna.storages.fail_stale_trials(self.study)
+        for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            if LEASED not in trial.user_attrs:
+                with suppress(optuna.exceptions.UpdateFinishedTrialError):
+                    self.take(trial.number)
+
+    @contextmanager
+    def held(self, number: int) -> Iterator[None]:
+        """Renew the lease of a trial every `BEAT` seconds, in a thread, while this context lasts."""
+        if not self.shared:
+            yield
+            return
+        place, over = self._place(number), Event()
+        thread = Thread(target=self._renew, args=(place, over), name="onespike-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _renew(self, place: int, over: Event) -> None:
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+
+        while not over.wait(BEAT):
+            with suppress(
+                StorageInternalError, SQLAlchemyError
+            ):  # the next beat may reach the database again
+                self.backend.record_heartbeat(place)
+        self.backend.remove_session()
+
+    def _place(self, number: int) -> int:
+        study = self.backend.get_study_id_from_name(self.study.study_name)
+        place: int = self.backend.get_trial_id_from_study_id_trial_number(study, number)
+        return place

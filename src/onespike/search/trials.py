@@ -1,0 +1,338 @@
+"""Trials of λ: ask a sampler, measure, tell, until as many as asked for are finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from onespike.errors import LoadError, UsageError, unknown
+from onespike.runtime.validated import understood
+from onespike.search.pareto import front
+from onespike.search.shared import Leases, Turn, connected
+
+SAMPLERS = ("gp", "tpe", "grid")
+LOWEST = 0.01
+"""The smallest λ that is tried: below it every neuron saturates."""
+DAMAGED = "Remove search/study.db from the run to search anew, or name another --storage."
+WAIT = 0.5
+"""Seconds between two looks at trials of other processes."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one trial found: the metric, and the energy ratio where it was asked for.
+
+    A trial that was given up early is not `finished`; its value is the one so far, from which the sampler learns.
+    """
+
+    value: float
+    energy: float | None = None
+    finished: bool = True
+
+
+Hopeless = Callable[[int, float], bool]
+Objective = Callable[[float, Hopeless], Measurement]
+"""objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and give up."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One λ that was tried; `value` is None where it was given up early."""
+
+    number: int
+    scale: float
+    value: float | None
+    energy: float | None
+    seconds: float
+
+
+Report = Callable[[Trial, int, int], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """All finished trials in their order, and the best of them."""
+
+    trials: tuple[Trial, ...]
+    best: Trial
+    maximise: bool
+    budget: float | None = None
+
+    def front(self) -> tuple[Trial, ...]:
+        """The trials that no other one beats in both metric and energy, by rising energy.
+
+        >>> trials = [Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate([(1, 5, 0.1), (0.5, 4, 0.2), (0.2, 9, 0.3)])]
+        >>> [t.scale for t in Search(tuple(trials), trials[2], True).front()]
+        [1, 0.2]
+        """
+        known = [t for t in self.trials if t.value is not None and t.energy is not None]
+        points = [(t.energy or 0.0, t.value or 0.0) for t in known]
+        return tuple(known[place] for place in front(points, self.maximise))
+
+
+def _sampler(name: str, seed: int) -> Any:
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+
+    if name == "gp":
+        return GPSampler(seed=seed, n_startup_trials=6, deterministic_objective=True)
+    if name == "tpe":
+        return TPESampler(seed=seed, n_startup_trials=6)
+    return RandomSampler(seed=seed)
+
+
+def grid(count: int) -> list[float]:
+    """`count` values of λ from 1 down, each the same factor below the one before.
+
+    >>> grid(3)
+    [1.0, 0.1, 0.01]
+    """
+    return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
+
+
+def _open(
+    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximise: bool, sampler: Any
+) -> Any:
+    import optuna
+
+    try:
+        study = optuna.create_study(
+            storage=backend,
+            study_name=name,
+            direction="maximize" if maximise else "minimize",
+            sampler=sampler,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+            load_if_exists=resume,
+        )
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise UsageError(
+            f"search: the study {name!r} has trials already. Continue it with --resume, or name another --storage."
+        ) from error
+    text = json.dumps(dict(identity), sort_keys=True)
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", text)
+    elif known != text:
+        differing = [k for k, v in json.loads(known).items() if identity.get(k) != v]
+        raise UsageError(
+            f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
+            "Give the same run and options again, or name another --storage."
+        )
+    return study
+
+
+def search(
+    objective: Objective,
+    *,
+    trials: int = 50,
+    maximise: bool = True,
+    fixed: Iterable[float] = (1.0,),
+    sampler: str = "gp",
+    budget: float | None = None,
+    storage: str | None = None,
+    name: str = "scale",
+    identity: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    report: Report = lambda trial, done, total: None,
+) -> Search:
+    """Find the best λ in (0, 1].
+
+    Args:
+        objective: measures one λ.
+        trials: how many λ in all, the fixed ones and those of an interrupted search included.
+        maximise: whether larger values are better.
+        fixed: values that are always among the trials, first.
+        sampler: `gp`, `tpe` or `grid`.
+        budget: the best is chosen among trials whose energy is at most this.
+        storage: an optuna URL; several processes may share it. None keeps the trials in memory.
+        name: the study's name in that storage.
+        identity: what the search belongs to; a study with another identity is refused.
+        resume: continue a study that exists.
+        seed: of the sampler.
+        report: called after each trial, with how many are finished and how many there are to be.
+
+    >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
+    >>> abs(found.best.scale - 0.3) < 0.05
+    True
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise LoadError("search: it needs optuna. Install it with: pip install 'onespike[search]'") from error
+    if trials < 1:
+        raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
+    if sampler not in SAMPLERS:
+        raise unknown("sampler", sampler, SAMPLERS)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    turn = Turn(storage)
+    wanted = tuple(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
+    with warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # it is renewed here, and not by optuna
+        with turn:
+            backend = stack.enter_context(connected(storage))
+            with understood(f"search: the study {name}", DAMAGED):
+                study = _open(backend, name, identity or {}, resume, maximise, _sampler(sampler, seed))
+                _finished(study)
+        _run(study, objective, trials, wanted, budget, turn, Leases(backend, study), report)
+        found = _finished(study)
+    measured = [t for t in found if t.value is not None and t.value == t.value]
+    if budget is not None:
+        measured = _within(measured, budget)
+    if not measured:
+        raise UsageError("search: no trial gave a number. Check the data, or widen the trials.")
+    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximise else -1), t.scale))
+    return Search(tuple(found), best, maximise, budget)
+
+
+def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:
+    inside = [t for t in measured if t.energy is not None and t.energy <= budget]
+    if not inside and measured:
+        least = min(measured, key=lambda t: t.energy if t.energy is not None else float("inf"))
+        raise UsageError(
+            f"search: no λ stays within the budget {budget:g}; the least is {least.energy:.3f} at λ = {least.scale:g}. "
+            "Allow more energy, or use fewer levels."
+        )
+    return inside
+
+
+def _run(
+    study: Any,
+    objective: Objective,
+    trials: int,
+    wanted: Sequence[float],
+    budget: float | None,
+    turn: AbstractContextManager[None],
+    leases: Leases,
+    report: Report,
+) -> None:
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import TrialState
+
+    own, repeated = study.sampler, False
+    while True:
+        with turn:
+            leases.take_over()
+            _plan(study, wanted)
+            trial = None
+            if len(_alive_trials(study)) < trials:
+                # A sampler that has nothing to learn from (all values alike) asks for one λ again and again.
+                study.sampler = _sampler("random", len(study.trials)) if repeated else own
+                trial = study.ask()
+                leases.take(trial.number)
+                trial.suggest_float("scale", LOWEST, 1.0, log=True)
+        if trial is None:
+            if len(_finished(study)) >= trials:
+                return
+            time.sleep(WAIT)  # other processes measure the last trials: they finish, or their leases end
+            continue
+        scale = trial.params["scale"]
+        earlier = _started_before(study, trial)
+        repeated = scale in map(_scale, earlier)
+        if len(earlier) >= trials or repeated:
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)  # another process has this one
+            continue
+        try:
+            with leases.held(trial.number):
+                frozen = _measure(study, trial, scale, objective, budget)
+        except (
+            UpdateFinishedTrialError
+        ):  # this process slept longer than its lease, and another one took over
+            continue
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            raise
+        if frozen.state != TrialState.COMPLETE:
+            continue
+        report(_trial(frozen), len(_finished(study)), trials)
+
+
+def _plan(study: Any, wanted: Iterable[float]) -> None:
+    """Queue the fixed values that are neither measured nor planned; one whose trial failed is tried again."""
+    known = {_scale(trial) for trial in _alive_trials(study, waiting=True)}
+    for scale in wanted:
+        if scale not in known:
+            study.enqueue_trial({"scale": scale})
+
+
+def _measure(study: Any, trial: Any, scale: float, objective: Objective, budget: float | None) -> Any:
+    """One trial from the objective to the storage."""
+
+    def hopeless(step: int, value: float) -> bool:
+        trial.report(value, step)
+        # a trial within the budget may be worse than most that are not, and yet the best
+        return budget is None and bool(trial.should_prune())
+
+    started = time.perf_counter()
+    measured = objective(scale, hopeless)
+    if measured.value != measured.value:
+        raise UsageError(
+            f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
+        )
+    trial.set_user_attr("seconds", time.perf_counter() - started)
+    trial.set_user_attr("finished", measured.finished)
+    if measured.energy is not None:
+        trial.set_user_attr("energy", measured.energy)
+        if budget is not None:
+            trial.set_constraint("budget", measured.energy - budget)
+    trial.set_user_attr("sha256", _seal(scale, measured.value, measured.finished, measured.energy))
+    # Told as complete also where it was given up: the GP overlooks pruned trials and would ask for them again.
+    return study.tell(trial, measured.value, skip_if_finished=True)
+
+
+def _started_before(study: Any, trial: Any) -> list[Any]:
+    """Trials that other processes began before this one and that are running or finished."""
+    mine = (trial.datetime_start, trial.number)
+    return [t for t in _alive_trials(study) if (t.datetime_start, t.number) < mine]
+
+
+def _alive_trials(study: Any, waiting: bool = False) -> list[Any]:
+    """Trials that are running or finished, and by choice those that are planned."""
+    from optuna.trial import TrialState
+
+    planned = (TrialState.WAITING,) if waiting else ()
+    found: list[Any] = study.get_trials(
+        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, *planned)
+    )
+    return found
+
+
+def _scale(frozen: Any) -> float | None:
+    """λ of a trial, also of a planned one that has not read it yet."""
+    planned = frozen.system_attrs.get("fixed_params", {}).get("scale")
+    scale: float | None = frozen.params.get("scale", planned)
+    return scale
+
+
+def _seal(*found: float | None) -> str:
+    """The SHA-256 of what a trial found: a database checks its own structure, and not the numbers in it."""
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _trial(frozen: Any) -> Trial:
+    attributes = frozen.user_attrs
+    found = frozen.params["scale"], frozen.value, attributes.get("finished"), attributes.get("energy")
+    if attributes.get("sha256") != _seal(*found):
+        raise LoadError(
+            f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
+            "Remove the study to search anew, or name another --storage."
+        )
+    return Trial(
+        frozen.number,
+        frozen.params["scale"],
+        frozen.value if attributes.get("finished") else None,
+        attributes.get("energy"),
+        attributes.get("seconds", 0.0),
+    )
+
+
+def _finished(study: Any) -> list[Trial]:
+    from optuna.trial import TrialState
+
+    return [_trial(t) for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]

@@ -1,0 +1,122 @@
+"""Attention by its definition, through the product rule: fused and unfused networks have the same sites.
+
+Probabilities must exist to be fired, but not all at once: long sequences are evaluated in blocks of query rows, and
+where nobody has to see the probabilities a visitor may offer attention in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onespike.sites.rules import matrix_product, synaptic, visited
+from onespike.sites.site import Rows
+
+if TYPE_CHECKING:
+    from onespike.sites.visitor import Sites
+
+BLOCK = 2**22
+"""Attention probabilities that exist at a time, where they need not exist all at once."""
+
+
+def attention_sites(number: int) -> tuple[str, str, str, str]:
+    """Keys of q, k, the probabilities and v, where q·kᵀ is the matrix product of this number."""
+    return (
+        f"matmul{number}_lhs",
+        f"matmul{number}_rhs",
+        f"matmul{number + 1}_lhs",
+        f"matmul{number + 1}_rhs",
+    )
+
+
+@synaptic(F.scaled_dot_product_attention)
+def _attention(
+    visit: Sites,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if not dropout_p:
+        mask = _causal(query, key.transpose(-2, -1)) if is_causal else attn_mask
+        whole = visit.whole_attention(query, key.transpose(-2, -1), value, mask)
+        if whole is not None:
+            return whole
+    query, key = visited(visit, query, key.transpose(-2, -1))
+    attend = None if dropout_p else visit.attention(query, key, value)
+    if attend is not None:
+        mask = _causal(query, key) if is_causal else attn_mask
+        return attend(query, key, _visited_value(visit, query, key, value), mask)
+    blocks = list(_blocks(visit, query, key, value))
+    if len(blocks) < 2:
+        weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
+        return torch.matmul(*visited(visit, F.dropout(weights, dropout_p), value))
+    result = query.new_empty(0)
+    for rows in blocks:
+        mask = None if attn_mask is None else rows.cut(attn_mask)
+        weights = _probabilities(torch.matmul(rows.cut(query), key), mask, is_causal, rows.start)
+        weights = F.dropout(weights, dropout_p)
+        lhs = visit(matrix_product(weights, value), "lhs", rows)
+        if rows.is_first:
+            value = _visited_value(visit, query, key, value)
+        block = torch.matmul(lhs, value)
+        if rows.is_first:
+            result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
+        result[..., rows.start : rows.stop, :] = block
+        del weights, lhs, block  # so that the next block takes their place
+    return result
+
+
+def _visited_value(visit: Sites, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The values of attention, where the probabilities that they meet are not there as a whole."""
+    weights = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])  # a shape
+    return visit(matrix_product(weights, value), "rhs")
+
+
+def _causal(rows: Tensor, keys: Tensor, start: int = 0) -> Tensor:
+    """Row i, which is row `start` + i of the whole, sees the keys up to itself."""
+    shape = rows.shape[-2], keys.shape[-1]
+    return torch.ones(shape, dtype=torch.bool, device=rows.device).tril(start)
+
+
+def _probabilities(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
+    """The softmax of masked scores, of which the first row is row `start` of the whole."""
+    if is_causal:
+        mask = _causal(scores, scores, start)
+    if mask is None:
+        return torch.softmax(scores, -1)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # A row that is masked altogether (left padding) gives zeros, as the fused kernel does, not NaN.
+    weights: Tensor = torch.ops.aten._safe_softmax(scores, -1)
+    return weights
+
+
+def _blocks(visit: Sites, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Rows]:
+    """The rows of attention that are evaluated together; none where all of them are.
+
+    A compiler would unroll the blocks, and for gradients every probability is kept anyway.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not visit.blockwise
+        or torch._C._get_tracing_state() is not None
+        or (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)))
+    ):
+        return
+    batch = math.prod(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))
+    count, size = query.shape[-2], max(1, BLOCK // max(1, batch * key.shape[-1]))
+    for start in range(0, count, size):
+        yield Rows(start, min(start + size, count), count)

@@ -1,0 +1,198 @@
+"""How often a product uses each element of an operand: what one spike at that operand costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Synapses(NamedTuple):
+    """A product as seen from one operand.
+
+    Attributes:
+        macs: multiply-accumulates of the whole product, as any operation counter states them (a convolution's
+            padding included).
+        fan_out: synapses behind each element, an integer or a tensor that broadcasts to the operand; the padding
+            is left out, so that unit spikes give exactly the sum of the unit-weight product.
+        outputs: elements that the product gives.
+    """
+
+    macs: int
+    fan_out: int | Tensor
+    outputs: int = 0
+
+    @property
+    def mean_fan_out(self) -> float:
+        """Synapses behind one element, on average."""
+        return (
+            float(self.fan_out.double().mean()) if isinstance(self.fan_out, Tensor) else float(self.fan_out)
+        )
+
+
+def linear(x: Tensor, weight: Tensor) -> Synapses:
+    """x·Wᵀ: every element meets each output.
+
+    >>> linear(torch.zeros(2, 3), torch.zeros(5, 3))
+    Synapses(macs=30, fan_out=5, outputs=10)
+    """
+    rows = x.numel() // max(x.shape[-1], 1)
+    return Synapses(x.numel() * weight.shape[0], weight.shape[0], rows * weight.shape[0])
+
+
+def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
+    """a @ b with torch's broadcasting, seen from `operand` (a or b).
+
+    >>> a, b = torch.zeros(2, 3), torch.zeros(4, 3, 5)
+    >>> matmul(a, b, a), matmul(a, b, b)
+    (Synapses(macs=120, fan_out=20, outputs=40), Synapses(macs=120, fan_out=2, outputs=40))
+    """
+    rows = a.shape[-2] if a.dim() > 1 else 1
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    batch = math.prod(map(max, zip_longest(a.shape[-3::-1], b.shape[-3::-1], fillvalue=1)))
+    macs = batch * rows * a.shape[-1] * columns
+    return Synapses(macs, macs // max(operand.numel(), 1), batch * rows * columns)
+
+
+def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synapses:
+    """Products of groups that end at `ends`, seen from `operand` (a or b).
+
+    The groups divide the rows of a matrix a, the columns of a matrix b, or, if both are matrices, the contracted axis;
+    what lies behind the last end belongs to none and is not multiplied.
+
+    >>> a, b = torch.zeros(6, 3), torch.zeros(2, 3, 5)
+    >>> found = grouped(a, b, torch.tensor([1, 5]), a)
+    >>> found.macs, found.fan_out.flatten(), grouped(a, b, torch.tensor([1, 5]), b).fan_out.flatten()
+    (75, tensor([5, 5, 5, 5, 5, 0]), tensor([1, 4]))
+    """
+    if ends is None:
+        return matmul(a, b, operand)
+    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    whole = int(ends[-1])
+    sizes = ends.diff(prepend=ends.new_zeros(1)).long().view(-1, 1, 1)
+    if a.dim() == b.dim() == 2:
+        macs, axis, across = (
+            rows * whole * columns,
+            -1 if operand is a else -2,
+            columns if operand is a else rows,
+        )
+    elif a.dim() == 2:
+        macs, axis, across = whole * inner * columns, -2, columns
+    else:
+        macs, axis, across = rows * inner * whole, -1, rows
+    outputs = len(ends) * rows * columns if a.dim() == b.dim() == 2 else macs // max(inner, 1)
+    if operand.dim() == 3:  # the same for all of a group: how many rows, or columns, it meets
+        return Synapses(macs, sizes, outputs)
+    used = (torch.arange(operand.shape[axis], device=ends.device) < whole) * across
+    return Synapses(macs, used.unsqueeze(-1) if axis == -2 else used, outputs)
+
+
+def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synapses:
+    """A product of two operands (or more, contracted in pairs) over the volume of all its indices.
+
+    >>> a, b = torch.zeros(2, 3), torch.zeros(3, 5)
+    >>> einsum("ik,kj->ij", (a, b), a)
+    Synapses(macs=30, fan_out=5, outputs=10)
+    """
+    sizes: dict[str, int] = {}
+    for term, x in zip(equation.split("->")[0].replace(" ", "").split(","), operands, strict=True):
+        before, _, after = term.partition("...")
+        hidden = x.dim() - len(before) - len(after) if "..." in term else 0
+        names = [*before, *(f"...{hidden - i}" for i in range(hidden)), *after]
+        for name, size in zip(names, x.shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), size)
+    volume = math.prod(sizes.values())
+    outputs = math.prod(sizes[name] for name in _kept(equation, sizes))
+    return Synapses(volume * (len(operands) - 1), volume // max(operand.numel(), 1), outputs)
+
+
+def _kept(equation: str, sizes: Mapping[str, int]) -> list[str]:
+    """The indices of an einsum's output: those named, or else those that occur once."""
+    terms, arrow, named = equation.replace(" ", "").partition("->")
+    hidden = [name for name in sizes if name.startswith("...")]
+    if not arrow:
+        return [name for name in sizes if terms.count(name) == 1] + hidden
+    return [*named.replace("...", ""), *(hidden if "..." in named else ())]
+
+
+def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
+
+
+def _spread(counts: list[Tensor], channels: int) -> Tensor:
+    """The outer product of the counts along each dimension, times the output channels a spike reaches."""
+    fan = torch.tensor(channels)
+    for count in counts:
+        fan = fan[..., None] * count
+    return fan
+
+
+@lru_cache(maxsize=1024)
+def _met(size: int, outputs: int, kernel: int, step: int, pad: int, gap: int) -> Tensor:
+    """How many kernel positions each element along one dimension of a convolution meets."""
+    with torch.inference_mode(False):  # kept, and then used in any mode
+        used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
+        return torch.bincount(used[(used >= 0) & (used < size)], minlength=size)
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Synapses:
+    """A convolution; near a border, and between strides, an element meets fewer kernel positions.
+
+    >>> convolution(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), padding=1).fan_out
+    tensor([2, 3, 2])
+    """
+    dims = weight.dim() - 2
+    strides, dilations = _tuple(stride, dims), _tuple(dilation, dims)
+    if padding == "same":
+        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilations, weight.shape[2:], strict=True))
+    else:
+        pads = (0,) * dims if isinstance(padding, str) else _tuple(padding, dims)
+    counts, positions = [], 1
+    for size, kernel, step, pad, gap in zip(
+        x.shape[-dims:], weight.shape[2:], strides, pads, dilations, strict=True
+    ):
+        outputs = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+        positions *= outputs
+        counts.append(_met(size, outputs, kernel, step, pad, gap))
+    batch = x.shape[0] if x.dim() == dims + 2 else 1
+    macs = batch * positions * weight.numel()
+    fan = _spread(counts, weight.shape[0] // groups).to(x.device)
+    return Synapses(macs, fan, batch * positions * weight.shape[0])
+
+
+def transposed_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Synapses:
+    """A transposed convolution; an element near a border reaches fewer outputs."""
+    dims = weight.dim() - 2
+    settings = (_tuple(v, dims) for v in (stride, padding, output_padding, dilation))
+    counts, positions = [], 1
+    for size, kernel, step, pad, extra, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
+        outputs = (size - 1) * step - 2 * pad + gap * (kernel - 1) + 1 + extra
+        positions *= outputs
+        used = torch.arange(size)[:, None] * step + torch.arange(kernel) * gap - pad
+        counts.append(((used >= 0) & (used < outputs)).sum(1))
+    macs = x.numel() * weight[0].numel()
+    batch = x.shape[0] if x.dim() == dims + 2 else 1
+    fan = _spread(counts, weight.shape[1]).to(x.device)
+    return Synapses(macs, fan, batch * positions * weight.shape[1] * groups)

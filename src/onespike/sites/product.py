@@ -1,0 +1,55 @@
+"""Products and their operands: what a rule hands over to whoever visits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from onespike.sites.fan_out import Synapses
+from onespike.sites.site import Rows, Site
+
+
+class Product(NamedTuple):
+    """One multiplication, as its rule hands it over.
+
+    Attributes:
+        operation: the name that its sites bear.
+        operands: role → operand.
+        synapses: role → MACs and fan-out as seen from that operand; called only by those who count.
+        multiply: the same product of other operands, without a bias.
+        groups: of a convolution.
+    """
+
+    operation: str
+    operands: Mapping[str, Tensor]
+    synapses: Callable[[str], Synapses]
+    multiply: Callable[..., Tensor]
+    groups: int = 1
+
+
+class Operand(NamedTuple):
+    """What a visitor is told about the tensor that it sees.
+
+    Attributes:
+        site: where the tensor enters its product.
+        product: both operands, their cost, and the multiplication itself.
+        rows: which rows of the operand the tensor holds; None for all of them.
+        place: what stands at the sites of this module in a converted network; None in any other.
+    """
+
+    site: Site
+    product: Product
+    rows: Rows | None = None
+    place: Any = None
+
+    @property
+    def synapses(self) -> Synapses:
+        """MACs and fan-out as seen from this operand."""
+        return self.product.synapses(self.site.role)
+
+    @property
+    def again(self) -> bool:
+        """Whether an earlier block of rows of the same operand was visited before."""
+        return self.rows is not None and not self.rows.is_first

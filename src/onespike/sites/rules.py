@@ -1,0 +1,211 @@
+"""Rules: which operands of a torch function are activations.
+
+A rule writes a function as visits to its operands, followed by the product itself. It knows neither neurons nor
+kernels. Attention has a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import OpOverloadPacket
+
+from onespike.errors import UsageError
+from onespike.sites import fan_out
+from onespike.sites.fan_out import Synapses
+from onespike.sites.product import Product
+
+if TYPE_CHECKING:
+    from onespike.sites.visitor import Sites
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""torch function → its rule."""
+LEAVES: set[Callable[..., Any]] = {F.linear, torch.matmul, torch.einsum}
+"""The functions in which rules end: each call of one is one product."""
+
+
+def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register how torch functions are written as visits to their activation operands.
+
+    A rule receives `visit` and the function's own arguments. `visit(product, role)` returns what the product
+    receives in place of that operand; `visit(product, role, rows)` does so for some rows of it, if `visit.blockwise`.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for function in functions:
+            if function in RULES:
+                raise UsageError(f"{function} has a rule already. Remove it from RULES first to replace it.")
+            RULES[function] = rule
+        return rule
+
+    return register
+
+
+def _weight(visit: Sites, product: Product) -> Tensor:
+    """A weight that is computed (standardized, generated) may be an activation: it is a site of its own."""
+    weight = product.operands["weight"]
+    return weight if isinstance(weight, nn.Parameter) else visit(product, "weight")
+
+
+@synaptic(F.linear)
+def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def synapses(role: str) -> Synapses:
+        if role == "input":
+            return fan_out.linear(input, weight)
+        return fan_out.matmul(input, weight.mT, weight)
+
+    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear)
+    whole = visit.whole(product, "input", bias)
+    if whole is not None:
+        return whole
+    x = visit(product, "input")
+    return F.linear(x, _weight(visit, product), bias)
+
+
+GROUPS = 3
+"""Place of a convolution's groups among its arguments after the bias."""
+
+
+def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]) -> None:
+    @synaptic(function)
+    def rule(
+        visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        single = input.dim() == weight.dim() - 1  # torch takes one image too; visitors see a batch of one
+        batch = input.unsqueeze(0) if single else input
+        product = Product(
+            "conv",
+            {"input": batch, "weight": weight},
+            lambda role: count(batch, weight, None, *args, **kwargs),
+            lambda x, w: function(x, w, None, *args, **kwargs),
+            args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1),
+        )
+        whole = visit.whole(product, "input", bias)
+        if whole is not None:
+            return whole.squeeze(0) if single else whole
+        x = visit(product, "input")
+        return function(x.squeeze(0) if single else x, _weight(visit, product), bias, *args, **kwargs)
+
+    LEAVES.add(function)
+
+
+for _function in (F.conv1d, F.conv2d, F.conv3d):
+    _convolution(_function, fan_out.convolution)
+for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
+    _convolution(_transposed, fan_out.transposed_convolution)
+
+
+def matrix_product(lhs: Tensor, rhs: Tensor) -> Product:
+    """lhs @ rhs, with torch's broadcasting."""
+    operands = {"lhs": lhs, "rhs": rhs}
+    return Product("matmul", operands, lambda role: fan_out.matmul(lhs, rhs, operands[role]), torch.matmul)
+
+
+def visited(visit: Sites, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Both operands of a matrix product, as the product receives them."""
+    product = matrix_product(lhs, rhs)
+    return visit(product, "lhs"), visit(product, "rhs")
+
+
+@synaptic(
+    torch.matmul, torch.bmm, torch.mm, torch.mv, torch.dot, torch.linalg.matmul,
+    Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.mv, Tensor.dot, Tensor.__matmul__,
+)  # fmt: skip
+def _matmul(visit: Sites, input: Tensor, other: Tensor) -> Tensor:
+    return torch.matmul(*visited(visit, input, other))
+
+
+@synaptic(Tensor.__rmatmul__)
+def _rmatmul(visit: Sites, input: Tensor, other: Tensor) -> Tensor:
+    return _matmul(visit, other, input)
+
+
+@synaptic(torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv)
+def _addmm(
+    visit: Sites, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    product = _matmul(visit, batch1, batch2)
+    product = product if alpha == 1 else alpha * product
+    # torch ignores the summand altogether at beta = 0, even where it holds NaN
+    return product if beta == 0 else (input if beta == 1 else beta * input) + product
+
+
+def _grouped(
+    function: Callable[..., Tensor],
+    visit: Sites,
+    input: Tensor,
+    other: Tensor,
+    offs: Any = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Experts of a mixture: each multiplies a group of rows of its own."""
+    operands = {"lhs": input, "rhs": other}
+    product = Product(
+        "matmul",
+        operands,
+        lambda role: fan_out.grouped(input, other, offs, operands[role]),
+        lambda lhs, rhs: function(lhs, rhs, offs=offs),
+    )
+    lhs, rhs = visit(product, "lhs"), visit(product, "rhs")
+    return function(lhs, rhs, offs=offs, **kwargs)
+
+
+RULES[torch._grouped_mm] = partial(_grouped, torch._grouped_mm)
+LEAVES.add(torch._grouped_mm)
+
+GROUPED = "transformers::grouped_mm_fallback"
+"""What transformers calls in place of `torch._grouped_mm` where that cannot be compiled; known once it is imported."""
+
+
+def _is_grouped(function: Any) -> bool:
+    return isinstance(function, OpOverloadPacket) and function._qualified_op_name == GROUPED
+
+
+def rule_of(function: Any) -> Callable[..., Any] | None:
+    """The rule of a torch function, or of an operator that another library has registered."""
+    return partial(_grouped, function) if _is_grouped(function) else RULES.get(function)
+
+
+def is_leaf(function: Any) -> bool:
+    """Whether a call of this function within a rule is a product."""
+    return function in LEAVES or _is_grouped(function)
+
+
+@synaptic(torch.einsum)
+def _einsum(visit: Sites, equation: Any, *operands: Any) -> Tensor:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) < 2:
+        return torch.einsum(equation, *operands)
+
+    def synapses(role: str) -> Synapses:
+        return fan_out.einsum(equation, operands, operands[int(role)])
+
+    roles = {str(i): x for i, x in enumerate(operands)}
+    product = Product("einsum", roles, synapses, partial(torch.einsum, equation))
+    return torch.einsum(equation, *[visit(product, role) for role in roles])
+
+
+@synaptic(F.relu, torch.relu, Tensor.relu)
+def _relu(visit: Sites, input: Tensor, inplace: bool = False) -> Tensor:
+    """No product, but a neuron's place with `placement="activation"`; otherwise the visit returns its input."""
+    value = visit(Product("relu", {"input": input}, _no_synapses, F.relu), "input")
+    if value is input:
+        return F.relu(input, inplace)
+    return input.copy_(F.relu(value)) if inplace else F.relu(value)
+
+
+def _no_synapses(role: str) -> Synapses:
+    return Synapses(0, 0)
+
+
+@synaptic(torch.relu_, Tensor.relu_)
+def _relu_(visit: Sites, input: Tensor) -> Tensor:
+    return _relu(visit, input, inplace=True)

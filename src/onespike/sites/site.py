@@ -1,0 +1,111 @@
+"""A site: one operand of one product of one module, with one spelling as text."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+from onespike.errors import UsageError
+
+_KEY = re.compile(r"(?P<operation>.+?)(?P<number>\d+)_(?P<role>[^_]+)")
+
+
+class Site(NamedTuple):
+    """Where an activation enters a product.
+
+    Attributes:
+        owner: the module whose forward multiplies, by its name in the network.
+        operation: `linear`, `conv`, `matmul`, `einsum`, `grouped`, or `relu` for a neuron in place of a ReLU; for a
+            product that no rule reaches, the operation that ran.
+        number: which product of that kind within one call of the owner; None for a product without a rule.
+        role: which operand: `input`, `weight`, `lhs`, `rhs` or a number.
+
+    >>> site = Site.parse("blocks.3.attn:matmul1_lhs")
+    >>> print(site), site.product, site.operand("rhs").key
+    blocks.3.attn:matmul1_lhs
+    (None, 'blocks.3.attn:matmul1', 'matmul1_rhs')
+    """
+
+    owner: str
+    operation: str
+    number: int | None = None
+    role: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.owner}:{self.key}"
+
+    @property
+    def key(self) -> str:
+        """The operand within its owner, as `matmul1_lhs`."""
+        return self.operation if self.number is None else f"{self.operation}{self.number}_{self.role}"
+
+    @property
+    def product(self) -> str:
+        """The product that this operand enters, as `owner:matmul1`."""
+        return f"{self.owner}:{self.operation}{'' if self.number is None else self.number}"
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it is the input of an activation function and no operand of a product."""
+        return self.operation == "relu"
+
+    def operand(self, role: str) -> Site:
+        """Another operand of the same product."""
+        return self._replace(role=role)
+
+    @staticmethod
+    def of(owner: str, key: str) -> Site:
+        """The site of an owner with this key.
+
+        >>> Site.of("head", "linear0_input").role, Site.of("roi", "torchvision::roi_align").number
+        ('input', None)
+        """
+        return _of(owner, key)
+
+    @staticmethod
+    def parse(text: str) -> Site:
+        """Read the text of a site."""
+        owner, colon, key = text.rpartition(":")
+        if "::" in text:  # an operation of another library, such as roi:torchvision::roi_align
+            owner, colon, key = text.partition(":")
+        if not colon:
+            raise UsageError(
+                f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
+            )
+        return _of(owner, key)
+
+
+@lru_cache(maxsize=65536)
+def _of(owner: str, key: str) -> Site:
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return Site(owner, key)
+    return Site(owner, found["operation"], int(found["number"]), found["role"])
+
+
+class Rows(NamedTuple):
+    """Which rows (the last axis but one) of an operand are visited, where it is never in memory as a whole."""
+
+    start: int
+    stop: int
+    of: int
+
+    @property
+    def is_first(self) -> bool:
+        return not self.start
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.of
+
+    def cut(self, x: Tensor) -> Tensor:
+        """These rows of a tensor that broadcasts to the operand; all of it if it is the same for every row.
+
+        >>> import torch
+        >>> Rows(1, 3, 4).cut(torch.arange(4.0)[:, None]).flatten(), Rows(1, 3, 4).cut(torch.ones(1, 2)).shape
+        (tensor([1., 2.]), torch.Size([1, 2]))
+        """
+        return x[..., self.start : self.stop, :] if x.dim() > 1 and x.shape[-2] > 1 else x

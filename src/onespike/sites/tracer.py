@@ -1,0 +1,326 @@
+"""A traced forward: which sites a network has, what flows into them, and which products no rule reaches.
+
+Each tensor carries the names of the products that it descends from (and whether it descends from the input), so
+that the first products, the classifier head and operands that play a weight are found in any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from onespike import kernels
+from onespike.runtime.batches import call, inputs_of
+from onespike.sites.coverage import Coverage, Operations, Owners
+from onespike.sites.product import Operand
+from onespike.sites.rules import is_leaf
+from onespike.sites.site import Site
+from onespike.sites.unfused import plain
+from onespike.sites.visitor import Sites, Visitor
+
+IMAGE, TOKEN = "input", "token"
+"""Where a tensor without a product behind it comes from: a floating-point input, or integers (tokens, indices)."""
+
+
+@dataclass
+class SiteFacts:
+    """What a traced forward knows of one site."""
+
+    site: Site
+    shape: tuple[int, ...]
+    first: int = 0
+    calls: int = 0
+    forwards: int = 0
+    latest: int = -1
+    macs: int = 0
+    sources: frozenset[str] = frozenset()
+    moments: tuple[int, float, float] = (0, 0.0, 0.0)
+    """Of the visit that is going on, over the blocks so far: elements, their sum and that of their squares."""
+    fingerprint: tuple[Any, ...] | None = None
+    varies: bool = False
+
+
+@dataclass
+class Trace:
+    """The facts of all sites, in the order of execution, and of the products that no rule reaches."""
+
+    sites: dict[Site, SiteFacts] = field(default_factory=dict)
+    uncovered: dict[tuple[str, str], int] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
+    heads: set[str] = field(default_factory=set)
+    pairs: dict[str, str] = field(default_factory=dict)
+    unpaired: set[str] = field(default_factory=set)
+    forwards: int = 0
+    output_depends: bool = False
+
+    @property
+    def folds(self) -> dict[str, str]:
+        """Convolution → the BatchNorm that was its only reader in every forward."""
+        return {
+            convolution: norm for convolution, norm in self.pairs.items() if convolution not in self.unpaired
+        }
+
+    def role(self, site: Site) -> str:
+        """`activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
+        facts = self.sites[site]
+        fixed = [f for f in self.sites.values() if f.site.product == site.product and self._fixed(f)]
+        if self._fixed(facts):
+            others = sum(f.site.product == site.product for f in self.sites.values())
+            return "weight" if others > len(fixed) else "constant"
+        if facts.sources == {IMAGE}:
+            return "input"
+        return "head" if site.product in self.heads else "activation"
+
+    def _fixed(self, facts: SiteFacts) -> bool:
+        """Whether an operand never changes: nothing of the input reaches it, or other inputs left it as it was."""
+        if facts.varies or not facts.sources:
+            return not facts.varies
+        return facts.forwards > 1 and any(other.varies for other in self.sites.values())
+
+
+Observe = Callable[[Site, Tensor], None]
+
+
+class Descent(TorchFunctionMode):
+    """Which products each tensor descends from, carried from arguments to results of every function.
+
+    Kept in weak tables beside the tensors: what is gone has no descent.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.sources: MutableMapping[Tensor, frozenset[str]] = WeakTensorKeyDictionary()
+        self.products: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
+
+    def of(self, x: Tensor) -> frozenset[str]:
+        return self.sources.get(x, frozenset())
+
+    def starts(self, x: Tensor) -> Tensor:
+        """An input of the network, as a tensor of its own."""
+        x = x.detach()
+        self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
+        return x
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, tracer = kwargs or {}, self.tracer
+        result = function(*args, **kwargs)
+        operands = [*_tensors(args), *_tensors(kwargs)]
+        if tracer.coverage.inside and is_leaf(function) and tracer.pending:
+            self._multiplied(result)
+        else:
+            self._follow(function, operands, args[0] if result is None and operands else result)
+        return result
+
+    def _multiplied(self, result: Tensor) -> None:
+        """A rule has multiplied: its result descends from this product alone, its operands are consumed."""
+        pending, tracer = self.tracer.pending, self.tracer
+        sources = frozenset[str]().union(*(of_operand for _, of_operand in pending))
+        tracer.trace.consumed |= sources
+        name = pending[0][0].product
+        self.sources[result] = frozenset({name}) if sources else frozenset()
+        self.products[result] = name
+        pending.clear()
+
+    def _follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
+        sources = frozenset[str]().union(*map(self.of, operands)) if operands else frozenset[str]()
+        owner = self.tracer.owners.current
+        if function is F.batch_norm:
+            self.tracer.norms.append(owner)
+        for x in operands:
+            product = self.products.get(x)
+            if product is not None:
+                self.tracer.used_by.setdefault(product, []).append((function, owner))
+        if sources:
+            for x in _tensors(results):
+                # what an index or a mask picks does not descend from the scores that chose it
+                self.sources[x] = sources if x.is_floating_point() else frozenset({TOKEN})
+
+
+class Tracer(Visitor):
+    """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way.
+
+    With `activations` the inputs of ReLUs are sites too.
+    """
+
+    blockwise = True
+    coverage: Coverage
+
+    def __init__(self, model: nn.Module, observe: Observe | None = None, activations: bool = False) -> None:
+        self.model, self.observe, self.activations = model, observe, activations
+        self.owners, self.coverage = Owners(model), Coverage()
+        self.modules = dict(model.named_modules())
+        self.trace = Trace()
+        self.descent = Descent(self)
+        self.pending: list[tuple[Site, frozenset[str]]] = []
+        self.used_by: dict[str, list[tuple[Any, str]]] = {}
+        self.norms: list[str] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward; returns the network's output."""
+        self.descent = descent = Descent(self)
+        args, kwargs = tree_map_only(Tensor, descent.starts, (args, kwargs))
+        operations = Operations(self.owners, self.coverage, self.trace.uncovered)
+        with plain(self.model), self.owners.following(), operations, descent, Sites(self, self.owners):
+            output = self.model(*args, **kwargs)
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        for x in leaves:
+            sources = descent.of(x)
+            self.trace.output_depends |= bool(sources)
+            # a box descends from several output layers; a sum that also holds inner products has no output layer
+            products = sources - {TOKEN}
+            if len(products) == 1 or not products & self.trace.consumed:
+                self.trace.heads |= products - self.trace.consumed - {IMAGE}
+        self.trace.heads -= self.trace.consumed
+        self._pair_norms()
+        self.trace.forwards += 1
+        return output
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        site, rows = operand.site, operand.rows
+        if site.is_activation and not self.activations:
+            return x
+        facts = self.trace.sites.get(site)
+        if facts is None:
+            shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), self.trace.forwards)
+        if not operand.again:
+            facts.calls += 1
+            facts.moments = (0, 0.0, 0.0)
+        facts.forwards += facts.latest != self.trace.forwards
+        facts.latest = self.trace.forwards
+        facts.macs += operand.synapses.macs
+        sources = self.descent.of(x)
+        facts.sources |= sources
+        if not site.is_activation:
+            self.pending.append((site, sources))
+        # What looks at x is no part of the network: following its operations would take longer than they do.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            if not facts.varies:  # once it does, there is nothing more to find out
+                (size, *before), new = facts.moments, kernels.moments(x)
+                facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
+            if not facts.varies and (rows is None or rows.is_last):
+                facts.varies |= facts.fingerprint not in (
+                    None,
+                    fingerprint := _fingerprint(x, *facts.moments),
+                )
+                facts.fingerprint = fingerprint
+            if self.observe is not None:
+                self.observe(site, x)
+        return x
+
+    def _pair_norms(self) -> None:
+        """A BatchNorm that is the only reader of a convolution can be folded into it."""
+        paired: dict[str, str] = {}
+        for product, readers in self.used_by.items():
+            convolution = product.rpartition(":")[0]
+            batchnorm = readers[0][1]
+            if (
+                product == f"{convolution}:conv0"
+                and [f for f, _ in readers if not _is_property(f)] == [F.batch_norm]
+                and type(self.modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+                and type(self.modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+            ):
+                paired[convolution] = batchnorm
+            else:
+                self.trace.unpaired.add(convolution)
+        for convolution, batchnorm in {**self.trace.pairs, **paired}.items():
+            reads = list(paired.values()).count(batchnorm)
+            if self.norms.count(batchnorm) != reads:  # it also reads something else
+                self.trace.unpaired.add(convolution)
+            if self.trace.pairs.setdefault(convolution, batchnorm) != batchnorm:
+                self.trace.unpaired.add(convolution)
+        self.used_by.clear()
+        self.norms.clear()
+
+
+def _fingerprint(x: Tensor, size: int, total: float, square: float) -> tuple[Any, ...]:
+    """Means, so that what is the same for every input is so for batches of any size; all softmax has one mean."""
+    size = max(size, 1)
+    return tuple(x.shape[-2:]), f"{total / size:.9g}", f"{square / size:.9g}"
+
+
+def _is_property(function: Any) -> bool:
+    """Whether a function only looks at a tensor; what `to` has really moved is another one."""
+    return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested arguments, without torch's tree functions, which keep them alive in a reference cycle."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def discover(model: nn.Module, *batches: Any) -> Trace:
+    """Trace one forward for each batch; nothing in the network changes.
+
+    >>> from torch import nn
+    >>> trace = discover(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(1, 2))
+    >>> [f"{site} {trace.role(site)}" for site in trace.sites]
+    ['0:linear0_input input', '2:linear0_input head']
+    """
+    tracer = Tracer(model)
+    with torch.no_grad():
+        for batch in batches:
+            call(tracer.run, inputs_of(model, batch))
+    return tracer.trace
+
+
+def merge_traces(parts: Sequence[Trace]) -> Trace:
+    """One trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Trace()
+    for facts in _in_order(parts):
+        known = whole.sites.get(facts.site)
+        whole.sites[facts.site] = facts if known is None else _both(known, facts)
+    for part in parts:
+        for product, macs in part.uncovered.items():
+            whole.uncovered[product] = whole.uncovered.get(product, 0) + macs
+        for convolution, batchnorm in part.pairs.items():
+            if whole.pairs.setdefault(convolution, batchnorm) != batchnorm:
+                whole.unpaired.add(convolution)
+        whole.unpaired |= part.unpaired
+        whole.consumed |= part.consumed
+        whole.heads |= part.heads
+        whole.forwards += part.forwards
+        whole.output_depends |= part.output_depends
+    whole.heads -= whole.consumed
+    return whole
+
+
+def _in_order(parts: Sequence[Trace]) -> list[SiteFacts]:
+    """The sites of all parts by the batch that reached them first, and within a batch as they ran."""
+    every = [
+        (facts.first * len(parts) + number, facts)
+        for number, part in enumerate(parts)
+        for facts in part.sites.values()
+    ]
+    return [facts for _, facts in sorted(every, key=lambda pair: pair[0])]
+
+
+def _both(known: SiteFacts, other: SiteFacts) -> SiteFacts:
+    return replace(
+        known,
+        calls=known.calls + other.calls,
+        forwards=known.forwards + other.forwards,
+        macs=known.macs + other.macs,
+        sources=known.sources | other.sources,
+        varies=known.varies or other.varies or known.fingerprint != other.fingerprint,
+    )

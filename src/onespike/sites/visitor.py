@@ -1,0 +1,190 @@
+"""Visitors: observing, firing and counting are visits to the operands of products.
+
+A rule hands over a `Product`; the mode `Sites` numbers its operands and lets a visitor see each of them;
+`visiting(model, visitor)` does so for a whole network and is always undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onespike.sites.coverage import Coverage, Owners
+from onespike.sites.product import Operand, Product
+from onespike.sites.rules import rule_of
+from onespike.sites.site import Rows, Site
+from onespike.sites.unfused import plain
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Attention of query, keys (transposed), values and an additive or boolean mask, in one call."""
+
+
+class Visitor:
+    """Sees every operand and returns what the product receives instead.
+
+    Attributes:
+        blockwise: it may be given attention probabilities in blocks of rows, from the first to the last.
+        coverage: told while a rule runs, for those who look for products outside every rule.
+    """
+
+    blockwise: bool = False
+    coverage: Coverage | None = None
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        """Take in one operand; what is returned enters the product."""
+        raise NotImplementedError
+
+    def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
+        """The product of an operand and a weight with its bias, by a visitor that multiplies itself; else None."""
+        return None
+
+    def whole_attention(
+        self, number: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        """Attention by a visitor that multiplies itself; q·kᵀ is the matrix product of this number. Else None."""
+        return None
+
+    def attention(self, site: Site, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
+        """Attention in one call, where nobody needs to see the probabilities at this site; None otherwise."""
+        return None
+
+
+class Visit(Visitor):
+    """A visitor that is one function.
+
+    >>> seen = []
+    >>> with Sites(Visit(lambda operand, x: seen.append(operand.site.key) or x)):
+    ...     _ = torch.zeros(1, 2) @ torch.zeros(2, 1)
+    >>> seen
+    ['matmul0_lhs', 'matmul0_rhs']
+    """
+
+    def __init__(self, function: Callable[[Operand, Tensor], Tensor], blockwise: bool = False) -> None:
+        self.function, self.blockwise = function, blockwise
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        return self.function(operand, x)
+
+
+class Sites(TorchFunctionMode):
+    """Within this context the activation operands of every synaptic call pass through a visitor.
+
+    Args:
+        visitor: sees the operands.
+        owner: whose forward is running, or all owners where the modules of a network are followed.
+        place: what stands at the sites of this owner.
+    """
+
+    def __init__(self, visitor: Visitor, owner: str | Owners = "", place: Any = None) -> None:
+        super().__init__()
+        self.visitor, self.owner, self.place = visitor, owner, place
+        self.calls: dict[tuple[str, str], int] = {}
+
+    @property
+    def blockwise(self) -> bool:
+        return self.visitor.blockwise
+
+    def _number(self, operation: str, role: str, rows: Rows | None) -> Site:
+        """The site of the next operand of this kind; a block after the first belongs to the one before."""
+        owner, calls = (self.owner, self.calls) if isinstance(self.owner, str) else self.owner.frame
+        number = calls.get((operation, role), 0)
+        if rows is not None and not rows.is_first:
+            number -= 1
+        calls[operation, role] = number + 1
+        return Site(owner, operation, number, role)
+
+    def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
+        """Visit one operand of a product."""
+        site = self._number(product.operation, role, rows)
+        return self.visitor.visit(Operand(site, product, rows, self.place), product.operands[role])
+
+    def whole(self, product: Product, role: str, bias: Tensor | None) -> Tensor | None:
+        """The whole product with its bias, if the visitor multiplies itself; then the operand counts as visited."""
+        if not isinstance(self.owner, str):
+            return None
+        number = self.calls.get((product.operation, role), 0)
+        site = Site(self.owner, product.operation, number, role)
+        value = self.visitor.whole(Operand(site, product, None, self.place), bias)
+        if value is not None:
+            self.calls[product.operation, role] = number + 1
+        return value
+
+    def whole_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        """Attention as a whole, if the visitor multiplies itself; then its four operands count as visited."""
+        if not isinstance(self.owner, str):
+            return None
+        number = self.calls.get(("matmul", "lhs"), 0)
+        result = self.visitor.whole_attention(number, query, key, value, mask)
+        if result is not None:
+            self.calls["matmul", "lhs"] = self.calls["matmul", "rhs"] = number + 2
+        return result
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
+        """Attention in one call, if the visitor has one for the probabilities that come next."""
+        if not isinstance(self.owner, str):
+            return None
+        number = self.calls.get(("matmul", "lhs"), 0)
+        attend = self.visitor.attention(Site(self.owner, "matmul", number, "lhs"), query, key, value)
+        if attend is not None:
+            self.calls["matmul", "lhs"] = number + 1
+        return attend
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = rule_of(function)
+        if rule is None:
+            return function(*args, **(kwargs or {}))
+        coverage = self.visitor.coverage
+        if not isinstance(
+            self.owner, str
+        ):  # the one mode of the network: those around it follow what a rule does
+            with nullcontext() if coverage is None else coverage.within():
+                return rule(self, *args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this call again
+            if coverage is None:
+                return rule(self, *args, **(kwargs or {}))
+            with coverage.within():
+                return rule(self, *args, **(kwargs or {}))
+
+
+class Places(nn.ModuleDict):
+    """What stands at the sites of one module of a converted network, and who visits them just now."""
+
+    visitor: Visitor | None = None
+
+
+@contextmanager
+def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
+    """Within this context every forward of a network lets a visitor see its operands; undone in any case.
+
+    A converted network hands them over where its neurons stand, any other one wherever a rule applies.
+
+    >>> seen = []
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> with visiting(model, Visit(lambda operand, x: seen.append(str(operand.site)) or x)):
+    ...     _ = model(torch.zeros(1, 2))
+    >>> seen
+    ['0:linear0_input', '1:relu0_input', '2:linear0_input']
+    """
+    places = [module for module in model.modules() if isinstance(module, Places)]
+    if not places:
+        owners = Owners(model)
+        with plain(model), owners.following(), Sites(visitor, owners):
+            yield
+        return
+    before = [place.visitor for place in places]
+    for place in places:
+        place.visitor = visitor
+    try:
+        yield
+    finally:
+        for place, earlier in zip(places, before, strict=True):
+            place.visitor = earlier

@@ -1,0 +1,1 @@
+"""Studies: the paper measured again, its theorems, ablations and the demo."""

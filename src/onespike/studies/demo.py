@@ -1,0 +1,79 @@
+"""The main job on the bundled network: convert, evaluate, sweep λ, draw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from onespike.adapters import load_model
+from onespike.conversion.network import set_scale_
+from onespike.evaluation.side_by_side import Evaluation
+from onespike.recipe import preset
+from onespike.report import plots
+from onespike.runs import pipeline
+from onespike.runs.pipeline import Pair, Progress
+from onespike.runtime.atomic import write_atomically
+
+NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration", "bundled:cifar10-test"
+DETECTOR, SCENES = "bundled:scenes", "bundled:scenes-test"
+SCENE_CALIBRATION = "bundled:scenes-calibration"
+SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
+SWEEP_IMAGES = 300
+SCENE_IMAGES, SCENE_SCALE = 48, 0.25
+"""The scenes that calibrate the detector, and the λ that a search on the other ones found best."""
+
+
+def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:
+    """Convert the bundled network and write `demo.json` and two figures into a folder."""
+    recipe = preset("sformer")
+    pair = pipeline.convert_network(
+        load_model(NETWORK), pipeline.choose(CALIBRATION, None), recipe, batch_size=64, progress=progress
+    )
+    result = pipeline.evaluate_pair(pair, pipeline.choose(TEST, None), batch_size=100, progress=progress)
+    rows = []
+    for scale in SCALES:
+        set_scale_(pair.snn, scale)
+        swept = pipeline.evaluate_pair(
+            pair,
+            pipeline.choose(TEST, SWEEP_IMAGES),
+            batch_size=100,
+            progress=progress,
+            title=f"λ = {scale:g}",
+        ).to_dict()
+        rows.append({"scale": scale, "top1": swept["snn"]["top1"], "kl": swept["kl"], **swept["energy"]})
+        original = swept["ann"]["top1"]
+    set_scale_(pair.snn, recipe.scale)
+    record = result.to_dict()
+    overview = plots.overview(record["energy"], rows, original, recipe.scale)
+    files: dict[str, str | bytes] = {
+        "demo.json": json.dumps({**record, "sweep": rows, "sweep_images": SWEEP_IMAGES}, indent=1) + "\n",
+        "overview.png": plots.png(overview),
+        "sites.png": plots.png(plots.sites(result.ledger)),
+    }
+    return pair, result, _write(out, files)
+
+
+def run_scenes(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:
+    """Convert the bundled detector and write `demo.json`, what both networks find, and the sites into a folder."""
+    recipe = preset("sformer", scale=SCENE_SCALE)
+    pair = pipeline.convert_network(
+        load_model(DETECTOR), pipeline.choose(SCENE_CALIBRATION, SCENE_IMAGES), recipe, progress=progress
+    )
+    items = pipeline.choose_labelled(pair.loaded, SCENES)
+    metric = pipeline.metric_for(pair, items)
+    result = pipeline.evaluate_pair(pair, items, metric=metric, batch_size=20, progress=progress)
+    files: dict[str, str | bytes] = {
+        "demo.json": json.dumps(result.to_dict(), indent=1) + "\n",
+        "predictions.png": pair.loaded.task.picture(items, metric),
+        "sites.png": plots.png(plots.sites(result.ledger)),
+    }
+    return pair, result, _write(out, files)
+
+
+DEMOS = {"classification": run_demo, "segmentation": run_scenes}
+
+
+def _write(out: Path, files: dict[str, str | bytes]) -> list[str]:
+    for name, contents in files.items():
+        write_atomically(out / name, contents)
+    return list(files)

@@ -1,0 +1,11 @@
+"""The paper by command: every table and figure measured again, beside the numbers it prints."""
+
+from onespike.studies.reproduce import detectors as detectors
+from onespike.studies.reproduce import distributions as distributions
+from onespike.studies.reproduce import equivalence as equivalence
+from onespike.studies.reproduce import sweeps as sweeps
+from onespike.studies.reproduce import tables as tables
+from onespike.studies.reproduce.bench import Bench as Bench
+from onespike.studies.reproduce.study import STUDIES as STUDIES
+from onespike.studies.reproduce.study import Study as Study
+from onespike.studies.reproduce.study import run_study as run_study

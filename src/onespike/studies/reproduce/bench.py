@@ -1,0 +1,284 @@
+"""One network and its images, measured under many recipes; what is finished is kept and not measured again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.adapters import LoadedModel
+from onespike.calibration.stream import calibrate
+from onespike.calibration.thresholds import Thresholds
+from onespike.conversion.network import convert
+from onespike.deploy.post_training import observe
+from onespike.energy.columns import PAPER
+from onespike.errors import DataError, UsageError
+from onespike.evaluation.side_by_side import evaluate
+from onespike.recipe import Recipe
+from onespike.runs import pipeline
+from onespike.runs.comparison import compared, rivals, spiking_rivals
+from onespike.runs.contents import images_digest, network_digest
+from onespike.runs.pipeline import Progress, no_progress
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.batches import call, to
+from onespike.runtime.forward import evaluating
+from onespike.runtime.validated import read_sealed, sealed
+from onespike.search import Search, search
+from onespike.search.objective import ScaleObjective, scale_within
+from onespike.tasks import Items, limit
+
+CACHE, REMEDY = "measured.json", "Remove it to measure again."
+CALIBRATED = (
+    "neuron",
+    "levels",
+    "percentile",
+    "domain",
+    "softmax",
+    "granularity",
+    "placement",
+    "fold_batchnorm",
+)
+"""The recipe's fields that calibration depends on (λ and the rounding too, for levels placed by density)."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The schema of what is kept; what each study measures is its own."""
+
+    identity: dict[str, Any]
+    measured: dict[str, dict[str, Any]]
+
+
+class Replayed(nn.Module):
+    """The original network as the list of its outputs, so that it runs once for all recipes."""
+
+    marker: Tensor
+
+    def __init__(self, outputs: list[Any], device: torch.device) -> None:
+        super().__init__()
+        self.outputs, self.place = outputs, 0
+        self.register_buffer("marker", torch.zeros((), device=device))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self.place += 1
+        return self.outputs[self.place - 1]
+
+
+class Bench:
+    """Measures recipes on one network.
+
+    Args:
+        loaded: the network with its preprocessing.
+        calibration: images for thresholds.
+        held: images for λ searches, which neither calibration nor evaluation sees.
+        test: images for the figures.
+        folder: where finished measurements are kept.
+        batch_size: images a forward.
+        progress: for bars.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        calibration: Items,
+        held: Items,
+        test: Items,
+        folder: Path,
+        *,
+        batch_size: int = 50,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
+        self.folder, self.batch_size, self.progress = folder, batch_size, progress
+        self.ann = loaded.model
+        self.identity = {
+            "network": loaded.spec,
+            "weights": loaded.weights,
+            "preprocessing": loaded.preprocessing,
+            **{name: list(items.names) for name, items in self.sets().items()},
+            "sha256": {
+                "weights": network_digest(loaded.model),
+                **{name: images_digest(i) for name, i in self.sets().items()},
+            },
+        }
+        self.kept = self._read()
+        self.thresholds: dict[str, Thresholds] = {}
+        self.outputs: list[Any] = []
+
+    def sets(self) -> dict[str, Items]:
+        return {"calibration": self.calibration, "search": self.held, "test": self.test}
+
+    def _read(self) -> dict[str, Any]:
+        record = read_sealed(_Record, self.folder / CACHE, REMEDY, DataError)
+        if record is None:
+            return {}
+        if record["identity"] != json.loads(json.dumps(self.identity)):
+            raise UsageError(
+                f"{self.folder} holds measurements of another network or of other images. Choose another --out."
+            )
+        return dict(record["measured"])
+
+    def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A measurement by its key: from the folder if it was finished before, else made and kept."""
+        if key not in self.kept:
+            self.kept[key] = measure()
+            record = {"identity": self.identity, "measured": self.kept}
+            write_atomically(self.folder / CACHE, sealed(record))
+        found: dict[str, Any] = self.kept[key]
+        return found
+
+    def calibrated(self, recipe: Recipe) -> Thresholds:
+        """Thresholds for a recipe; recipes that differ only after calibration share them."""
+        fields = {name: getattr(recipe, name) for name in CALIBRATED}
+        if recipe.levels.startswith("density"):
+            fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
+        key = json.dumps(fields)
+        if key not in self.thresholds:
+            bar = self.progress("calibrating", self.steps(self.calibration))
+            inputs = self._inputs(self.calibration)
+            self.thresholds[key] = calibrate(self.ann, inputs, recipe, progress=bar)
+        return self.thresholds[key]
+
+    def steps(self, items: Items) -> int:
+        return -(-len(items) // self.batch_size)
+
+    def labelled(self, items: Items) -> Iterator[tuple[Any, Any]]:
+        """Batches of inputs and labels."""
+        return self.loaded.batches(items, self.batch_size)
+
+    def _inputs(self, items: Items) -> Iterator[Any]:
+        return (x for x, _ in self.labelled(items))
+
+    def converted(self, recipe: Recipe) -> nn.Module:
+        return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
+
+    def measure(self, recipe: Recipe) -> dict[str, Any]:
+        """Accuracy, divergence, energy and time of the network under a recipe, on the test images."""
+        return self.once("measure " + spell(recipe), lambda: self._measure(recipe))
+
+    def _measure(self, recipe: Recipe) -> dict[str, Any]:
+        snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)
+        steps = self.steps(self.test)
+        device = next(self.ann.parameters()).device
+        if not self.outputs:
+            with evaluating(self.ann):
+                inputs = self.progress("original network", steps)(self._inputs(self.test))
+                self.outputs = [call(self.ann, to(x, device)) for x in inputs]
+        title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
+        result = evaluate(
+            Replayed(self.outputs, device),
+            snn,
+            self.labelled(self.test),
+            metric,
+            progress=self.progress(title, steps),
+        )
+        record = result.to_dict()
+        rows = [row for row in result.ledger.sites.values() if row.spiking]
+        return {
+            "ann": record["ann"]["top1"],
+            "top1": record["snn"]["top1"],
+            "error": record["standard_error"],
+            "agreement": record["agreement"],
+            "kl": record["kl"],
+            **record["energy"],
+            "pairs": _number(result.ledger.ratio("nonzero", double=True)),
+            "firing": sum(r.spikes for r in rows) / max(sum(r.elements for r in rows) / recipe.steps, 1),
+            "seconds": record["seconds"]["snn"],
+            "images": record["images"],
+        }
+
+    def rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
+        """The network under a recipe beside integer networks, on the test images; see `runs.comparison`."""
+        return list(self.once("rivals " + spell(recipe), lambda: {"rows": self._rivals(recipe)})["rows"])
+
+    def _rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
+        bar = self.progress("ranges of integers", self.steps(self.calibration))
+        observed = observe(self.ann, bar(self._inputs(self.calibration)))
+        networks = {
+            **spiking_rivals(self.converted(recipe), self.ann, observed, PAPER),
+            **rivals(self.ann, observed),
+        }
+        feed = self.progress("integer networks", self.steps(self.test))(self.labelled(self.test))
+        return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test, self.loaded))
+
+    def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
+        """λ by search on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
+        key = f"search {objective} {trials} " + spell(recipe.replace(scale=1.0))
+        return self.once(key, lambda: self._search(recipe, trials, objective))
+
+    def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
+        title = f"{trials} λ trials, {objective}"
+        snn, held = self.converted(recipe), self.labelled(self.held)
+        aim = self.loaded.task.objectives[objective]
+        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held, self.loaded))
+        bar = iter(self.progress(title, trials)(range(trials)))
+
+        def advance() -> None:
+            next(bar, None)
+
+        found: Search = search(
+            measure,
+            trials=trials,
+            maximise=aim.maximize,
+            fixed=(1.0, 0.25),
+            report=lambda trial, done, total: advance(),
+        )
+        for _ in bar:
+            pass
+        return {
+            "scale": found.best.scale,
+            "value": found.best.value,
+            "seconds": sum(trial.seconds for trial in found.trials),
+            "forwards": measure.forwards,
+            "images": measure.images,
+        }
+
+    def at_energy(self, recipe: Recipe, column: str, ratio: float) -> Recipe:
+        """The recipe with the λ whose energy on a few held-out images is this ratio, as nearly as λ can."""
+        key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
+
+        def bisect() -> dict[str, Any]:
+            few = next(iter(self._inputs(limit(self.held, self.batch_size))))
+            return {"scale": scale_within(self.converted(recipe), few, column, ratio)}
+
+        return recipe.replace(scale=self.once(key, bisect)["scale"])
+
+
+def spell(recipe: Recipe) -> str:
+    """A recipe as a key: all of its fields but the name of its preset."""
+    fields: Mapping[str, Any] = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
+    return json.dumps(fields, sort_keys=True)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def split(
+    source: Items, calibration: Items | None, held: int, count: int | None
+) -> tuple[Items, Items, Items]:
+    """Images for calibration, for searches and for the figures, none of them twice.
+
+    Without a source of its own, calibration takes its images (as many as a search) from the data too.
+    """
+    if calibration is None:
+        if len(source) < 2 * held + 1:
+            raise DataError(
+                f"{source.source}: {len(source)} images are too few to calibrate, search and evaluate apart. "
+                f"Give at least {2 * held + 1}, or --calibrate DIR."
+            )
+        calibration = limit(source, 2 * held)
+        source = pipeline.without(source, calibration.names)
+    if len(calibration) < 2:
+        raise DataError(f"{calibration.source}: calibration and search need two images. Give more.")
+    first = limit(calibration, max(len(calibration) // 2, 1))
+    rest = pipeline.without(calibration, first.names)
+    if Path(calibration.source).resolve() == Path(source.source).resolve():
+        source = pipeline.without(source, calibration.names)
+    return first, rest, source if count is None else limit(source, count)

@@ -1,0 +1,181 @@
+"""All claims over many random cases: the table of `onespike verify`."""
+
+# ruff: noqa: N806 (M is the paper's name)
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onespike.neurons.fire_functions import bounds, fire, fire_exponential, fire_linear, fire_mixed
+from onespike.neurons.levels import exponential_levels, linear_levels, mixed_levels
+from onespike.studies.theory.claims import Claim, equation_5, theorem_1, theorem_2, theorem_3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim and how it fared.
+
+    Attributes:
+        name: which claim.
+        statement: what it says, in symbols.
+        tried: how many cases were tried.
+        held: in how many it held.
+        margin: the worst distance from failing, negative if one failed; an equality has 0 at best.
+        counterexample: the first case that failed, or nothing.
+    """
+
+    name: str
+    statement: str
+    tried: int
+    held: int
+    margin: float
+    counterexample: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return 0 < self.tried == self.held
+
+
+class Grid:
+    """Numbers k/d·θ with one small d a case, so that sums often meet a threshold exactly."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.parts = rng.choice((1, 2, 3, 4, 6, 12))
+
+    def between(self, low: int, high: int) -> Fraction:
+        """A multiple of 1/d in [low, high]."""
+        return Fraction(self.rng.randint(low * self.parts, high * self.parts), self.parts)
+
+    def below(self) -> Fraction:
+        """A multiple of 1/d in [0, 1), or the half that the neurons start from."""
+        return self.rng.choice((Fraction(1, 2), Fraction(self.rng.randrange(self.parts), self.parts)))
+
+
+def _threshold(rng: random.Random) -> Fraction:
+    return Fraction(rng.randint(1, 12), rng.randint(1, 6))
+
+
+def draw_equation_5(rng: random.Random) -> Claim:
+    """Any input at all, of either sign and above the threshold."""
+    threshold, grid = _threshold(rng), Grid(rng)
+    x = [grid.between(-3, 3) * threshold for _ in range(rng.randint(1, 12))]
+    return equation_5(x, threshold, grid.between(-1, 1) * threshold)
+
+
+def draw_theorem_1(rng: random.Random) -> Claim:
+    """0 ≤ x(t) ≤ θ, both ends included; N = T or the paper's T + 1."""
+    threshold, grid = _threshold(rng), Grid(rng)
+    x = [grid.between(0, 1) * threshold for _ in range(rng.randint(1, 16))]
+    return theorem_1(x, threshold, grid.below() * threshold, len(x) + rng.randint(0, 1))
+
+
+def draw_theorem_2(rng: random.Random) -> Claim:
+    """Two to four layers of one to three cells: gains up to the bound, the last layer of either sign."""
+    grid, depth, steps = Grid(rng), rng.randint(2, 4), rng.randint(1, 8)
+    widths = [rng.randint(1, 3) for _ in range(depth + 1)]
+    thresholds = [_threshold(rng) for _ in range(depth)]
+    weights: list[list[list[Fraction]]] = []
+    for layer in range(depth):
+        rows = [[Fraction(rng.randint(0, 4)) for _ in range(widths[layer])] for _ in range(widths[layer + 1])]
+        if layer + 1 < depth:
+            gain = thresholds[layer + 1] / thresholds[layer] * rng.choice((Fraction(1), Fraction(2, 3)))
+            rows = [[w * gain / max(sum(row), 1) for w in row] for row in rows]
+        else:
+            rows = [[w * rng.choice((-1, 1)) for w in row] for row in rows]
+        weights.append(rows)
+    x = [[grid.between(0, 1) * thresholds[0] for _ in range(widths[0])] for _ in range(steps)]
+    return theorem_2(x, weights, thresholds, [grid.below() * threshold for threshold in thresholds])
+
+
+def draw_theorem_3(rng: random.Random) -> Claim:
+    """Inputs of both signs, up to three thresholds high."""
+    thresholds, grid = (_threshold(rng), _threshold(rng)), Grid(rng)
+    x = [grid.between(-3, 3) * rng.choice(thresholds) for _ in range(rng.randint(1, 12))]
+    return theorem_3(x, thresholds, (grid.below() * thresholds[0], grid.below() * thresholds[1]))
+
+
+DRAWS: dict[str, Callable[[random.Random], Claim]] = {
+    "eq. 5": draw_equation_5,
+    "theorem 1": draw_theorem_1,
+    "theorem 2": draw_theorem_2,
+    "theorem 3": draw_theorem_3,
+}
+
+
+def check_claim(name: str, draw: Callable[[random.Random], Claim], trials: int, seed: int) -> Row:
+    """Draws `trials` cases of a claim and counts those that hold."""
+    # Seeded by name too: a claim meets the same cases whether or not others are checked before it.
+    rng = random.Random(f"{seed}:{name}")  # noqa: S311 (no secret)
+    claims = [draw(rng) for _ in range(trials)]
+    failed = [claim for claim in claims if not claim.holds]
+    example = ""
+    if failed:
+        worst = failed[0]
+        sides = zip(worst.left, worst.right, strict=True)
+        shown = ", ".join(f"{l} {worst.relation} {r}" for l, r in sides)  # noqa: E741
+        example = f"{worst.case}: not {shown}"
+    return Row(
+        name,
+        claims[0].statement if claims else "",
+        tried=trials,
+        held=trials - len(failed),
+        margin=float(min((claim.margin for claim in claims), default=Fraction(0))),
+        counterexample=example,
+    )
+
+
+def sweep(levels: tuple[int, ...], samples: int, seed: int) -> Tensor:
+    """Coordinates to try a fire function at: every bound with its two neighbours, and random ones between."""
+    jump = torch.tensor(bounds(levels), dtype=torch.float32)
+    around = [torch.nextafter(jump, torch.tensor(way)) for way in (-torch.inf, torch.inf)]
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(samples, generator=generator)
+    # Half linearly over the levels, half in octaves, since the tail is sparse.
+    spread = torch.cat([uniform * (levels[-1] * 1.5), torch.exp2(uniform * 26 - 1)]) + 0.5
+    ends = torch.tensor([0.5, torch.inf, torch.nan, 2.0**24, 2.0**31])
+    return torch.cat([jump, *around, spread, ends])
+
+
+def check_fire(trials: int, seed: int) -> Row:
+    """The closed forms against the definition, bit for bit, over many M."""
+    tried, differing, worst, example = 0, 0, 0.0, ""
+    for M in (1, 2, 3, 5, 8, 11):
+        forms: list[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]]] = [
+            (f"linear:{M}", linear_levels(M), partial(fire_linear, top=2 * M)),
+            (f"exponential:{M}", exponential_levels(M), partial(fire_exponential, top=2 ** (2 * M - 1))),
+            (f"mixed:{M}", mixed_levels(M), partial(fire_mixed, M=M, tail=M)),
+            (f"mixed:{M}+12", mixed_levels(M, 12), partial(fire_mixed, M=M, tail=12)),
+        ]
+        for name, levels, closed in forms:
+            a = sweep(levels, trials, seed)
+            expected, found = fire(a, levels), closed(a)
+            alike = (expected.view(torch.int32) == found.view(torch.int32)) | (
+                expected.isnan() & found.isnan()
+            )
+            tried += a.numel()
+            if not bool(alike.all()):
+                differing += int((~alike).sum())
+                gap = (expected - found).abs()[~alike].nan_to_num(nan=torch.inf)
+                worst = max(worst, float(gap.max()))
+                first = int((~alike).nonzero()[0])
+                example = (
+                    example or f"{name} at a={a[first].item()!r}: not {expected[first]} = {found[first]}"
+                )
+    return Row("fire function", "closed form = definition", tried, tried - differing, 0.0 - worst, example)
+
+
+def check_all(trials: int = 200, seed: int = 0) -> list[Row]:
+    """Every claim over `trials` random cases each, in exact rationals, and the fire function in float32.
+
+    >>> all(row.holds for row in check_all(trials=5, seed=1))
+    True
+    """
+    rows = [check_claim(name, draw, trials, seed) for name, draw in DRAWS.items()]
+    return [*rows, check_fire(trials, seed)]

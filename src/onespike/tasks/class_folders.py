@@ -1,0 +1,102 @@
+"""Class folders → the network's own class numbers: by name, WordNet id or number, and never by their order."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Sequence
+
+from onespike.errors import DataError
+from onespike.tasks.images import Items
+
+
+def match_classes(
+    items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None, network: str = "the network"
+) -> Items:
+    """The same images, labelled with the network's class numbers; images without named folders are left as they are.
+
+    Upper case, underscores and hyphens make no difference, and one of the synonyms in a name like
+    `tench, Tinca tinca` is enough.
+
+    Args:
+        items: images whose labels are places in `items.class_names`.
+        names: the network's class names, in the order of its outputs.
+        ids: other unique names of the same classes, such as WordNet ids.
+        network: what messages call it.
+
+    Raises:
+        DataError: a folder is no class of the network, or could be several, or two folders are the same class.
+    """
+    folders = items.class_names
+    if folders is None or (names is not None and folders == tuple(names)):
+        return items
+    used = sorted({folders[item.label] for item in items if item.label is not None})
+    if names is None:
+        raise DataError(
+            f"{items.source}: the class names of {network} are not known, so that the folder {used[0]!r} cannot be "
+            "matched. Name each folder by the number of its class."
+        )
+    numbers = _numbers(used, names, ids or (), items.source, network)
+    labelled = (
+        item if item.label is None else dataclasses.replace(item, label=numbers[folders[item.label]])
+        for item in items
+    )
+    return dataclasses.replace(items, items=tuple(labelled), class_names=tuple(names))
+
+
+def _numbers(
+    folders: Sequence[str], names: Sequence[str], ids: Sequence[str], source: str, network: str
+) -> dict[str, int]:
+    tables = _tables(names, ids)
+    numbers: dict[str, int] = {}
+    for folder in folders:
+        found = next((t[key] for t in tables for key in (folder, _plain(folder)) if key in t), set[int]())
+        if len(found) > 1:
+            several = " and ".join(map(str, sorted(found)))
+            raise DataError(
+                f"{source}: the folder {folder!r} could be the classes {several} of {network}. "
+                "Name all folders by the numbers of their classes."
+            )
+        if not found:
+            raise _no_class(folder, names, source, network)
+        number = next(iter(found))
+        twin = next((f for f, n in numbers.items() if n == number), None)
+        if twin is not None:
+            raise DataError(
+                f"{source}: the folders {twin!r} and {folder!r} name the same class of {network}, {names[number]!r}. "
+                "Merge them."
+            )
+        numbers[folder] = number
+    return numbers
+
+
+def _tables(names: Sequence[str], ids: Sequence[str]) -> list[dict[str, set[int]]]:
+    """What a folder may be called, the surest first: name or id, name in plain letters, one of its synonyms."""
+    tables: list[dict[str, set[int]]] = [{}, {}, {}]
+    for known in (names, ids):
+        for number, name in enumerate(known):
+            tables[0].setdefault(name, set()).add(number)
+            tables[1].setdefault(_plain(name), set()).add(number)
+    for number, name in enumerate(names):
+        for synonym in name.split(","):
+            tables[2].setdefault(_plain(synonym), set()).add(number)
+    return tables
+
+
+def _plain(name: str) -> str:
+    """Lower case, words apart by one space.
+
+    >>> _plain("Great_White-Shark, n.")
+    'great white shark n.'
+    """
+    return " ".join(re.split(r"[\s_,-]+", name.lower())).strip()
+
+
+def _no_class(folder: str, names: Sequence[str], source: str, network: str) -> DataError:
+    close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return DataError(
+        f"{source}: the folder {folder!r} is none of the {len(names)} classes of {network}, which begin with "
+        f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
+    )

@@ -1,0 +1,205 @@
+"""What a COCO instances file must say before any of it reaches pycocotools, whose C code checks nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
+
+
+class Image(TypedDict):
+    id: int
+    file_name: str
+    width: int
+    height: int
+
+
+class Category(TypedDict):
+    id: int
+    name: str
+
+
+class RunLengths(TypedDict):
+    size: list[int]
+    counts: list[int] | str
+
+
+class Annotation(TypedDict):
+    id: int
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    area: float
+    iscrowd: NotRequired[int]
+    segmentation: NotRequired[RunLengths | list[list[float]] | None]
+
+
+class Instances(TypedDict):
+    images: list[Image]
+    annotations: list[Annotation]
+    categories: list[Category]
+
+
+Problem = tuple[str, int, str, str]
+"""Which kind of entry, its id, its field, and what is wrong with it."""
+
+LONGEST_SIDE = 2**16
+OUTLINE = 10**7
+"""The longest outline in pixels that is drawn: pycocotools keeps five points for each, and asks no one for memory."""
+
+
+def problems(record: Instances) -> Iterator[Problem]:
+    """Whatever does not fit together, one by one."""
+    for kind, entries in (
+        ("image", record["images"]),
+        ("category", record["categories"]),
+        ("annotation", record["annotations"]),
+    ):
+        seen: set[int] = set()
+        for entry in entries:
+            number = entry["id"]
+            if number in seen:
+                yield kind, number, "id", "which another one has too"
+            if not -(2**63) <= number < 2**63:
+                yield kind, number, "id", "beyond 64 bits"
+            seen.add(number)
+    for image in record["images"]:
+        if not image["file_name"] or not _encodes(image["file_name"]):
+            yield "image", image["id"], "file_name", "which no file can have"
+        for side in ("width", "height"):
+            if not 0 < image[side] <= LONGEST_SIDE:
+                yield "image", image["id"], side, f"not from 1 to {LONGEST_SIDE}"
+    names: set[str] = set()
+    for category in record["categories"]:
+        if not category["name"] or not _encodes(category["name"]) or category["name"] in names:
+            yield "category", category["id"], "name", "which is empty, unprintable or there twice"
+        names.add(category["name"])
+    images = {image["id"]: image for image in record["images"]}
+    categories = {category["id"] for category in record["categories"]}
+    for annotation in record["annotations"]:
+        for field, wrong in _annotation(annotation, images, categories):
+            yield "annotation", annotation["id"], field, wrong
+
+
+def _annotation(
+    annotation: Annotation, images: Mapping[int, Image], categories: set[int]
+) -> Iterator[tuple[str, str]]:
+    image = images.get(annotation["image_id"])
+    if image is None:
+        yield "image_id", "which the file does not list"
+        return
+    if annotation["category_id"] not in categories:
+        yield "category_id", "which the file does not list"
+    width, height = image["width"], image["height"]
+    box = annotation["bbox"]
+    if len(box) != 4 or not all(map(math.isfinite, box)) or min(box[2:]) < 0:
+        yield "bbox", "not x, y, width and height, finite and with no negative side"
+    elif not _near([box[0], box[1], box[0] + box[2], box[1] + box[3]], width, height):
+        yield "bbox", f"far outside the image of {width}×{height}"
+    if not 0 <= annotation["area"] < math.inf:
+        yield "area", "not a finite number from 0 on"
+    if annotation.get("iscrowd", 0) not in (0, 1):
+        yield "iscrowd", "neither 0 nor 1"
+    shape = annotation.get("segmentation")
+    if isinstance(shape, list):
+        yield from (("segmentation", wrong) for wrong in _polygons(shape, width, height))
+    elif shape is not None:
+        yield from (("segmentation", wrong) for wrong in _run_lengths(shape, width, height))
+
+
+def _polygons(polygons: Sequence[Sequence[float]], width: int, height: int) -> Iterator[str]:
+    if not any(polygons):  # how some programs write that there is none
+        return
+    for polygon in polygons:
+        if len(polygon) < 6 or len(polygon) % 2:
+            yield f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
+        elif not all(map(math.isfinite, polygon)) or not _near(polygon, width, height):
+            yield f"a polygon that is not finite, or far outside the image of {width}×{height}"
+        elif len(polygon) * (width + height) > OUTLINE and _outline(polygon) > OUTLINE:
+            yield f"a polygon whose outline is longer than {OUTLINE} pixels"
+
+
+def _near(corners: Sequence[float], width: int, height: int) -> bool:
+    """Whether points lie within one image's size around the image: annotators overshoot, damage goes further."""
+    xs, ys = corners[0::2], corners[1::2]
+    return -width <= min(xs) and max(xs) <= 2 * width and -height <= min(ys) and max(ys) <= 2 * height
+
+
+def _outline(polygon: Sequence[float]) -> float:
+    points = list(zip(polygon[0::2], polygon[1::2], strict=True))
+    return sum(max(abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in pairwise([*points, points[0]]))
+
+
+def _run_lengths(mask: RunLengths, width: int, height: int) -> Iterator[str]:
+    if mask["size"] != [height, width]:
+        yield f"run lengths for a size of {mask['size']}, and the image has {[height, width]}"
+        return
+    counts = mask["counts"]
+    if isinstance(counts, str):
+        try:
+            counts = decompressed(counts)
+        except ValueError as error:
+            yield f"compressed run lengths {error}"
+            return
+    if min(counts, default=0) < 0 or sum(counts) != width * height:
+        yield f"run lengths that are negative or do not add up to {width}·{height} pixels"
+
+
+def decompressed(text: str) -> list[int]:
+    """The run lengths in COCO's compressed string.
+
+    Each number is cut into groups of five bits, the lowest first, one character per group from `0` on; a sixth bit
+    says that more follow. From the fourth number on, the difference to the last but one is written.
+
+    >>> decompressed("52203")
+    [5, 2, 2, 2, 5]
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for character in text:
+        group = ord(character) - 48
+        if not 0 <= group < 64:
+            raise ValueError(f"with the character {character!r}")
+        value |= (group & 31) << shift
+        shift += 5
+        if shift > 60:
+            raise ValueError("with a number that does not end")
+        if group & 32:
+            continue
+        if group & 16:
+            value -= 1 << shift
+        counts.append(value + counts[-2] if len(counts) > 2 else value)
+        value = shift = 0
+    if shift:
+        raise ValueError("that end in the middle of a number")
+    return counts
+
+
+def _encodes(text: str) -> bool:
+    """Whether a file system and a record can take a text: no NUL, and no half of a character."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def place_of(record: Any, location: Sequence[int | str]) -> str:
+    """A place in a file as people find it: `annotation 7, bbox.0` for `annotations.6.bbox.0`.
+
+    >>> place_of({"annotations": [{"id": 7, "bbox": [None]}]}, ("annotations", 0, "bbox", 0))
+    'annotation 7, bbox.0'
+    """
+    kinds = {"images": "image", "annotations": "annotation", "categories": "category"}
+    parts: list[str] = []
+    here, entry = record, ""
+    for depth, part in enumerate(location):
+        try:
+            here = here[part]
+        except (LookupError, TypeError):
+            # a field that is missing is the last; else it is the schema's name for one of several forms
+            if depth + 1 < len(location) or not isinstance(here, dict):
+                continue
+        parts.append(str(part))
+        if depth == 1 and isinstance(here, dict) and "id" in here:
+            entry, parts = f"{kinds.get(parts[0], parts[0])} {here['id']}", []
+    return ", ".join(filter(None, (entry, ".".join(parts))))

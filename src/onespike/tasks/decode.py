@@ -1,0 +1,91 @@
+"""From a file to RGB pixels: what a format or a mode cannot say in 8 bits is rescaled or refused, never clipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onespike.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the formats that are read, whatever a file is called; its other decoders stay unused."""
+
+REMEDY = "Replace or remove it."
+
+
+def decode(path: Path, what: str = "the image") -> Image:
+    """An image file in RGB as it is stored: no rotation by EXIF, alpha dropped, the high byte of 16-bit grey."""
+    with _opened(path, what) as image:
+        image.verify()  # checksums, where the format has them; the file must then be opened anew
+    with _opened(path, what) as image:
+        return _rgb(image, path, what)
+
+
+def stated_size(path: Path, what: str = "the image") -> tuple[int, int]:
+    """Width and height as the file's header states them."""
+    with _opened(path, what) as image:
+        return image.size
+
+
+def _rgb(image: Image, path: Path, what: str) -> Image:
+    frames: int = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a camera's preview behind the photograph is no animation
+        raise DataError(
+            f"{path}: {what} has {frames} frames. Save the one that is meant as an image of its own."
+        )
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _high_byte(image).convert("RGB")
+    if image.mode in ("I", "F"):
+        bits = "32-bit integers" if image.mode == "I" else "floating-point numbers"
+        raise DataError(
+            f"{path}: {what} holds {bits}, and does not say which of them is white. Save it with 8 or 16 bits per channel."
+        )
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+
+
+def _high_byte(image: Image) -> Image:
+    """16-bit grey as 8-bit grey, in the way that Pillow itself reads 16-bit colour."""
+    from PIL.Image import frombytes
+
+    four = image.convert("I").tobytes()  # four bytes per pixel in the machine's own order
+    return frombytes("L", image.size, four[1 if sys.byteorder == "little" else 2 :: 4])
+
+
+def require_pillow(wanted_by: Path | str) -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            f"{wanted_by}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path, what: str) -> Iterator[Image]:
+    """An opened image; whatever its decoder raises about a damaged file, and they raise anything, is one error."""
+    require_pillow(path)
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            yield image
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path}: {what} cannot be read ({_contents(path)}). {REMEDY}") from error
+    except Exception as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(said.split()).rstrip(".") or type(error).__name__
+        raise DataError(f"{path}: {what} cannot be read ({reason}). {REMEDY}") from error
+
+
+def _contents(path: Path) -> str:
+    return (
+        f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}" if path.stat().st_size else "the file is empty"
+    )

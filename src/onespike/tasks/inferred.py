@@ -1,0 +1,99 @@
+"""What an output means where nobody says so: the scores of classes, or numbers with normal noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves
+
+from onespike.errors import DataError
+from onespike.runtime.batches import logits
+from onespike.tasks.base import Drawing, Meaning
+from onespike.tasks.classification import Classification
+
+
+def numbers_in(output: Any) -> list[Tensor]:
+    """The floating-point tensors of an output."""
+    parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, Tensor) else output
+    found = [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not found:
+        raise DataError(
+            f"the network's output, of type {type(output).__name__}, holds no numbers to compare. "
+            "Return tensors, or wrap the network so that it does."
+        )
+    return found
+
+
+def _spread(x: Tensor) -> Tensor:
+    """The standard deviation of an output's numbers; 1 where they are all alike."""
+    spread = (x.detach() - x.detach().mean()).square().mean().sqrt()
+    return torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+class Numbers:
+    """Any output: its numbers are normal, with the deviation of their own spread.
+
+    The divergence of two outputs is half their mean squared difference, relative to that spread.
+    """
+
+    def drawing(self, size: int, generator: Generator) -> Drawing:
+        """Normal noise on every number; each tensor counts as one, whatever its size."""
+        seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            source, total = torch.Generator().manual_seed(seeds[int(places[0])]), []
+            for x in numbers_in(output):
+                noise = torch.randn(x.shape, generator=source).to(x)
+                total.append((noise * x).sum() / _spread(x) / max(x.numel() / len(places), 1) ** 0.5)
+            return torch.stack(total).sum()  # log N up to what has no gradient
+
+        return log_probability
+
+    def divergence(self, expected: Any, actual: Any) -> Tensor:
+        """½·((expected − actual)/spread)², its mean over the numbers of an input, summed over inputs."""
+        terms = []
+        for a, b in zip(numbers_in(expected), numbers_in(actual), strict=True):
+            inputs = len(a) if a.dim() else 1
+            terms.append(0.5 * ((a - b) / _spread(a)).square().sum() * inputs / max(a.numel(), 1))
+        return torch.stack(terms).sum()
+
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        """1 where an input's numbers are further apart than their spread."""
+        a, b = numbers_in(expected)[0], numbers_in(actual)[0]
+        return (((a - b) / _spread(a)).flatten(1).square().mean(1) > 1).float()
+
+
+def infer(output: Any) -> Meaning:
+    """Classes for logits of shape (inputs, classes), numbers for anything else.
+
+    >>> [type(infer(x)).__name__ for x in (torch.zeros(4, 10), torch.zeros(4, 1), {"depth": torch.zeros(4, 8, 8)})]
+    ['Classification', 'Numbers', 'Numbers']
+    """
+    scores = logits(output)
+    classes = isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1
+    return Classification() if classes else Numbers()
+
+
+class Inferred:
+    """The meaning of whatever output it is shown, for networks that come without a task."""
+
+    def drawing(self, size: int, generator: Generator) -> Drawing:
+        """As the first output says."""
+        kept: list[Drawing] = []
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            if not kept:
+                kept.append(infer(output).drawing(size, generator))
+            return kept[0](output, places)
+
+        return log_probability
+
+    def divergence(self, expected: Any, actual: Any) -> Tensor:
+        """As the original's output says."""
+        return infer(expected).divergence(expected, actual)
+
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        """As the original's output says."""
+        return infer(expected).differences(expected, actual)

@@ -1,0 +1,151 @@
+"""What a detector's output means: a set of objects, each there or not, with a box and perhaps a mask.
+
+The model of one image's output: object i is there with probability s_i, its score; if it is, its sides are normal
+around its box with a deviation of a tenth of its size, and its mask is one draw of all pixels together, each on with its own
+probability. Draws from it give Fisher information, and the divergence of two such outputs is Σ KL(s‖s′) + s·(KL of
+boxes + mean KL of pixels) over the objects that both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Generator, Tensor
+
+Found = Mapping[str, Tensor]
+"""`scores` and `labels` (n), `boxes` (n, 4) as corners, and perhaps `masks` (n, height, width) as probabilities."""
+
+DEVIATION = 0.1
+"""The noise on the sides of a box, as a part of its width and height: about what AP's strict thresholds can tell."""
+LEAST = 1e-3
+"""The score of an object that a network does not report."""
+OVERLAP = 0.5
+SURE = 1e-6
+
+
+def _bernoulli(on: Tensor, p: Tensor) -> Tensor:
+    """Log-probability of draws, or the expectation of it where `on` is a probability."""
+    p = p.clamp(SURE, 1 - SURE)
+    return on * p.log() + (1 - on) * (1 - p).log()
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    return _bernoulli(p, p) - _bernoulli(p, q)
+
+
+def _size(boxes: Tensor) -> Tensor:
+    """Width, height, width, height of each box."""
+    sides = (boxes[:, 2:] - boxes[:, :2]).detach().abs().clamp(min=SURE)
+    return torch.cat([sides, sides], 1)
+
+
+def _per_object(pixels: Tensor, masks: Tensor) -> Tensor:
+    """The sum over pixels, relative to the area of each object's mask."""
+    return pixels.flatten(1).sum(1) / masks.detach().flatten(1).sum(1).clamp(min=1)
+
+
+def drawn(found: Found, generator: Generator) -> Tensor:
+    """The log-probability of an image's objects, boxes and masks as drawn from the output itself.
+
+    Boxes and masks are weighted with √score, so that their information has the weight of the score.
+    """
+
+    def uniform(like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=generator).to(like)
+
+    scores = found["scores"]
+    weight = scores.detach().clamp(min=0).sqrt()
+    there = (uniform(scores) < scores.detach()).to(scores)
+    total = _bernoulli(there, scores).sum()
+    if (boxes := found.get("boxes")) is not None and boxes.requires_grad:
+        noise = torch.randn(boxes.shape, generator=generator).to(boxes)
+        deviation = DEVIATION * _size(boxes)
+        sides = -0.5 * ((boxes.detach() + deviation * noise - boxes) / deviation).square()
+        total = total + (weight[:, None] * sides).sum()
+    if (masks := found.get("masks")) is not None and masks.requires_grad:
+        on = (uniform(masks) < masks.detach()).to(masks)
+        area = masks.detach().flatten(1).sum(1).clamp(min=1).sqrt()
+        total = total + (weight / area * _bernoulli(on, masks).flatten(1).sum(1)).sum()
+    return total
+
+
+def _corners(found: Found) -> Tensor:
+    """Boxes, or those around the masks."""
+    boxes = found.get("boxes")
+    if boxes is not None:
+        return boxes.detach().float().cpu()
+    edges = []
+    for mask in found["masks"].detach().cpu() > 0.5:
+        rows, columns = torch.nonzero(mask.any(1)).flatten(), torch.nonzero(mask.any(0)).flatten()
+        edges.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else [0, 0, 0, 0])
+    return torch.tensor(edges, dtype=torch.float32).view(-1, 4)
+
+
+def overlaps(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of all pairs of boxes.
+
+    >>> overlaps(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2], [0, 0, 2, 2]]))
+    tensor([[0.3333, 1.0000]])
+    """
+    low = torch.maximum(first[:, None, :2], second[None, :, :2])
+    high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
+    inner = (high - low).clamp(min=0).prod(-1)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(-1) for boxes in (first, second)]
+    return inner / (areas[0][:, None] + areas[1][None] - inner).clamp(min=1e-12)
+
+
+def paired(first: Found, second: Found) -> tuple[Tensor, Tensor]:
+    """Places of the objects that two outputs share, in either of them.
+
+    Each object of the first takes the best free one of the same class that overlaps it by half at least; surer ones
+    choose first.
+    """
+    same = first["labels"].cpu()[:, None] == second["labels"].cpu()[None]
+    shared = torch.where(same, overlaps(_corners(first), _corners(second)), torch.zeros(()))
+    mine, theirs = [], []
+    for i in first["scores"].detach().argsort(descending=True).tolist() if shared.numel() else ():
+        value, j = shared[i].max(0)
+        if float(value) >= OVERLAP:
+            mine.append(i)
+            theirs.append(int(j))
+            shared[:, j] = 0
+    return torch.tensor(mine, dtype=torch.long), torch.tensor(theirs, dtype=torch.long)
+
+
+def _rest(count: int, places: Tensor) -> Tensor:
+    kept = torch.ones(count, dtype=torch.bool)
+    kept[places] = False
+    return kept
+
+
+def unlike(expected: Found, actual: Found) -> Tensor:
+    """The divergence of an image's objects from the expected ones."""
+    i, j = paired(expected, actual)
+    p, q = expected["scores"], actual["scores"]
+    i, j = i.to(p.device), j.to(q.device)
+    lost, new = p[_rest(len(p), i.cpu()).to(p.device)], q[_rest(len(q), j.cpu()).to(q.device)]
+    none = torch.full_like(p[:1], LEAST) if len(p) else q.new_full((1,), LEAST)
+    total = (
+        _kl(p[i], q[j]).sum() + _kl(lost, none.expand_as(lost)).sum() + _kl(none.expand_as(new), new).sum()
+    )
+    weight = p[i].detach()
+    if "boxes" in expected:
+        mine, theirs = expected["boxes"][i], actual["boxes"][j]
+        sides = 0.5 * ((mine - theirs) / (DEVIATION * _size(mine))).square()
+        total = total + (weight[:, None] * sides).sum()
+    masks = expected.get("masks")
+    if masks is not None and masks.is_floating_point():
+        total = total + (weight * _per_object(_kl(masks[i], actual["masks"][j]), masks[i])).sum()
+    return total
+
+
+def parted(first: Found, second: Found, score: float) -> int:
+    """Objects with this score at least that only one of two outputs has."""
+    first, second = (_above(found, score) for found in (first, second))
+    return len(first["scores"]) + len(second["scores"]) - 2 * len(paired(first, second)[0])
+
+
+def _above(found: Found, score: float) -> Found:
+    kept = found["scores"].detach() >= score
+    return {name: value[kept] for name, value in found.items()}

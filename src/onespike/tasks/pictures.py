@@ -1,0 +1,78 @@
+"""What two detectors find on the same images, side by side: boxes, masks, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onespike.runtime.figures import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""Okabe and Ito's, one per class in turn."""
+
+SMALLEST_SCORE = 0.3
+SIDE = 2.4
+"""The longer side of a single picture, in inches."""
+
+
+def predictions(
+    images: Sequence[tuple[Any, int | None]],
+    found: Mapping[str, Sequence[Mapping[str, Any]]],
+    categories: Mapping[int, str],
+    smallest: float = SMALLEST_SCORE,
+) -> Figure:
+    """One row for the original and one for the spiking network, one column per image.
+
+    Args:
+        images: (Pillow image, image id) pairs.
+        found: `ann` and `snn` → COCO results.
+        categories: category id → name.
+        smallest: results below this score are left out.
+    """
+    made, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
+    for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
+        for column, (image, number) in enumerate(images):
+            shown = [r for r in found[network] if r["image_id"] == number and r["score"] >= smallest]
+            _panel(grid[row][column], image, shown, categories)
+            grid[row][column].set_title(f"{title}, image {number}", fontsize=9, pad=12)
+    return made
+
+
+def found_on(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
+    """One image with what one network found on it, and no margin."""
+    width, height = (SIDE * side / max(image.size) for side in image.size)
+    made, axes = figure(width, height, margin=False)
+    _panel(axes, image, results, categories)
+    return made
+
+
+def _panel(
+    axes: Any, image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]
+) -> None:
+    axes.imshow(image, interpolation="nearest")
+    axes.axis("off")
+    for result in sorted(results, key=lambda r: r["score"]):  # the best lie on top
+        _draw(axes, result, categories, image.size)
+
+
+def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], size: tuple[int, int]) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    number = result["category_id"]
+    colour = COLOURS[list(categories).index(number) % len(COLOURS)]
+    x, y, width, height = result["bbox"]
+    if "segmentation" in result:
+        from pycocotools.mask import decode
+
+        mask = decode(result["segmentation"])[..., None]
+        axes.imshow(mask * [*to_rgb(colour), 0.45], interpolation="nearest")
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=colour, lw=1.5))
+    right = x > 0.6 * size[0]  # there the label ends where the box ends, to stay inside the picture
+    axes.text(
+        x + width if right else x, max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
+        color="black", va="bottom", ha="right" if right else "left", bbox=dict(fc=colour, ec="none", pad=0.8, alpha=0.85),
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Every command ends with a command that can be typed as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+
+import pytest
+import typer.main
+from command_line import CALIBRATION, TEST, VIT
+
+from onespike.cli.app import app
+
+LIMIT = ("--data", TEST, "--limit", 4)
+
+
+def following(result) -> list[str]:
+    assert result.code == 0, result.err
+    start, words = result.err.splitlines()[-1].split(": ", 1)
+    assert start == "next" and "next: " not in result.out
+    return shlex.split(words)
+
+
+def parsed(words: list[str]) -> None:
+    """Options and arguments are those that the command has; places to write to can be written."""
+    group = typer.main.get_command(app)
+    assert words[0] == "onespike"
+    group.commands[words[1]].make_context(words[1], words[2:])
+
+
+def test_from_a_network_to_its_page(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--out", "a run")
+    words = following(cli(*words))
+    assert words == ["onespike", "evaluate", "a run", "--data", TEST]
+    words = following(cli(*words[1:], "--limit", 4))
+    assert words == ["onespike", "report", "a run", *map(str, LIMIT)]
+    words = following(cli(*words[1:]))
+    assert words == ["onespike", "doctor", "a run", *map(str, LIMIT)]
+    found = cli(*words[1:])
+    words = following(found)
+    parsed(words)
+    assert f"try: {shlex.join(words)}" in found.out or words[1] == "report"
+
+
+WORDS = {
+    "list models": ("list", "models", "cifar10"),
+    "list presets": ("list", "presets"),
+    "list passes": ("list", "passes"),
+    "verify": ("verify", "--trials", 1),
+    "verify a run": ("verify", "RUN", "--data", TEST, "--trials", 1),
+    "inspect": ("inspect", "RUN"),
+    "inspect --recipe": ("inspect", "RUN", "--recipe"),
+    "report without images": ("report", "RUN"),
+    "compare": ("compare", "RUN", "RUN", *LIMIT),
+    "reproduce": ("reproduce", "list"),
+    "ablate": ("ablate", "RUN", *LIMIT, "--passes", "center"),
+}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_the_next_command_is_one(cli, tmp_path, monkeypatch, vit_run, words):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(vit_run, "copy")
+    parsed(following(cli(*("copy" if word == "RUN" else word for word in words))))
+
+
+def test_the_recipe_of_a_run_is_converted_again(cli, tmp_path, vit_run):
+    shutil.copytree(vit_run, tmp_path / "run")
+    words = following(cli("inspect", tmp_path / "run", "--recipe"))
+    assert words[-2:] == ["--out", str(tmp_path / "run-2")]
+    assert cli(*words[1:]).code == 0
+    for name in ("thresholds.safetensors", "weights.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "run-2" / name).read_bytes()
+
+
+def test_a_command_that_fails_names_no_other(cli, tmp_path):
+    assert "next: " not in cli("inspect", tmp_path).err

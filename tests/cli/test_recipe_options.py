@@ -1,0 +1,139 @@
+"""Fields of the recipe are options: each way from words to a recipe and back, and recipes as files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import CALIBRATION, VIT
+
+from onespike.cli.recipe_options import recipe_of
+from onespike.recipe import PRESETS, Recipe, preset
+from onespike.runs.as_command import recipe_options
+from onespike.runs.recipe_file import read_recipe, recipe_text
+from onespike.runtime.options import options
+
+FIELDS = options(Recipe)
+WORDS = {
+    "preset": "--preset ecmt-vit",
+    "neuron": "--neuron mtn",
+    "levels": "--levels mixed:64+8",
+    "rounding": "--rounding nearest",
+    "scale": "--scale 0.2718281828459045",
+    "percentile": "--percentile 0",
+    "domain": "--domain sided",
+    "softmax": "--softmax 0.0035",
+    "granularity": "--granularity channel",
+    "io": "--io spiking",
+    "include": "--include a* --include b*",
+    "exclude": "--exclude head:*",
+    "fold_batchnorm": "--fold-batchnorm no",
+    "factors": "--factor *.fc1:*=0.1 --factor a=b=3",
+    "steps": "--steps 2",
+    "placement": "--placement activation",
+    "fixed": "--fixed *.fc2:*=0.25,0",
+    "passes": "--passes nearest,center",
+    "budget": "--passes nearest --budget 0.2",
+    "energy": "--passes nearest --energy binary",
+}
+
+
+def given(text: str) -> Recipe:
+    """The recipe of a command's words, as the command line reads them."""
+    words: dict = dict.fromkeys(FIELDS)
+    pairs = text.split()
+    for flag, word in zip(pairs[::2], pairs[1::2], strict=True):
+        name = next(name for name, option in FIELDS.items() if option.name(name) == flag)
+        words[name] = [*(words[name] or []), word] if FIELDS[name].repeated else word
+    return recipe_of(words)
+
+
+def test_every_field_is_an_option():
+    assert list(Recipe.__dataclass_fields__) == list(FIELDS) == list(WORDS)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_and_recipes_are_two_forms_of_one_thing(name):
+    recipe = given(WORDS[name])
+    assert getattr(recipe, name) != getattr(Recipe(), name)
+    assert " ".join(recipe_options(recipe)) == WORDS[name]
+
+
+def test_what_a_preset_sets_can_be_unset():
+    recipe = preset("best", budget=None, passes=("nearest",))
+    assert recipe_options(recipe) == ["--preset", "best", "--passes", "nearest", "--budget", "none"]
+    assert given(" ".join(recipe_options(recipe))) == recipe
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@pytest.mark.parametrize("name", WORDS)
+def test_a_file_gives_the_recipe_again(tmp_path, name, suffix):
+    recipe, file = given(WORDS[name]), tmp_path / f"recipe{suffix}"
+    record = {"version": 1, "preset": recipe.preset, **recipe.changes()}
+    file.write_text(json.dumps(record) if suffix == ".json" else recipe_text(recipe))
+    assert read_recipe(file) == recipe
+
+
+REFUSED = {
+    "scal: 0.3": "unknown recipe field 'scal'. Did you mean 'scale'? Known: ",
+    "scale: much": "the file is damaged (at scale: input should be a valid number). Write it as",
+    "scale: 2": "the file is damaged: scale must be in (0, 1], not 2.",
+    "scale: [": "this is no valid YAML at line 1. Write it as",
+    "preset: bets": "unknown preset 'bets'. Did you mean 'best'",
+    "version: 9": "this onespike reads recipes of version 1. Write it as",
+    "just words": "a recipe has lines such as `scale: 0.25`, and this has none. Write it as",
+    "a: &a [*a]": "this is no valid YAML. Write it as",
+    "5: 6": "unknown recipe field '5'. Known: ",
+    "passes: [nearest]\nsteps: 2": "the file is damaged: passes are for one timestep",
+    "exclude: head": "the file is damaged (at exclude: input should be a valid",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_files_that_are_no_recipe(cli, tmp_path, text):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--out", tmp_path / "run", "--recipe")
+    assert cli(*words, file).message().startswith(f"{file}: {REFUSED[text]}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_and_a_preset_are_two_starts(cli, tmp_path):
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--out", tmp_path / "run")
+    missing = tmp_path / "recipe.yaml"
+    assert cli(*words, "--recipe", missing).message() == (
+        f"{missing}: the recipe cannot be read (No such file or directory). Give a YAML or JSON file."
+    )
+    assert cli(*words, "--recipe", missing, "--preset", "best").message() == (
+        "--preset and --recipe both say where the recipe starts. Give one of them."
+    )
+    assert cli(*words, "--factor", "a").message() == (
+        "'a' is not a glob with its numbers. Write for example '*.fc1:*=0.5'."
+    )
+
+
+def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 2)
+    changes = ("--scale", 0.3, "--exclude", "head:*")
+    assert cli(*words, *changes, "--out", tmp_path / "a").code == 0
+    shown = cli("inspect", tmp_path / "a", "--recipe", "--json", tmp_path / "recipe.json")
+    assert shown.out == "version: 1\npreset: sformer\nscale: 0.3\nexclude: ['head:*']\n"
+    (tmp_path / "recipe.yaml").write_text(shown.out)
+    for suffix in ("yaml", "json"):
+        file, out = tmp_path / f"recipe.{suffix}", tmp_path / suffix
+        assert cli(*words, "--recipe", file, "--percentile", 2, "--out", out).code == 0
+        recipe = json.loads((out / "run.json").read_text())["recipe"]
+        assert (recipe["scale"], recipe["exclude"], recipe["percentile"]) == (0.3, ["head:*"], 2.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_figures_of_presets_are_in_the_documentation(name):
+    """What `list presets` says of loss and cost was measured, and stands on the page that it names."""
+    known, root = PRESETS[name], Path(__file__).parents[2]
+    assert known.about.endswith(".")
+    pages = "".join((root / page).read_text(encoding="utf-8") for page in known.page.split(", ") if page)
+    assert bool(known.measured) == bool(pages)
+    for figure in re.findall(r"(?<![-\w/])\d+(?:\.\d+)?(?![-\w])", known.measured):
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", pages), figure

@@ -1,0 +1,130 @@
+"""Standard streams that are closed, full, broken or not UTF-8, words that are not UTF-8, and Ctrl-C at any time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import TEST, Command
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="streams, signals and names of POSIX")
+ONESPIKE = f"'{sys.executable}' -m onespike"
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, env={**os.environ, **environment}, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+
+
+STREAMS = {
+    f"{ONESPIKE} list presets <&- >&- 2>&-": (0, b""),
+    f"{ONESPIKE} list presets >/dev/full": (
+        2,
+        b"onespike: No space left on device. Check the path, its permissions and the disk.\n",
+    ),
+    f"({ONESPIKE} list presets; echo $? >&2) | true": (0, b"2\n"),
+}
+
+
+@posix
+@pytest.mark.parametrize("command", STREAMS, ids=lambda c: c.removeprefix(ONESPIKE))
+def test_streams_that_are_no_use(command):
+    if "/dev/full" in command and not Path("/dev/full").is_char_device():
+        pytest.skip("there is no /dev/full")
+    done = shell(command)
+    assert (done.returncode, done.stderr) == STREAMS[command]
+
+
+@posix
+def test_an_output_that_is_not_utf8():
+    done = shell(f"{ONESPIKE} list neurons", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
+    assert done.stderr.startswith(b"next: onespike convert ")
+    assert b"\\u03b8" in done.stdout or b"\\u03bb" in done.stdout
+
+
+@posix
+def test_words_that_are_not_utf8():
+    done = shell(f"{ONESPIKE} inspect 'caf\udce9'")
+    message = b"onespike: the argument 'caf\\xe9' is not UTF-8. Rename the file, or give a link to it.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", message)
+
+
+def test_a_message_is_one_line(cli: Command, tmp_path: Path):
+    missing = tmp_path / "line\nbreak\x1b[31m"
+    place = str(missing).replace("\n", "\\n").replace("\x1b", "\\x1b")
+    assert cli("inspect", missing).message().startswith(f"{place}: no run here")
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "MODULE":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["onespike", "verify", "--trials", "1"]
+runpy.run_module("onespike", run_name="__main__")
+"""
+
+
+@posix
+@pytest.mark.parametrize("module", ["torch", "rich.console", "onespike.runs.pipeline"])
+def test_an_interrupt_while_modules_are_imported(module):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("MODULE", module)], capture_output=True)
+    message = b"onespike: interrupted, nothing was written. Run the same command again.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", message)
+
+
+def test_the_package_imports_its_names_when_they_are_used():
+    code = """
+import sys, onespike
+assert "torch" not in sys.modules and "preset" in dir(onespike) and not hasattr(onespike, "nothing")
+from onespike import Recipe
+assert onespike.Recipe is Recipe and callable(onespike.convert)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+FAILURES = {
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes": RuntimeError,
+    "": MemoryError,
+    "CUDA out of memory.\nTried to allocate 20 GiB.": torch.OutOfMemoryError,
+}
+
+
+@pytest.mark.parametrize("text", FAILURES, ids=lambda text: FAILURES[text].__name__)
+def test_too_little_memory(cli, monkeypatch, vit_run, text):
+    def refuse(*_: object, **__: object) -> None:
+        raise FAILURES[text](text)
+
+    monkeypatch.setattr("onespike.runs.pipeline.evaluate", refuse)
+    message = "the device has too little memory. Give a smaller --batch-size."
+    assert cli("evaluate", vit_run, "--data", TEST).message() == message
+
+
+SMALL = """
+import resource, runpy, sys
+import onespike.deploy.integer, onespike.report.record, onespike.runs.search_run
+
+resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * 4096 + 2**27,) * 2)
+sys.argv = ["onespike", *sys.argv[1:]]
+runpy.run_module("onespike", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+def test_memory_that_really_ends(vit_run):
+    words = ("evaluate", str(vit_run), "--data", TEST, "--batch-size", "1000")
+    done = subprocess.run([sys.executable, "-c", SMALL, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "onespike: the device has too little memory. Give a smaller --batch-size.\n",
+    )

@@ -1,0 +1,181 @@
+"""Energy columns: one entry in the registry, and every part of the project knows a column."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import onespike
+from contract.networks import mlp, rows
+from onespike import Ledger, Recipe, calibrate, convert, metered
+from onespike.cli.app import app
+from onespike.energy import COLUMNS, READINGS, Column, Item, profile
+from onespike.energy.columns import comparators, holdable, meanings, reading_of, register, searchable
+from onespike.energy.profiles import DEFAULT, OPERATIONS, names
+from onespike.errors import UsageError
+from onespike.passes.budget import check_budget
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Ledger:
+    model, x = mlp(), rows()
+    snn = convert(model, calibrate(model, [x]))
+    with metered(snn) as found, torch.inference_mode():
+        snn(x)
+    return found
+
+
+@pytest.fixture
+def halves(monkeypatch):
+    """A column of one's own: every spike is half an addition."""
+    entry = Column(
+        "halves", "half an addition for each spike",
+        lambda ledger, double: [Item("spikes", ledger.accumulates("nonzero") / 2, "float32 add")],
+        READINGS["nonzero"],
+    )  # fmt: skip
+    monkeypatch.setattr("onespike.energy.columns.COLUMNS", dict(COLUMNS))
+    for module in ("ledger", "__init__"):
+        name = f"onespike.energy.{module}".removesuffix(".__init__")
+        monkeypatch.setattr(f"{name}.COLUMNS", onespike.energy.columns.COLUMNS)
+    return register(entry)
+
+
+def test_one_entry_is_a_column_everywhere(halves, ledger):
+    assert ledger.ratio("halves") == pytest.approx(ledger.ratio("nonzero") / 2)
+    assert "halves" in ledger.ratios() and "halves" in searchable() and "halves" in holdable()
+    check_budget(0.2, "halves")
+    listed = CliRunner().invoke(app, ["list", "columns"])
+    assert listed.exit_code == 0 and "half an addition for each spike" in listed.output
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(
+        UsageError, match=r"^the energy column 'counts' is registered already\. Choose another"
+    ):
+        register(COLUMNS["counts"])
+
+
+def test_no_other_file_lists_columns():
+    """A list of columns is two or more of their names in quotes, next to each other."""
+    name = "|".join(map(re.escape, COLUMNS))
+    listing = re.compile(
+        rf'"(?:{name})"\s*(?::[^,\n]*)?,\s*"(?:{name})"|(?:{name}), (?:{name}) (?:or|and) (?:{name})'
+    )
+    root = Path(onespike.__file__).parent
+    found = [
+        str(path.relative_to(root))
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "columns.py" and listing.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def test_the_recipe_means_a_column_that_a_budget_can_hold():
+    assert Recipe().energy in holdable()
+
+
+def test_comparators_read_no_spikes(ledger):
+    assert set(comparators()) | set(searchable()) == set(COLUMNS) and "w8a8" in comparators()
+    with pytest.raises(UsageError, match=r"^unknown energy column of spikes 'w8a8'\."):
+        reading_of("w8a8")
+    assert list(meanings()) == list(ledger.ratios())
+
+
+def test_every_operation_of_a_column_can_be_priced(ledger):
+    for column in COLUMNS:
+        for item in ledger.items(column):
+            assert item.operation in OPERATIONS, (column, item)
+
+
+def test_the_first_profile_has_the_papers_prices():
+    prices = profile()
+    assert prices.name == DEFAULT == names()[0]
+    assert (prices.price("float32 add"), prices.price("float32 multiply-add")) == (0.9, 4.6)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_profile_says_where_it_comes_from_and_prices_integers(name, ledger):
+    prices = profile(name)
+    assert prices.name == name and len(prices.source) > 60
+    ratios = ledger.ratios(prices)
+    assert all(ratios[column] > 0 for column in ("counts-int8", "binary-int8", "strict-int8", "w8a8", "w4a4"))
+
+
+def test_reading_weights_and_sending_spikes_are_paid_for(ledger):
+    prices = profile("horowitz-45nm-sram")
+    additions, sent = ledger.accumulates("binary"), ledger.events("binary")
+    whole = ledger.macs * (4.6 + 10.0)
+    assert ledger.ratio("binary", prices=prices) == pytest.approx((additions * 10.9 + sent * 10.0) / whole)
+    assert ledger.ratio("binary-int8", prices=prices) == pytest.approx(
+        (additions * 2.6 + sent * 10.0) / whole
+    )
+    assert ledger.ratio("w8a8", prices=prices) == pytest.approx(2.8 / 14.6)
+
+
+def test_an_operation_that_a_chip_does_not_have_gives_no_ratio(ledger):
+    prices = profile("loihi-14nm")
+    assert ledger.ratio("counts", prices=prices) != ledger.ratio("counts", prices=prices)  # NaN
+    assert ledger.parts("counts", prices) == {}
+
+
+def test_the_overhead_of_a_layer_does_not_depend_on_the_batch(tmp_path):
+    file = tmp_path / "layers.json"
+    file.write_text(
+        json.dumps(
+            {"name": "l", "source": "me", "pj": {"float32 multiply-add": 1, "float32 add": 1, "layer": 9}}
+        )
+    )
+    model, x = mlp(), rows()
+    snn, ratios = convert(model, calibrate(model, [x])), []
+    for size in (len(x), 1):
+        with metered(snn) as found, torch.inference_mode():
+            for batch in x.split(size):
+                snn(batch)
+        ratios.append(found.ratio("counts", prices=profile(str(file))))
+    assert ratios[0] == pytest.approx(ratios[1])
+
+
+def test_a_profile_of_ones_own(tmp_path, ledger):
+    file = tmp_path / "mine.json"
+    file.write_text(
+        json.dumps({"name": "mine", "source": "me", "pj": {"float32 multiply-add": 1, "float32 add": 1}})
+    )
+    mine = profile(str(file))
+    assert ledger.ratio("counts", prices=mine) == pytest.approx(ledger.accumulates("counts") / ledger.macs)
+    assert ledger.ratio("w8a8", prices=mine) != ledger.ratio("w8a8", prices=mine)  # NaN: it has no such price
+
+
+BAD = {
+    "[]": "a profile has a name, a source and prices",
+    "{": "this profile cannot be read",
+    '{"name": "a", "source": "b", "pj": {"float add": 1}}': "unknown operation in .* 'float add'",
+    '{"name": "a", "source": "b", "pj": {"float32 multiply-add": -1}}': "must be a number of at least 0",
+    '{"name": "a", "source": "b", "pj": {"float32 add": 1}}': "relative to 'float32 multiply-add'",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_profile_says_what_is_wrong(tmp_path, text):
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=BAD[text]):
+        profile(str(file))
+
+
+def test_an_unknown_profile_is_named():
+    with pytest.raises(
+        UsageError, match=r"unknown hardware profile 'horowitz'\. Did you mean 'horowitz-45nm"
+    ):
+        profile("horowitz")
+    with pytest.raises(UsageError, match=r"nowhere\.json: there is no such profile\. Known: horowitz-45nm"):
+        profile("nowhere.json")
+
+
+def test_a_network_without_products_has_no_ratio():
+    with pytest.raises(UsageError, match=r"^this ledger has counted nothing"):
+        Ledger().ratio("w8a8")

@@ -1,0 +1,90 @@
+"""Work that cannot reach the output, found by gradient, against sums on paper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_ledger_again import CLASSES, HEADS, HIDDEN, TOKENS, WIDTH, ViT
+from torch import Tensor, nn
+
+from contract.networks import mlp, rows
+from onespike import calibrate, convert
+from onespike.conversion.attach import Neurons
+from onespike.energy.dead_work import dead_work
+from onespike.errors import UsageError
+
+
+def images(n: int = 4) -> Tensor:
+    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_the_last_block_of_all_tokens_but_the_first(converted):
+    model = ViT().eval()
+    network = convert(model, calibrate(model, [images()])) if converted else model
+    block = TOKENS * (4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN) + 2 * TOKENS * TOKENS * WIDTH
+    whole = 2 * block + 9 * WIDTH * 3 * 16 + WIDTH * CLASSES
+    others = TOKENS - 1
+    expected = {  # of its queries, keys and values the keys and values are needed
+        "blocks.1.qkv:linear0": others * WIDTH * WIDTH / whole,
+        "blocks.1:matmul0": others * TOKENS * WIDTH / whole,
+        "blocks.1:matmul1": others * TOKENS * WIDTH / whole,
+        "blocks.1.proj:linear0": others * WIDTH * WIDTH / whole,
+        "blocks.1.fc1:linear0": others * WIDTH * HIDDEN / whole,
+        "blocks.1.fc2:linear0": others * WIDTH * HIDDEN / whole,
+    }
+    assert HEADS * (WIDTH // HEADS) == WIDTH
+    before = [p.grad for p in network.parameters()]
+    assert dead_work(network, images()) == pytest.approx(expected)
+    assert [p.grad for p in network.parameters()] == before
+    with torch.inference_mode():
+        assert dead_work(network, images()) == pytest.approx(expected)
+
+
+def test_a_rectifier_or_a_pool_that_is_shut_now_is_no_dead_work():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3), nn.ReLU6(),
+        nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    ).eval()  # fmt: skip
+    assert dead_work(model, images()) == {}
+    assert dead_work(model, 1e3 * images()) == {}
+
+
+@pytest.mark.parametrize("layer", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Sigmoid(), nn.Tanh(), nn.ELU()])
+def test_a_function_that_is_flat_here_is_no_dead_work(layer):
+    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([30.0, -30.0]).repeat(4))
+    assert dead_work(model, rows()) == {}
+
+
+def test_a_border_that_no_kernel_meets_is_dead():
+    """Of five columns a kernel of two with stride two meets four."""
+    model = nn.Sequential(
+        nn.Conv1d(1, 1, 1), nn.GELU(), nn.Conv1d(1, 3, 2, stride=2), nn.Flatten(), nn.Linear(6, 1)
+    )
+    assert dead_work(model, torch.randn(2, 1, 5)) == pytest.approx({"0:conv0": 1 / (5 + 12 + 6)})
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return list(self.layer(x))
+
+
+def test_what_selects_by_value_has_no_dead_work_and_says_so():
+    with pytest.raises(UsageError, match=r"^dead work is known for networks whose output is a tensor\."):
+        dead_work(Detector(), torch.randn(2, 6))
+
+
+def test_integer_weights_have_no_gradient_and_say_so():
+    model = mlp()
+    snn = convert(model, calibrate(model, [rows()]))
+    next(m for m in snn.modules() if isinstance(m, Neurons)).weights = "integers"
+    with pytest.raises(
+        UsageError, match=r"^dead work is looked for with gradients, and these weights are integers"
+    ):
+        dead_work(snn, rows())

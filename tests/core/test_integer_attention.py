@@ -1,0 +1,142 @@
+"""Attention on integers: the products of spikes are exact, and results depend on nothing but the input."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import onespike
+from onespike import kernels
+from onespike.neurons.levels import mixed_levels
+
+pytestmark = pytest.mark.skipif(kernels.word_path() is None, reason="no 16-bit products here")
+HEADS, WIDTH, TOKENS = 3, 24, 37
+X = torch.randn(6, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+class Attention(nn.Module):
+    """One block of a causal or full transformer, with keys and values of earlier tokens if they are given."""
+
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.causal, self.norm = causal, nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return 3 * parts[0], 3 * parts[1], parts[2]
+
+    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        q, k, v = self.split(x)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and past is None)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def converted(causal: bool = False, constants: bool = False, **recipe: object) -> nn.Module:
+    model, made = Attention(causal).eval(), onespike.Recipe(io="spiking", **recipe)
+    found = onespike.calibrate(model, [X], made)
+    if constants:
+        generator = torch.Generator().manual_seed(2)
+        entries = dict(found.entries)
+        for role, (centre, step, gain) in {
+            "matmul0_lhs": ((HEADS, 1, 8), (HEADS, 1, 1), (TOKENS, 1)),
+            "matmul0_rhs": ((HEADS, 8, 1), (HEADS, 1, 1), (TOKENS,)),
+            "matmul1_lhs": (None, (HEADS, 1, 1), (TOKENS, 1)),
+            "matmul1_rhs": ((HEADS, 1, 8), (HEADS, 1, 8), (TOKENS, 1)),
+        }.items():
+            site = f":{role}"
+            old = entries[site]
+            steps = old.positive * (0.5 + torch.rand(step, generator=generator))
+            changes = {"positive": steps, "gain": 2.0 ** torch.randint(-1, 2, gain, generator=generator)}
+            if centre is not None:
+                middle = torch.randn(centre, generator=generator) * 0.3
+                changes |= {"negative": steps.clone(), "centre": middle, "offset": middle * 1.1}
+            entries[site] = dataclasses.replace(old, **changes)
+        found = dataclasses.replace(found, entries=entries)
+    return onespike.convert(model, found, made)
+
+
+def forms(network: nn.Module) -> list[nn.Module]:
+    return [module for name, module in network.named_modules() if name.startswith("integer_matmul")]
+
+
+def simulated(network: nn.Module, monkeypatch: pytest.MonkeyPatch, x: Tensor) -> Tensor:
+    """The same network with attention of values in float."""
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "word_path", lambda: None)
+        return network(x)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [{}, {"constants": True}, {"causal": True}, {"causal": True, "constants": True}, {"softmax": "head"}],
+)
+def test_integer_attention_equals_attention_of_values(recipe: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    snn = converted(**recipe)
+    fast = onespike.optimize(snn, integer_units=True)
+    with torch.inference_mode():
+        found = fast(X)
+        (form,) = forms(fast)
+        assert form._ready[1] is not None  # it has run
+        expected = simulated(fast, monkeypatch, X)
+    # products in float round otherwise: a probability may fire the level beside
+    assert ((found - expected).abs() > 1e-3 * expected.abs().max()).float().mean() < 1e-2
+    assert (found - expected).norm() < 5e-3 * expected.norm()
+
+
+def test_results_depend_neither_on_batch_nor_threads_nor_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = onespike.optimize(converted(constants=True), integer_units=True)
+    results = []
+    with torch.inference_mode():
+        for path in [path for path in kernels.paths() if path.bytes == 2]:
+            monkeypatch.setattr(kernels, "word_path", lambda path=path: path)
+            for threads in (1, 2, 3):
+                monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+                results += [fast(X), torch.cat([fast(x) for x in X.split(1)])]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_decoding_step_by_step_gives_the_bits_of_the_whole() -> None:
+    fast = onespike.optimize(converted(causal=True), integer_units=True)
+    with torch.inference_mode():
+        whole = fast(X)
+        _, k, v = Attention.split(fast, X)
+        for token in (0, 1, 17, TOKENS - 1):
+            past = (k[:, :, :token], v[:, :, :token])
+            step = fast(X[:, token : token + 1], past)
+            assert torch.equal(step, whole[:, token : token + 1]), token
+
+
+def test_nan_shows_where_it_reaches() -> None:
+    fast = onespike.optimize(converted(causal=True), integer_units=True)
+    x = X.clone()
+    x[2, 5] = torch.nan
+    with torch.inference_mode():
+        found = fast(x).isnan()
+    assert found[2, 5:].all() and not found[:2].any() and not found[3:].any()
+
+
+def test_products_of_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of one key each fire the same probability, so that the result is v's own value, to the bit."""
+    levels = mixed_levels(8)
+    neurons = [
+        onespike.neurons.ScaleFire(0.3, 0.21, levels=levels),
+        onespike.neurons.ScaleFire(0.2, 0.2, levels=levels),
+        onespike.neurons.ScaleFire(1 / 263, levels=levels),
+        onespike.neurons.ScaleFire(0.25, 0.125, levels=levels),
+    ]
+    form = onespike.deploy.attention.IntegerAttention(neurons[0], neurons[1], neurons[3])
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 3, 1, 8, generator=generator) * 9 for _ in range(3))
+    with torch.inference_mode():
+        found = form(tuple(neurons), (q, k.transpose(-2, -1), v), None)
+        counts = neurons[3].counts(v)
+        units = 2 * counts.clamp(min=0) + counts.clamp(max=0)
+        assert torch.equal(found, (263 * units) * 0.125 * neurons[2].row_steps())

@@ -1,0 +1,175 @@
+"""Several timesteps behind in-place operations, on inputs that a network changes, and in several threads at once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contract.networks import mlp, rows
+from onespike import Recipe, calibrate, convert, preset
+from onespike.conversion.timesteps import Clock
+from onespike.neurons import ScaleFire
+
+
+class Block(nn.Module):
+    """A residual block as in ResNet: with `inplace`, every ReLU and the shortcut overwrite their input."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = (nn.Linear(8, 8) for _ in range(4))
+        self.inplace = inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        kept = F.relu(x, self.inplace)
+        y = F.relu(self.second(kept), self.inplace)
+        y = self.third(y)
+        if self.inplace:
+            y += kept
+            y *= 2
+        else:
+            y = (y + kept) * 2
+        return self.last(F.relu(y, self.inplace))
+
+
+@pytest.mark.parametrize("placement", ["activation", "synapse"])
+@pytest.mark.parametrize("name", ["if", "sformer"])
+def test_in_place_operations_change_nothing(name, placement):
+    torch.manual_seed(0)
+    plain, x = Block(inplace=False), torch.randn(64, 8)
+    inplace = Block(inplace=True)
+    inplace.load_state_dict(plain.state_dict())
+    recipe = preset(name, steps=4, placement=placement)
+    thresholds = calibrate(plain, [x], recipe)
+    with torch.inference_mode():
+        expected, found = (convert(network, thresholds, recipe)(x) for network in (plain, inplace))
+    assert torch.equal(found, expected)
+
+
+def test_neither_input_nor_output_shares_memory_with_a_membrane():
+    """What the network does to the tensors that a neuron took and gave must not reach the next step."""
+    neuron, clean, spoiled = ScaleFire(0.3, 0.3, levels=(1, 2, 3)), [], []
+    means = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+
+    def one_pass(clock: Clock, seen: list[Tensor], spoil: bool) -> None:
+        x = means[clock.now - 1].clone()
+        _, value = clock.fire("", "linear0_input", neuron, x)
+        seen.append(value.clone())
+        if spoil:
+            x.fill_(7.0)
+            value.fill_(7.0)
+
+    for seen, spoil in ((clean, False), (spoiled, True)):
+        clock = Clock(3)
+        clock.run(lambda clock=clock, seen=seen, spoil=spoil: one_pass(clock, seen, spoil))
+    assert all(torch.equal(a, b) for a, b in zip(clean, spoiled, strict=True))
+
+
+class Centers(nn.Module):
+    """Takes the mean from its own input, in place, as some preprocessing does; `same` says whether both inputs are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.same: list[bool] = []
+
+    def forward(self, x: Tensor, again: Tensor, options: dict[str, Tensor]) -> Tensor:
+        self.same.append(x is again)
+        x -= 0.5
+        options["shift"] *= 2
+        return self.last(self.second(torch.relu(self.first(x) + options["shift"])).relu())
+
+
+def test_every_pass_sees_the_same_input():
+    """In-place work on an input happens to the caller's tensors once, as in the original network."""
+    torch.manual_seed(2)
+    network, x, shift = Centers(), torch.randn(16, 6), torch.ones(6)
+
+    def given() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        own = x.clone()
+        return own, own, {"shift": shift.clone()}
+
+    recipe = Recipe(steps=64)
+    thresholds = calibrate(network, [given()], recipe)
+    network.same.clear()
+    snn, inputs = convert(network, thresholds, recipe), given()
+    with torch.inference_mode():
+        error = float((snn(*inputs) - network(*given())).abs().mean())
+        single = float((convert(network, thresholds)(*given()) - network(*given())).abs().mean())
+    assert error < 0.1 * single
+    assert torch.equal(inputs[0], x - 0.5)
+    assert torch.equal(inputs[2]["shift"], shift * 2)
+    assert snn.same == [True] * 64
+
+
+def converted(steps: int = 3) -> tuple[nn.Module, Tensor]:
+    network, x = mlp().eval(), rows(16)
+    recipe = Recipe(steps=steps)
+    return convert(network, calibrate(network, [x], recipe), recipe).eval(), x
+
+
+def test_threads_have_membranes_of_their_own():
+    """Two forwards that stand in the middle of their passes at the same time."""
+    snn, x = converted()
+    inputs, meeting = [x, -3 * x], threading.Barrier(2, timeout=60)
+    with torch.inference_mode():
+        alone = [snn(each) for each in inputs]
+
+    def meet(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        meeting.wait()  # after each layer, so that the passes of both threads interleave
+
+    def forward(each: Tensor) -> Tensor:
+        with torch.inference_mode():
+            output: Tensor = snn(each)
+        return output
+
+    for module in snn.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(forward, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_copies_within_a_forward_start_anew():
+    """A copy made while a forward runs takes neither its membranes nor its clock along."""
+    snn, x = converted()
+    copies: list[nn.Module] = []
+    hook = snn.get_submodule("0").register_forward_hook(
+        lambda *_: copies.append(copy.deepcopy(snn)) if not copies else None
+    )
+    with torch.inference_mode():
+        output = snn(x)
+        hook.remove()
+        for other in (*copies, pickle.loads(pickle.dumps(snn))):
+            other.get_submodule("0")._forward_hooks.clear()
+            assert torch.equal(other(x), output)
+
+
+def test_it_compiles_with_clocks_of_threads():
+    """Where no side has to be mirrored, T passes are one graph."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    recipe, x = Recipe(steps=3), rows(16)
+    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    with torch.inference_mode():
+        compiled = torch.compile(snn, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), snn(x))
+        torch.testing.assert_close(compiled(-2 * x), snn(-2 * x))
+
+
+def test_a_part_that_runs_by_itself_leaves_nothing_behind():
+    """Outside a forward of the whole network each call is a first step."""
+    snn, _ = converted()
+    layer = snn.get_submodule("2")
+    x = torch.randn(4, layer.in_features)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), layer(x))
+    assert not layer.neurons.clock.calls

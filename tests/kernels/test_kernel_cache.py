@@ -1,0 +1,211 @@
+"""Compiled kernels are loaded only from where nobody else can write, and only as they were compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from onespike.kernels import build, cache
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason=f"no kernels here: {build.note()}")
+COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or ""
+PLANTED = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void run(void) { fclose(fopen(getenv("ONESPIKE_PLANTED"), "w")); }
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory) -> Path:
+    """A library that leaves a file behind when it is loaded, and has none of the kernels."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "planted.c").write_text(PLANTED)
+    command = [COMPILER, "-shared", "-fPIC", str(folder / "planted.c"), "-o", str(folder / "planted.so")]
+    subprocess.run(command, check=True)
+    return folder / "planted.so"
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch) -> Path:
+    """What a planted library leaves behind."""
+    monkeypatch.setenv("ONESPIKE_PLANTED", str(tmp_path / "ran"))
+    return tmp_path / "ran"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> bytes:
+    """The kernels, compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("real")))
+        build._load()
+        [file] = cache.cache_folder().glob("*.so")
+        return file.read_bytes()
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch, real) -> list[Path]:
+    """An empty cache in a folder that is ours alone, and one entry for each time that the compiler is called."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    calls = []
+
+    def compile_(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+        calls.append(target)
+        target.write_bytes(real)
+        target.chmod(0o775)  # as a umask of 002 leaves it
+
+    monkeypatch.setattr(build, "_compile", compile_)
+    return calls
+
+
+def plant(source: Path) -> Path:
+    """Put a library in the place of the kernels, under a name that says its own digest."""
+    [target] = cache.cache_folder().glob("*.so")
+    key = target.stem.split("-")[1]
+    target.unlink()
+    return Path(shutil.copyfile(source, target.with_name(cache.name(key, source.read_bytes()))))
+
+
+def works(library: ctypes.CDLL) -> bool:
+    sums = (ctypes.c_double * 2)()
+    library.onespike_moments((ctypes.c_float * 2)(1, 2), 2, sums)
+    return list(sums) == [3, 5]
+
+
+def test_kept_once_and_for_us_alone(compiled) -> None:
+    before = os.umask(0o002)
+    try:
+        assert works(build._load()) and works(build._load())
+    finally:
+        os.umask(before)
+    assert len(compiled) == 1
+    folder = cache.cache_folder()
+    [file] = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o700)
+
+
+def test_missing_folders_are_made_for_us_alone(compiled, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "b"))
+    before = os.umask(0)
+    try:
+        build._load()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/onespike")] == [0o700] * 3
+
+
+@pytest.mark.parametrize("change", ["folder", "home", "file"])
+def test_what_others_can_write_is_not_loaded(change: str, compiled, planted, ran, caplog) -> None:
+    build._load()
+    file = plant(planted)
+    opened = {"folder": file.parent, "home": file.parent.parent, "file": file}[change]
+    opened.chmod(0o777)
+    with caplog.at_level("INFO", "onespike"):
+        assert works(build._load())
+    assert not ran.exists()
+    assert len(compiled) == 2
+    assert f"{opened}: others may write here" in caplog.text
+
+
+def test_what_belongs_to_another_is_not_loaded(compiled, planted, ran, monkeypatch, caplog) -> None:
+    build._load()
+    plant(planted).chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with caplog.at_level("INFO", "onespike"):
+        assert works(build._load())
+    assert not ran.exists()
+    assert "belongs to another user" in caplog.text
+
+
+def test_a_file_of_another_in_our_own_folder(compiled, planted, ran, monkeypatch) -> None:
+    build._load()
+    file = plant(planted)
+    file.chmod(0o700)
+    real_stat = os.lstat
+
+    def foreign(path, **options):
+        found = list(real_stat(path, **options))
+        if Path(path) == file:
+            found[4] += 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "lstat", foreign)
+    assert works(build._load())
+    assert not ran.exists()
+
+
+def test_a_sticky_folder_of_root_is_a_place_for_our_own(compiled, tmp_path, monkeypatch) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    build._load(), build._load()
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("damage", ["short", "other", "empty", "link"])
+def test_a_damaged_library_is_compiled_again(damage: str, compiled, planted, ran, tmp_path) -> None:
+    build._load()
+    [file] = cache.cache_folder().glob("*.so")
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "link":
+        shutil.copyfile(planted, tmp_path / "elsewhere.so")
+        file.symlink_to(tmp_path / "elsewhere.so")
+    else:
+        file.write_bytes(
+            {"short": content[: len(content) // 2], "other": planted.read_bytes(), "empty": b""}[damage]
+        )
+        file.chmod(0o700)
+    assert works(build._load())
+    assert not ran.exists()
+    assert len(compiled) == 2
+    [file] = cache.cache_folder().iterdir()
+    assert file.read_bytes() == content and not file.is_symlink()
+
+
+def test_a_library_without_the_kernels_is_compiled_again(compiled, planted, ran) -> None:
+    build._load()
+    file = plant(planted)
+    file.chmod(0o700)
+    assert works(build._load())
+    assert ran.exists(), "it was ours and whole, so it was tried"
+    assert len(compiled) == 2
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("reason", ["a file is in the way", "the disk is read-only"])
+def test_a_cache_that_cannot_be_written_is_done_without(reason: str, compiled, tmp_path, monkeypatch) -> None:
+    if reason == "the disk is read-only":
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    else:
+        (tmp_path / "file").write_bytes(b"")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert works(build._load())
+    assert not compiled[0].exists(), "it is removed as soon as it is loaded"
+
+
+def test_two_at_once(compiled, monkeypatch) -> None:
+    barrier, one, found = threading.Barrier(2), build._compile, []
+
+    def together(*words) -> None:
+        barrier.wait(60)
+        one(*words)
+        barrier.wait(60)
+
+    monkeypatch.setattr(build, "_compile", together)
+    threads = [threading.Thread(target=lambda: found.append(works(build._load()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True, True]
+    assert len(compiled) == 2 and len(list(cache.cache_folder().iterdir())) == 1

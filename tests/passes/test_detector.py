@@ -1,0 +1,56 @@
+"""Passes on the bundled detector: nearer to the original than the literal method at the same energy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from onespike import calibrate, preset
+from onespike.adapters import load_model
+from onespike.passes import Given, State, chain
+from onespike.passes.budget import measured
+from onespike.passes.refit import divergence
+from onespike.passes.statistics import fisher
+from onespike.runs import pipeline
+
+QUICK = ("nearest", "layout", "center", "allocate", "correct")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> tuple[State, Given, list[torch.Tensor]]:
+    """The literal method on a few scenes, and others to judge by."""
+    loaded = load_model("bundled:scenes")
+    inputs, others = (
+        [x for x, _ in loaded.batches(pipeline.choose(f"bundled:scenes-{name}", 24, loaded.task), 8)]
+        for name in ("calibration", "test")
+    )
+    recipe = preset("sformer")
+    state = State(calibrate(loaded.model, inputs, recipe), recipe)
+    given = Given(loaded.model, inputs, task=loaded.task)
+    return state, dataclasses.replace(given, budget=measured(state, given).ratio("counts")), others
+
+
+def test_passes_are_nearer_at_the_same_energy(scenes):
+    state, given, others = scenes
+    better = chain(state, given, QUICK)
+    assert measured(better, given).ratio("counts") == pytest.approx(given.budget, rel=0.02)
+    assert divergence(better, given, others) < 0.7 * divergence(state, given, others)
+
+
+def test_a_draw_of_objects_reaches_every_site(scenes):
+    state, given, _ = scenes
+    for site, row in fisher(state, given).items():
+        assert bool(row.information.isfinite().all()) and bool((row.information > 0).any()), site
+
+
+def test_tuning_a_detector_lowers_its_divergence_on_held_out_scenes(scenes, monkeypatch):
+    import importlib
+
+    monkeypatch.setattr(importlib.import_module("onespike.passes.tune"), "STEPS", 20)
+    state, given, _ = scenes
+    start = chain(state, given, ("nearest", "allocate"))
+    tuned = chain(state, given, ("nearest", "allocate", "tune"))
+    held = [given.inputs[-1]]
+    assert divergence(tuned, given, held) <= 1.02 * divergence(start, given, held)

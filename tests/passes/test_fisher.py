@@ -1,0 +1,150 @@
+"""The one Fisher estimator: against gradients taken by hand, for every form of batch and output, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_networks import attention, start, tokens
+from torch import nn
+
+import onespike
+from onespike import Recipe, calibrate, convert
+from onespike.passes import Given, State, chain
+from onespike.passes.allocate import factors
+from onespike.passes.budget import measured
+from onespike.passes.statistics import fisher
+from onespike.sites import Site
+
+RECIPE = Recipe(io="spiking")
+QUICK = ("nearest", "layout", "center", "allocate", "correct", "refit")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+
+
+def test_information_is_the_mean_squared_gradient():
+    model, x = network(), torch.randn(32, 4)
+    state = State(calibrate(model, [x], RECIPE), RECIPE)
+    found = fisher(state, Given(model, [x], seed=3))["4:linear0_input"]
+    with torch.no_grad():
+        hidden, chances = model[:4](x), model(x).softmax(-1)
+    noise = torch.empty(32, 3).exponential_(generator=torch.Generator().manual_seed(3))
+    drawn = (chances / noise).argmax(-1)
+    gradient = (nn.functional.one_hot(drawn, 3) - chances) @ model[4].weight.detach()
+    assert torch.allclose(found.information.flatten(), gradient.double().pow(2).sum(0), rtol=1e-4)
+    assert torch.allclose(found.magnitude.flatten(), hidden.double().abs().sum(0), rtol=1e-5)
+    assert (found.elements, found.fan_out) == (32, 3.0)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_factors_are_the_ratios_of_steps_and_reach_the_neurons():
+    model, x = network(), torch.randn(64, 4)
+    state = State(calibrate(model, [x], RECIPE), RECIPE)
+    half = state.with_sites(
+        {"2:linear0_input": {"positive": state.thresholds["2:linear0_input"].positive / 2}}
+    )
+    pairs = dict(factors(state, half))
+    assert pairs["2:linear0_input"] / pairs["4:linear0_input"] == pytest.approx(0.5)
+    snn = convert(model, state.thresholds, RECIPE.replace(factors=tuple(pairs.items())))
+    for text, factor in pairs.items():
+        site = Site.parse(text)
+        neuron = snn.get_submodule(site.owner).neurons[site.key]
+        assert float(neuron.positive) == pytest.approx(float(state.thresholds[text].positive) * factor)
+
+
+class Named(nn.Module):
+    """The attention network with other arguments: tokens in two parts, and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = attention()
+
+    def forward(self, first, second, twice: bool = False):
+        x = torch.cat([first, second], 1)
+        return self.inner(torch.cat([x, x], 1) if twice else x)
+
+
+class OfLists(Named):
+    """And as a list of images that it stacks by itself."""
+
+    def forward(self, images):
+        return self.inner(torch.stack(images))
+
+
+FORMS = {
+    "tuple": (Named, lambda x: (x[:, :3], x[:, 3:])),
+    "mapping": (Named, lambda x: {"first": x[:, :3], "second": x[:, 3:], "twice": False}),
+    "list of images": (OfLists, lambda x: (list(x),)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_passes_take_every_form_of_batch(form):
+    """The thresholds are those of the network that takes one tensor."""
+    kind, made = FORMS[form]
+    plain, given = start(attention(), tokens(), budget=0.3)
+    expected = chain(plain, given, QUICK)
+    model, batches = kind().eval(), [made(x) for x in tokens()]
+    found = chain(*start(model, batches, budget=0.3), QUICK)
+    for site, threshold in expected.thresholds.items():
+        other = found.thresholds[f"inner.{site}"]
+        assert torch.equal(threshold.positive, other.positive), site
+
+
+class Depth(nn.Module):
+    """A picture for each picture: no classes anywhere, and channels that matter more and less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        inner = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.GELU())]
+        self.net = nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1), nn.GELU(), *inner, nn.Conv2d(8, 1, 3, padding=1)
+        )
+        for part in self.net[::2]:
+            part.weight.data *= 3 * torch.logspace(-1, 0.5, part.in_channels).view(1, -1, 1, 1)
+
+    def forward(self, x):
+        return {"depth": self.net(x)}
+
+
+def error(model, snn, batches) -> float:
+    with torch.no_grad():
+        pairs = [(model(x)["depth"], snn(x)["depth"]) for x in batches]
+    return float(sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs))
+
+
+def test_passes_improve_a_network_of_which_nothing_is_known():
+    model = Depth().eval()
+    batches = list(torch.randn(48, 2, 8, 8, generator=torch.Generator().manual_seed(0)).split(8))
+    others = list(torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(1)).split(8))
+    state, given = start(model, batches)
+    given = dataclasses.replace(given, budget=measured(state, given).ratio("counts"))
+    plain = convert(model, state.thresholds, state.recipe).eval()
+    better = onespike.spike(model, batches, passes=QUICK, budget=given.budget).eval()
+    assert error(model, better, others) < 0.5 * error(model, plain, others)
+
+
+def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((8, 8), (8, 12), (16, 8))
+    batches = [torch.randn(16, 2, *size, generator=generator) for size in sizes]
+    state, given = start(Depth().eval(), batches, budget=0.3)
+    found = chain(state, given, QUICK)
+    assert measured(found, given).ratio("counts") == pytest.approx(0.3, rel=0.02)
+    for part in batches:
+        assert convert(given.model, found.thresholds, found.recipe)(part)["depth"].shape == (
+            16,
+            1,
+            *part.shape[2:],
+        )
+
+
+def test_sequences_of_several_lengths_are_refused():
+    batches = [torch.randn(16, length, 6) for length in (8, 9)]
+    with pytest.raises(onespike.errors.UsageError, match="Give calibration inputs of one size"):
+        chain(*start(attention(), batches, budget=0.3), QUICK)

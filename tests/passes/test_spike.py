@@ -1,0 +1,96 @@
+"""The whole way in one call: the same network as its three steps, for any preset, and no step left out unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_networks import attention, tokens
+from torch.utils.data import DataLoader, TensorDataset
+
+import onespike
+from onespike import calibrate, convert, preset, spike
+from onespike.errors import UsageError
+from onespike.passes import improve, statistics
+from onespike.recipe import PRESETS
+
+QUICK = ("nearest", "layout", "allocate")
+
+
+@pytest.fixture
+def few_held(monkeypatch):
+    monkeypatch.setattr(statistics, "HELD", 16)
+
+
+def test_it_is_calibration_passes_and_conversion():
+    model, inputs = attention(), tokens()
+    recipe = preset("best", passes=QUICK)
+    found = spike(model, inputs, recipe)
+    by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
+    literal = spike(model, inputs)
+    x = inputs[0]
+    with torch.inference_mode():
+        assert torch.equal(found(x), by_hand(x))
+        assert torch.equal(literal(x), convert(model, calibrate(model, inputs))(x))
+        assert not torch.equal(found(x), literal(x))
+    assert type(found) is type(model) and not hasattr(model.head, "neurons")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n, p in PRESETS.items() if not {"passes", "fixed"} & set(p.settings))
+)
+def test_any_preset_and_changes_of_it(name):
+    model, inputs = attention(), tokens()
+    snn = spike(model, inputs, name, exclude=("blocks.0.*",))
+    expected = preset(name, exclude=("blocks.0.*",))
+    with torch.inference_mode():
+        assert torch.equal(
+            snn(inputs[0]), convert(model, calibrate(model, inputs, expected), expected)(inputs[0])
+        )
+    assert not any(row["spikes"] for row in onespike.table(snn) if row["site"].startswith("blocks.0."))
+
+
+def test_the_best_preset_runs_all_of_its_passes(few_held, monkeypatch):
+    import importlib
+
+    monkeypatch.setattr(importlib.import_module("onespike.passes.tune"), "STEPS", 2)
+    model, inputs, stages = attention(), tokens(), []
+
+    def progress(title, total):
+        stages.append((title, total))
+        return lambda batches: batches
+
+    snn = spike(model, inputs, "best", energy="counts", progress=progress)
+    assert stages[0] == ("calibrating", 3) and ("tuning", 2) in stages
+    with torch.inference_mode(), onespike.metered(snn) as ledger:
+        for x in inputs:
+            snn(x)
+    assert ledger.ratio("counts") == pytest.approx(0.2, rel=0.05)
+
+
+def test_an_ordinary_loader_serves_with_passes_too():
+    model, inputs = attention(), tokens()
+    labels = torch.arange(48)
+    loader = DataLoader(TensorDataset(torch.cat(inputs), labels), batch_size=16)
+    with torch.inference_mode():
+        x, found = inputs[0], spike(model, loader, passes=QUICK)
+        assert torch.equal(found(x), spike(model, inputs, passes=QUICK)(x))
+
+
+def test_passes_that_never_ran_are_refused():
+    model, inputs = attention(), tokens()
+    recipe = preset("best", passes=QUICK)
+    literal = calibrate(model, inputs, recipe)
+    with pytest.raises(
+        UsageError, match=r"passes nearest, layout, allocate.*onespike\.spike\(model, batches"
+    ):
+        convert(model, literal, recipe)
+    carried = improve(model, inputs, literal, recipe)
+    assert carried.passes == QUICK and literal.passes == ()
+    with pytest.raises(UsageError, match="passes center, and the thresholds"):
+        convert(model, carried, recipe.replace(passes=(*QUICK, "center")))
+    convert(model, carried, recipe.replace(scale=0.3))
+
+
+def test_a_mistake_in_the_passes_is_named_before_anything_runs():
+    with pytest.raises(UsageError, match="unknown pass 'alocate'"):
+        spike(None, [], passes=("alocate",))

@@ -1,0 +1,143 @@
+"""Both tasks keep the contract of tasks; outputs of which nothing is known keep that of meanings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from task_contract import TaskContract
+
+from onespike.adapters.detection import run_lengths
+from onespike.errors import DataError, UsageError
+from onespike.tasks import Classification, Detection, Inferred, Numbers, infer, limit, list_coco, list_images
+from onespike.tasks.base import task
+from onespike.tasks.objects import drawn, unlike
+
+
+class TestClassification(TaskContract):
+    task = Classification()
+
+    def items(self):
+        return limit(list_images("bundled:cifar10-test"), self.inputs)
+
+    def output(self, seed, noise=0.0):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(self.inputs, 10, generator=generator)
+        return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
+
+    def part(self, output, chosen):
+        return output[chosen]
+
+    def leaves(self, output):
+        return [output]
+
+
+def _objects(output):
+    return [{"scores": s.sigmoid(), "labels": c, "boxes": b, "masks": m.sigmoid()} for s, c, b, m in output]
+
+
+def _results(output, images):
+    for found, image in zip(_objects(output), images, strict=True):
+        for i in range(len(found["scores"])):
+            x0, y0, x1, y1 = found["boxes"][i].tolist()
+            yield {
+                "image_id": image["id"], "category_id": int(found["labels"][i]), "score": float(found["scores"][i].detach()),
+                "bbox": [x0, y0, x1 - x0, y1 - y0],
+                "segmentation": run_lengths(torch.kron(found["masks"][i] > 0.5, torch.ones(8, 8))),
+            }  # fmt: skip
+
+
+class TestDetection(TaskContract):
+    task = Detection(_results, _objects, masks=True)
+
+    def items(self):
+        return limit(list_coco("bundled:scenes-test")[0], self.inputs)
+
+    def output(self, seed, noise=0.0):
+        """An object for each of the truth."""
+        generator, rows = torch.Generator().manual_seed(seed), []
+        for item in self.items():
+            own = [a for a in self.items().truth.record["annotations"] if a["image_id"] == item.id]
+            count = len(own)
+            corners = torch.tensor([[x, y, x + w, y + h] for x, y, w, h in (a["bbox"] for a in own)]).float()
+            labels = torch.tensor([a["category_id"] for a in own])
+            scores, masks = (
+                torch.randn(count, generator=generator) + 1,
+                torch.randn(count, 8, 8, generator=generator),
+            )
+            shaken = [
+                (
+                    x + noise * scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+                ).requires_grad_()
+                for x, scale in ((scores, 1.0), (corners, 2.0), (masks, 1.0))
+            ]
+            rows.append((shaken[0], labels, shaken[1], shaken[2]))
+        return rows
+
+    def part(self, output, chosen):
+        return output[chosen]
+
+    def leaves(self, output):
+        return [x for row in output for x in row if x.requires_grad]
+
+    def test_information_of_a_score_a_box_and_a_mask_by_hand(self):
+        """s(1 − s) for a score's logit; s/(0.1·size)² for a side; s·p(1 − p)/area for a pixel's logit."""
+        score, box = torch.tensor([0.5]), torch.tensor([[0.0, 0.0, 20.0, 40.0]])
+        pixels, total = torch.zeros(1, 4, 4), None
+        for seed in range(2000):
+            leaves = [x.clone().requires_grad_() for x in (score, box, pixels)]
+            found = {
+                "scores": leaves[0].sigmoid(),
+                "labels": torch.zeros(1),
+                "boxes": leaves[1],
+                "masks": leaves[2].sigmoid(),
+            }
+            drawn(found, torch.Generator().manual_seed(seed)).backward()
+            squares = [x.grad.square() for x in leaves]
+            total = squares if total is None else [a + b for a, b in zip(total, squares, strict=True)]
+        s = float(score.sigmoid())
+        assert float(total[0]) / 2000 == pytest.approx(s * (1 - s), rel=0.1)
+        sides = torch.tensor([[2.0, 4.0, 2.0, 4.0]])
+        assert torch.allclose(total[1] / 2000, s / sides.square(), rtol=0.15)
+        assert float(total[2].mean()) / 2000 == pytest.approx(s * 0.25 / 8, rel=0.1)
+
+    def test_an_object_that_is_lost_costs_as_much_as_its_score(self):
+        def found(scores):
+            places = torch.tensor([[0.0, 0.0, 9.0, 9.0], [20.0, 20.0, 30.0, 30.0]])[: len(scores)]
+            return {"scores": torch.tensor(scores), "labels": torch.zeros(len(scores)), "boxes": places}
+
+        none = {k: v[:0] for k, v in found([0.5]).items()}
+        assert float(unlike(found([0.9, 0.8]), found([0.9]))) == pytest.approx(5.03, abs=0.01)
+        assert float(unlike(found([0.9]), found([0.9, 0.8]))) == pytest.approx(1.60, abs=0.01)
+        assert float(unlike(none, none)) == 0.0
+
+    def test_without_annotations_it_asks_for_them(self):
+        plain = list_images("bundled:cifar10-test")
+        assert self.task.objective(plain) == "kl"
+        with pytest.raises(DataError, match=r"boxes are scored with annotations. Give --annotations FILE"):
+            self.task.metric(plain, type("network", (), {"spec": "it", "class_names": None}))
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (6, 3, 4, 4), (6, 5, 7)])
+def test_any_output_is_numbers_with_noise(shape):
+    a = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    b = (a + 0.1 * torch.randn(shape)).requires_grad_()
+    assert isinstance(infer(a), Numbers)
+    meaning = Inferred()
+    found = meaning.divergence({"depth": a}, {"depth": b})
+    spread = (a - a.mean()).square().mean()
+    expected = 0.5 * 6 * ((a - b.detach()) ** 2).mean() / spread
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-4)
+    drawing = meaning.drawing(6, torch.Generator().manual_seed(0))
+    drawing({"depth": b}, torch.arange(6)).backward()
+    assert bool(b.grad.abs().sum() > 0)
+    assert not meaning.differences(a, a).any()
+
+
+def test_an_output_without_numbers_is_named():
+    with pytest.raises(DataError, match="of type str, holds no numbers"):
+        Inferred().divergence("yes", "no")
+
+
+def test_a_second_task_of_one_name_is_refused():
+    with pytest.raises(UsageError, match="'classification' is registered already"):
+        task(Classification)

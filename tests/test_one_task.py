@@ -1,0 +1,82 @@
+"""No task's name stands outside `tasks/` and `adapters/`: every stage knows the protocol only."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onespike
+
+SOURCE = Path(onespike.__file__).parent
+WORDS = re.compile(
+    r"classif|detect(?!ron)|segmentation|\bcoco\b|\bbbox|\bsegm\b|(box|mask) AP\b", re.IGNORECASE
+)
+ALLOWED = {
+    "recipe.py": r"paper-eva-|classifier head",  # presets are called what the paper calls them
+    "studies/reproduce/detectors.py": r".",  # the paper's table of boxes and masks
+    "studies/reproduce/paper.py": r"DETECTION|COCO-2017",  # its numbers
+    "studies/reproduce/__init__.py": r"detectors",
+    "studies/reproduce/study.py": r"classification",  # which task's networks a table of the paper measures
+    "studies/reproduce/tables.py": r"[Cc]lassification",
+    "studies/demo.py": r".",  # each bundled network has its demo
+    "cli/demo.py": r".",
+    "cli/convert.py": r"what a detector has beyond it",
+    "cli/evaluate.py": r"^onespike evaluate",  # examples of commands
+    "cli/options.py": r"COCO's instances JSON",
+    "cli/reproduce.py": r"^onespike reproduce",
+    "cli/search.py": r"^onespike search",
+}
+"""File → what may stand there all the same."""
+
+
+def spoken(tree: ast.Module) -> Iterator[str]:
+    """Every identifier and every text that is not a docstring."""
+    silent = {
+        id(body[0].value)
+        for node in ast.walk(tree)
+        if (body := getattr(node, "body", None)) and isinstance(body, list) and isinstance(body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+            yield node.value
+        for name in ("id", "attr", "name", "arg", "module"):
+            if isinstance(value := getattr(node, name, None), str):
+                yield value
+
+
+def found_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {text for text in spoken(tree) if WORDS.search(text)}
+
+
+def test_no_tasks_name_stands_outside_tasks_and_adapters():
+    wrong = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = path.relative_to(SOURCE).as_posix()
+        if place.startswith(("tasks/", "adapters/")):
+            continue
+        allowed = ALLOWED.get(place)
+        if texts := {t for t in found_in(path) if allowed is None or not re.search(allowed, t)}:
+            wrong[place] = texts
+    assert wrong == {}
+
+
+def test_every_exception_is_used():
+    assert [place for place in ALLOWED if not found_in(SOURCE / place)] == []
+
+
+def test_a_fork_would_be_found(tmp_path):
+    file = tmp_path / "fork.py"
+    file.write_text(
+        '"""About a detector."""\nif loaded.results is not None or "bbox" in record:\n    detects = True\n'
+    )
+    assert found_in(file) == {"bbox", "detects"}
+
+
+def test_pages_know_no_task():
+    for page in (SOURCE / "report" / "templates").glob("*.html"):
+        assert not re.search(
+            r"classif|detect|coco|bbox|segm\b|AP50|top1(?!\b.*published)", page.read_text(encoding="utf-8")
+        ), page

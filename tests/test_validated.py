@@ -1,0 +1,87 @@
+"""Everything read from disk has a schema; damage is one error that names the file, the field and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from onespike.errors import DataError, LoadError, UsageError
+from onespike.recipe import Recipe
+from onespike.runtime.validated import parse, read, read_sealed, sealed, understood
+
+
+@dataclass(frozen=True)
+class Point:
+    name: str
+    at: tuple[float, float]
+    weight: int = 1
+
+
+GOOD = '{"name": "a", "at": [1, 2.5]}'
+DAMAGES = {
+    '{"at": [1, 2]}': "at name: field required",
+    '{"name": 3, "at": [1, 2]}': "at name: input should be a valid string",
+    '{"name": "a", "at": [1]}': "at at.1: field required",
+    '{"name": "a", "at": [1, true]}': "at at.1: input should be a valid number",
+    '{"name": "a", "at": [1, 2], "weight": 1.5}': "at weight: input should be a valid integer",
+    "[" * 100_000: "invalid JSON: recursion limit exceeded at line 1 column 202",
+    "": "invalid JSON: EOF while parsing a value at line 1 column 0",
+    b'{"name": "\xff"}': "invalid JSON: invalid unicode code point at line 1 column 11",
+}
+
+
+def test_what_fits():
+    assert parse(Point, GOOD, "a.json", "Mend it.") == Point("a", (1.0, 2.5))
+
+
+@pytest.mark.parametrize("text", DAMAGES, ids=lambda text: repr(text[:40]))
+def test_damage(text):
+    with pytest.raises(LoadError) as error:
+        parse(Point, text, "a.json", "Mend it.")
+    assert str(error.value) == f"a.json: the file is damaged ({DAMAGES[text]}). Mend it."
+
+
+def test_values_that_a_dataclass_refuses():
+    with pytest.raises(DataError, match=r"^a\.json: the file is damaged: scale must be in \(0, 1\], not 2\."):
+        parse(Recipe, '{"scale": 2}', "a.json", "Mend it.", DataError)
+
+
+def test_files(tmp_path):
+    file = tmp_path / "a.json"
+    assert read(dict[str, int], file, "Mend it.", missing={}) == {}
+    with pytest.raises(UsageError) as error:
+        read(dict[str, int], file, "Make one.", UsageError)
+    assert str(error.value) == f"{file}: no such file. Make one."
+    file.write_text('{"a": 1}')
+    assert read(dict[str, int], file, "Mend it.") == {"a": 1}
+    with pytest.raises(LoadError) as error:
+        read(dict[str, int], tmp_path, "Mend it.")
+    assert str(error.value) == f"{tmp_path}: the file cannot be read (Is a directory). Mend it."
+
+
+def test_a_seal_finds_any_change(tmp_path):
+    file = tmp_path / "a.json"
+    assert read_sealed(Point, file, "Mend it.") is None
+    record = {"name": "λ", "at": [1, 0.1], "more": {"x": None}}
+    file.write_text(sealed(record), encoding="utf-8")
+    assert read_sealed(Point, file, "Mend it.") == record
+    for old, new in (("0.1", "0.2"), ('"more"', '"less"'), ('"sha256"', '"sha"')):
+        file.write_text(sealed(record).replace(old, new), encoding="utf-8")
+        with pytest.raises(LoadError) as error:
+            read_sealed(Point, file, "Mend it.")
+        reason = "it is not what was saved: its SHA-256 differs"
+        assert str(error.value) == f"{file}: the file is damaged ({reason}). Mend it."
+    file.write_text(sealed({"name": "a"}), encoding="utf-8")
+    with pytest.raises(LoadError, match="at at: field required"):
+        read_sealed(Point, file, "Mend it.")
+
+
+def test_values_that_do_not_fit_together():
+    with pytest.raises(LoadError) as error, understood("a.json", "Mend it."):
+        {}["x"]
+    assert str(error.value) == "a.json: what it says does not fit together (KeyError: 'x'). Mend it."
+    with pytest.raises(MemoryError), understood("a.json", "Mend it."):
+        raise MemoryError
+    with pytest.raises(UsageError, match=r"^own$"), understood("a.json", "Mend it."):
+        raise UsageError("own")
