@@ -19,14 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cifar_resnet
+import fetched
 import torch
 
-from onespike import calibrate, convert, metered, pipeline, preset
+from onespike import calibrate, convert, metered, preset
 from onespike.adapters import LoadedModel, load_model
-from onespike.calibrate import evaluating
-from onespike.files import write_atomically
+from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
+from onespike.energy import COLUMNS, profile
+from onespike.energy.columns import comparators
 from onespike.passes import Given, State, chain
-from onespike.tasks import Paired, batches, limit
+from onespike.runs import pipeline
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.forward import evaluating
+from onespike.tasks import Accuracy, batches, limit
 
 UNTUNED = ("nearest", "layout", "positions", "center", "allocate")
 KINDS = {
@@ -39,6 +44,7 @@ LITERAL = (0.25, 0.15, 0.4, 0.32, 0.2, 0.1)
 BUDGETS = {
     "imagenet": {"counts": (0.247, 0.12, 0.35, 0.18, 0.5, 0.15), "binary": (0.197, 0.12, 0.16, 0.1, 0.14, 0.24)},
     "attention": {"counts": (0.25, 0.1, 0.15, 0.2, 0.35, 0.5), "binary": (0.14, 0.08, 0.1, 0.12, 0.17, 0.2)},
+    "depthwise": {"counts": (0.25, 0.35, 0.18), "binary": (0.2, 0.15, 0.12)},
     "convolution": {"counts": (0.1, 0.04, 0.07, 0.14, 0.18, 0.26), "binary": (0.07, 0.03, 0.04, 0.055, 0.09, 0.12)},
 }  # fmt: skip
 """By kind of network, since convolutions after ReLUs spend far fewer spikes; the order is that of measuring."""
@@ -66,6 +72,12 @@ NETWORKS = {
         lambda assets: str(assets / "imagenet" / "val"),
         "imagenet",
     ),
+    "mobilenet-v2": Subject(
+        lambda assets: load_model("torchvision:mobilenet_v2", weights=fetched.mobilenet_v2()),
+        lambda assets: str(assets / "imagenet" / "calibration"),
+        lambda assets: str(assets / "imagenet" / "val"),
+        "depthwise",
+    ),
     "bundled-vit": Subject(lambda assets: load_model("bundled:cifar10-vit"), kind="attention"),
     "bundled-resnet18": Subject(lambda assets: load_model("bundled:cifar10-resnet18")),
     "resnet20": cifar(20),
@@ -74,7 +86,7 @@ NETWORKS = {
 
 
 def wanted(subject: Subject, tuned: bool) -> list[dict]:
-    """The literal method at six λ, the passes at six budgets of each column, and tuning if it is asked for."""
+    """The literal method at six λ, the passes at six budgets of each column, tuning if it is asked for, and W8A8 and W4A4."""
     budgets = BUDGETS[subject.kind]
     rows = [{"name": f"literal {scale:g}", "scale": scale, "passes": ()} for scale in LITERAL]
     for kind, passes in KINDS.items():
@@ -82,7 +94,16 @@ def wanted(subject: Subject, tuned: bool) -> list[dict]:
             for ratio in ratios if tuned or kind != "tuned" else ():
                 title = f"{kind} {column} {ratio:g}"
                 rows.append({"name": title, "energy": column, "budget": ratio, "passes": passes})
-    return rows
+    return rows + [
+        {
+            "name": f"integer {name}, per {granularity}",
+            "column": name,
+            "granularity": granularity,
+            "passes": (),
+        }
+        for name in comparators()
+        for granularity in GRANULARITIES
+    ]
 
 
 class Bench:
@@ -121,10 +142,33 @@ class Bench:
             state = chain(state, given, row["passes"])
         return state, time.perf_counter() - started
 
+    def integer(self, row: dict) -> dict:
+        """The original network as integers; its ratio is the same in both plots."""
+        started = time.perf_counter()
+        if "observed" not in self.memory:
+            size = self.options.batch_size
+            self.memory["observed"] = observe(self.ann, [self.inputs[i] for i in range(-(-64 // size))])
+        bits = COLUMNS[row["column"]].bits
+        network, task, seen = (
+            Quantized(self.ann, self.memory["observed"], bits, row["granularity"]),
+            Accuracy(),
+            0,
+        )
+        prices = profile()
+        ratio = prices.price(f"int{bits} multiply-add") / prices.price("float32 multiply-add")
+        with evaluating(network):
+            for x, labels in self._batches():
+                task.update(self.original[seen : seen + len(x)], network(x), labels)
+                seen += len(x)
+        return {**row, **task.compute(), "energy_ratios": {"counts": ratio, "binary": ratio}, "metered_images": 0,
+                "conversion_seconds": time.perf_counter() - started}  # fmt: skip
+
     def measure(self, row: dict) -> dict:
+        if "granularity" in row:
+            return self.integer(row)
         state, seconds = self.convert(row)
         snn = convert(self.ann, state.thresholds, state.recipe, share_weights=True)
-        task, seen, ledger = Paired(), 0, None
+        task, seen, ledger = Accuracy(), 0, None
         with evaluating(snn):
             for x, labels in self._batches():
                 if seen < self.options.metered:
@@ -173,6 +217,8 @@ def draw(rows: list[dict], file: Path) -> None:
         ("corrected", plots.GREEN, "^", "passes and correct"),
         ("refitted", "#CC79A7", "v", "passes, correct and refit"),
         ("tuned", plots.INK, "D", "all passes and tune"),
+        ("integer w8a8", plots.GREY, "P", "W8A8, measured"),
+        ("integer w4a4", plots.GREY, "X", "W4A4, measured"),
     )
     for axes, column in zip(both, ("counts", "binary"), strict=True):
         for kind, colour, marker, text in kinds:
@@ -185,7 +231,7 @@ def draw(rows: list[dict], file: Path) -> None:
                     axes.errorbar(
                         [r["energy_ratios"][column] for r in chosen], [r["snn"]["top1"] for r in chosen],
                         [r["standard_error"] for r in chosen], marker=marker, color=colour, capsize=2,
-                        linestyle="-" if own else "", markerfacecolor=colour if own else "white",
+                        linestyle="-" if own and not kind.startswith("integer") else "", markerfacecolor=colour if own else "white",
                         label=text if own else f"{text}, budget in the other column",
                     )  # fmt: skip
         axes.axhline(rows[0]["ann"]["top1"], color=plots.GREY, linestyle="--", label="original network")

@@ -26,9 +26,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     import torch
     from front import NETWORKS
 
-    from onespike import calibrate, pipeline, preset
-    from onespike.ablate import QUICK
+    from onespike import calibrate, preset
     from onespike.passes import improve
+    from onespike.runs import pipeline
+    from onespike.studies.ablate import QUICK
     from onespike.tasks import limit
 
     torch.set_num_threads(options.threads)

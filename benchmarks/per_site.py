@@ -2,7 +2,7 @@
 
     python benchmarks/per_site.py [MODEL] [--weights FILE] [--calibrate DIR] [--data DIR] [--images 128]
 
-For each λ the network is measured once with λ alone, and then with the steps that follow from measured sensitivity,
+For each λ the network is measured once with λ alone, and then with the steps of the pass `allocate`,
 at the energy that λ had: KL to the original network (lower is better) on the same images.
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from onespike import pipeline, preset
+from onespike import preset
 from onespike.adapters import load_model
-from onespike.objective import ScaleObjective
+from onespike.runs import pipeline
+from onespike.runs.search_run import allocate, objective_of, search_images
 from onespike.search import Search, Trial
-from onespike.tasks import batches
-from onespike.tune import allocate, search_images
 
 BATCH = 16
 
@@ -37,8 +36,8 @@ def main() -> None:
     loaded = load_model(options.model, weights=options.weights)
     pair = pipeline.convert_network(loaded, pipeline.choose(options.calibrate, 64), preset("sformer"))
     items, *_ = search_images(pair, options.data, options.images)
-    data = batches(items, pair.loaded.transform, BATCH)
-    measure = ScaleObjective(pair.ann, pair.snn, data, "kl", options.energy)
+    data, kl = pair.loaded.batches(items, BATCH), pair.loaded.task.objectives["kl"]
+    measure = objective_of(pair, items, data, kl, options.energy)
     for scale in options.scales:
         single = measure(scale, lambda step, value: False)
         trial = Trial(0, scale, single.value, single.energy, 0.0)

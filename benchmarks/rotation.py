@@ -17,7 +17,7 @@ import torch
 from front import NETWORKS
 from torch import Tensor, nn
 
-from onespike import pipeline
+from onespike.runs import pipeline
 
 SPIKES = (0.3, 1.0, 3.0)
 """A neuron, on average."""

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from onespike import pipeline, preset
+from onespike import preset
 from onespike.adapters import load_model
-from onespike.objective import ScaleObjective
+from onespike.runs import pipeline
+from onespike.runs.search_run import objective_of
 from onespike.tasks import batches
 
 LIMIT = 1.05
@@ -54,7 +55,7 @@ def main() -> None:
     items = pipeline.choose(options.data, options.images)
     data = list(batches(items, pair.loaded.transform, 16))
     objectives = {
-        name: ScaleObjective(pair.ann, pair.snn, data, name.split()[0], *energy)
+        name: objective_of(pair, items, data, pair.loaded.task.objectives[name.split()[0]], *energy)
         for name, energy in KINDS.items()
     }
 

@@ -19,18 +19,19 @@ from pathlib import Path
 
 import torch
 
-from onespike import metered, pipeline, preset, set_scale_
+from onespike import metered, preset, set_scale_
 from onespike.adapters import load_model
-from onespike.energy import Ledger
-from onespike.files import write_atomically
-from onespike.tasks import Classification, batches
-from onespike.tune import search_run
+from onespike.energy.ledger import Ledger
+from onespike.runs import pipeline
+from onespike.runs.search_run import search_run
+from onespike.runtime.atomic import write_atomically
+from onespike.tasks import Accuracy, batches
 
 SEARCHES = {"top1": 50, "kl": 12}
 CALIBRATION_IMAGES, COUNTED_IMAGES, BATCH = 64, 64, 8
 
 
-class Hits(Classification):
+class Hits(Accuracy):
     """Remembers for every image whether the converted network was right."""
 
     def __init__(self) -> None:

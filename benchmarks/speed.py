@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import copy
+import io
 import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -26,8 +29,10 @@ from torch import nn
 
 import onespike
 from onespike import kernels
-from onespike.files import write_atomically
-from onespike.integer import optimize_
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.deploy.integer import optimize_
+from onespike.passes.axes import axes
+from onespike.runtime.atomic import write_atomically
 
 NETWORKS = {
     "vit-tiny": ("timm", "vit_tiny_patch16_224"),
@@ -68,21 +73,49 @@ def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.
     return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
 
 
+def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """A network whose neurons have what those of `best` have, steps, centers and gains, of any value: same time."""
+    recipe = onespike.Recipe(rounding="nearest")
+    found = onespike.calibrate(model, [x[:2]], recipe)
+
+    def shaped(t: SiteThreshold, kept: tuple[int, ...], value: float) -> torch.Tensor:
+        return torch.full([t.shape[a] if a in kept else 1 for a in range(1 - len(t.shape), 0)], value)
+
+    entries = dict(found.entries)
+    for site, t in found.items():
+        along = axes(t, found.get(site.replace("_rhs", "_lhs")))
+        if t.role not in ("activation", "softmax") or not along.step:
+            continue
+        step = shaped(t, along.step, float(t.positive.max()))
+        changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
+        if along.centre:
+            changes |= {"centre": shaped(t, along.centre, 0.01), "negative": step}
+        if along.position is not None:
+            gain = torch.ones(t.shape[along.position])
+            gain[0] = 0.5
+            changes["gain"] = gain.view(-1, *[1] * (-along.position - 1))
+        entries[site] = replace(t, **changes)
+    return onespike.convert(model, replace(found, entries=entries), recipe, share_weights=True)
+
+
 def variants(model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[Variant]:
-    """(name, what builds its forward), the ones that take long last. Add a line for another comparison."""
+    """The forms of the network itself: (name, what builds its forward), the ones that take long last."""
     snn = converted(model, x, onespike.Recipe())
     yield "original eager", lambda: model
     yield "converted eager", lambda: snn
     if quick:
         return
     yield "converted integer", lambda: _integer(snn)
+    yield "best eager", lambda: as_best(model, x)
+    yield "best integer", lambda: _integer(as_best(model, x))
     yield "original compiled", lambda: torch.compile(model)
     yield "converted compiled", lambda: torch.compile(snn)
 
 
 def others(name: str, model: nn.Module, x: torch.Tensor, seconds: float) -> Iterator[Variant]:
-    """What the converted network is compared with, likewise."""
+    """What the converted network is compared with, likewise. Add a line for another comparison."""
     yield "torchao int8 eager", lambda: _torchao(model, x, seconds)
+    yield "ONNX Runtime int8", lambda: _onnxruntime(model, x)
     for preset, numbers in STEPS.items() if len(x) == 1 else ():
         for steps in numbers:
             yield f"{preset} T={steps}", lambda p=preset, t=steps: _stepped(model, x, p, t, seconds)
@@ -140,6 +173,24 @@ def _torchao(model: nn.Module, x: torch.Tensor, seconds: float) -> nn.Module:
     return quantised
 
 
+def _onnxruntime(model: nn.Module, x: torch.Tensor) -> Forward:
+    """Its dynamic int8: bytes times bytes in linear maps, ranges taken from each input."""
+    import onnx
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    exported = io.BytesIO()
+    torch.onnx.export(model, (x,), exported, dynamo=False, input_names=["x"])
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx.save(onnx.load_from_string(exported.getvalue()), before)
+        quantize_dynamic(before, after, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(after, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"x": x.numpy()})[0]
+
+
 def _clock(forward: Forward, x: torch.Tensor) -> float:
     started = CLOCK()
     forward(x)
@@ -158,8 +209,7 @@ def speed(
     best: dict[str, float] = {}
     forwards: dict[str, Forward] = {}
     left_out: dict[str, str] = {}
-    groups = [variants(model, x, short)] + [others(name, model, x, seconds)] * (not short)
-    for group in groups:
+    for group in (variants(model, x, short), () if short else others(name, model, x, seconds)):
         for label, make in group:
             if fnmatch(label, skip):
                 left_out[label] = "skipped, as asked"
@@ -182,6 +232,7 @@ def speed(
                 for label, forward in forwards.items():
                     best[label] = min(best[label], _clock(forward, x))
                 yield {"seconds": best, "left out": left_out}
+        # beside the comparisons only what they are compared with runs on
         forwards = {label: forward for label, forward in forwards.items() if "eager" in label}
 
 
@@ -276,6 +327,48 @@ def describe(case: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
         yield f"    {result['failed']}"
 
 
+GOALS: tuple[tuple[str, int, str, str, dict[str, float]], ...] = (
+    ("vit-base", 8, "converted integer", "original eager", {"VNNI": 0.28, "AVX2": 0.70}),
+    ("vit-base", 8, "converted integer", "ONNX Runtime int8", {"": 1.0}),
+    ("vit-base", 8, "converted integer", "torchao int8 compiled", {"": 1.0}),
+    ("vit-base", 8, "best integer", "converted integer", {"": 1.05}),
+    ("resnet18", 8, "converted integer", "original eager", {"VNNI": 0.60}),
+    ("vit-base", 8, "converted eager", "original eager", {"": 1.05}),
+    ("vit-base", 8, "best eager", "original eager", {"": 1.15}),
+    ("vit-base", 8, "converted compiled", "original compiled", {"": 1.03}),
+    ("vit-tiny", 1, "converted eager", "original eager", {"": 1.15}),
+)
+"""(network, batch, variant, beside which, {processor's units: the largest ratio})."""
+
+
+def against_goals(rows: list[dict[str, Any]], units: str) -> Iterator[str]:
+    """One line for each goal and number of threads: what was measured, and whether it is met."""
+    yield f"{'goal':<78}{'at most':>8}{'found':>8}   with {units}"
+    for name, batch, variant, beside, limits in GOALS:
+        limit = next((ratio for unit, ratio in limits.items() if unit in units), None)
+        for row in rows:
+            times = row.get("seconds", {})
+            if limit is None or (row["kind"], row["name"], row["batch"], row["size"]) != (
+                "speed",
+                name,
+                batch,
+                224,
+            ):
+                continue
+            what = f"{name} batch {batch}, {row['threads']} thread(s): {variant} / {beside}"
+            found = times[variant] / times[beside] if variant in times and beside in times else None
+            verdict = (
+                "not measured" if found is None else f"{found:8.2f}   {'met' if found <= limit else 'missed'}"
+            )
+            yield f"{what:<78}{limit:>8.2f}{verdict}"
+
+
+def units() -> str:
+    """What multiplies integers here."""
+    path = kernels.best_path()
+    return "no integer units" if path is None else path.name
+
+
 def main() -> None:
     global CLOCK
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -327,11 +420,15 @@ def main() -> None:
         "torch": torch.__version__,
         "onespike": onespike.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
+        "integer units": [path.name for path in kernels.paths()],
         "neurons": kernels.note(),
         "clock": "processor time" if options.processor_time else "wall time",
     }
     write_atomically(options.out, json.dumps({"machine": facts, "cases": rows}, indent=1) + "\n")
-    print(f"written to {options.out}; neurons run in the form: {kernels.note()}")
+    print("\n".join(against_goals(rows, units())))
+    print(
+        f"written to {options.out}; neurons run in the form: {kernels.note()}; torch's vectors: {facts['processor']}"
+    )
 
 
 def _label(case: dict[str, Any]) -> str:

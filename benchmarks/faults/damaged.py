@@ -1,0 +1,257 @@
+"""Mutations: one file is damaged, and a command reads it. It must be refused, or give what the whole file gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mutate
+from commands import Words, copy_of, result_of, run
+from mutate import Damage
+from stage import ABLATE, COMPARE, CONVERT, DETECT, EVALUATE, REPORT, REPRODUCE, SEARCH, TUNE
+
+Change = Callable[[bytes, Random], Damage]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong in a case: its kind, what had been done, by which command, and what that said."""
+
+    kind: str
+    done: str
+    words: Words
+    said: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file of the stage, a command that reads it, and how it is damaged.
+
+    Attributes:
+        file: what is damaged.
+        words: the command.
+        change: the damage.
+        exact: whether damage may pass only with the same result. It may change the result only where nothing can
+            tell it from an intended change: a record sealed again, or a format without a checksum.
+    """
+
+    file: str
+    words: Words
+    change: Change
+    exact: bool
+
+
+def fields(data: bytes, rng: Random) -> Damage:
+    return mutate.one_field(data, rng, sealed_again=False)
+
+
+def resealed(data: bytes, rng: Random) -> Damage:
+    return mutate.one_field(data, rng, sealed_again=True)
+
+
+def modest(data: bytes, rng: Random) -> Damage:
+    return mutate.one_field(data, rng, sealed_again=True, values=mutate.MODEST)
+
+
+INSPECT: Words = ("inspect", "run")
+VERIFY: Words = ("verify", "run", "--data", "images", "--trials", "1")
+DOCTOR: Words = ("doctor", "run", "--data", "images", "--json", "out.json")
+RESUME: Words = (*SEARCH, "--resume")
+AFRESH: Words = (*CONVERT, "--out", "new")
+MAPPED: Words = (*EVALUATE, "--device-map", "map/map.json")
+CHECKPOINTS = ("w.safetensors", "w.pth", "training.pth", "old.pth")
+
+
+def weighed(name: str) -> Words:
+    """`convert` with a checkpoint."""
+    return (*CONVERT[:2], "--weights", f"weights/{name}", *CONVERT[3:], "--out", "new")
+
+
+SEES: dict[Words, tuple[str, tuple[str, ...]]] = {
+    INSPECT: ("", ("run",)),
+    EVALUATE: ("out.json", ("run", "images")),
+    VERIFY: ("", ("run", "images")),
+    DOCTOR: ("out.json", ("run", "images")),
+    REPORT: ("run/report/report.json", ("run", "images")),
+    COMPARE: ("both/compare.json", ("run", "run2")),
+    RESUME: ("out.json#best", ("run", "images")),
+    ABLATE: ("out.json", ("run", "images", "cal")),
+    REPRODUCE: ("reps/table-percentile.json", ("reps", "net", "images")),
+    TUNE: ("tuned/run.json#files", (".tuned.passes", "net", "cal")),
+    AFRESH: ("new/run.json#files", ("net", "cal")),
+    DETECT: ("out.json", ("det", "scenes")),
+    MAPPED: ("out.json", ("run", "images", "map")),
+    **{weighed(n): ("new/run.json#files", ("net", "cal", "weights")) for n in CHECKPOINTS},
+}
+"""Command → where its result stands, and which folders it reads."""
+
+
+def both(file: str, *commands: Words) -> list[Reading]:
+    """A record of onespike's own: bytes, fields, and fields that are sealed again."""
+    kinds = ((mutate.some_bytes, True), (fields, True), (resealed, False))
+    return [Reading(file, words, change, exact) for words in commands for change, exact in kinds]
+
+
+def own_records() -> list[Reading]:
+    return [
+        *both("run/run.json", INSPECT, EVALUATE, REPORT),
+        *both("run/run.json", DOCTOR, VERIFY, RESUME, ABLATE, COMPARE)[2::3],
+        *both("run/search/search.json", EVALUATE, REPORT),
+        *both("run/ablation/ablation.json", ABLATE),
+        *both("run/report/report.json", COMPARE),
+        *both("reps/measured.json", REPRODUCE),
+        *[Reading("run/search/study.db", RESUME, mutate.some_bytes, True)] * 3,
+    ]
+
+
+def tensors() -> list[Reading]:
+    commands = (INSPECT, EVALUATE, VERIFY, DOCTOR, REPORT, COMPARE, RESUME, ABLATE)
+    files = ("run/weights.safetensors", "run/thresholds.safetensors", "run/network/config.json")
+    found = [Reading(file, words, mutate.some_bytes, True) for file in files for words in commands]
+    tuned = Reading(".tuned.passes/tune.safetensors", TUNE, mutate.some_bytes, True)
+    return [*found, *[tuned] * 6]
+
+
+def checkpoints() -> list[Reading]:
+    """Checkpoints that `convert` is given; what an archive's checksums cover may not change."""
+    changes: tuple[tuple[str, Change, bool], ...] = (
+        ("w.safetensors", mutate.some_bytes, False),
+        ("w.safetensors", header, False),
+        ("w.pth", mutate.some_bytes, True),
+        ("w.pth", mutate.inside_zip, False),
+        ("training.pth", mutate.inside_zip, False),
+        ("old.pth", mutate.some_bytes, False),
+        ("old.pth", front, False),
+    )
+    return [Reading(f"weights/{name}", weighed(name), change, exact) for name, change, exact in changes]
+
+
+def header(data: bytes, rng: Random) -> Damage:
+    """A field of a safetensors header, which is JSON behind its length."""
+    size = int.from_bytes(data[:8], "little")
+    what, changed = mutate.one_field(data[8 : 8 + size], rng, sealed_again=False)
+    return f"header: {what}", len(changed).to_bytes(8, "little") + changed + data[8 + size :]
+
+
+def front(data: bytes, rng: Random) -> Damage:
+    """The pickles at the front of a checkpoint, not the numbers behind them."""
+    what, changed = mutate.some_bytes(data[:2000], rng)
+    return what, changed + data[2000:]
+
+
+def configurations() -> list[Reading]:
+    kinds = (mutate.some_bytes, modest, modest)
+    found = [
+        Reading(file, AFRESH, change, False)
+        for file in ("net/config.json", "net/preprocessor_config.json")
+        for change in kinds
+    ]
+    return [
+        *found,
+        Reading("net/model.safetensors", AFRESH, mutate.some_bytes, False),
+        *(Reading("map/map.json", MAPPED, change, False) for change in kinds[:2]),
+    ]
+
+
+def annotations() -> list[Reading]:
+    file = "scenes/instances.json"
+    objects = Reading(file, DETECT, outlines, False)
+    return [*(Reading(file, DETECT, c, False) for c in (mutate.some_bytes, resealed)), objects, objects]
+
+
+def outlines(data: bytes, rng: Random) -> Damage:
+    """A polygon, run lengths or a box that is odd: the parts that reach C code."""
+    import json
+
+    record = json.loads(data)
+    annotation = rng.choice(record["annotations"])
+    size = rng.choice(
+        ([64, 64], [0, 0], [64], [-1, 64], [1 << 20, 1 << 20], [64, 65], ["64", 64], [64.5, 64], None)
+    )
+    number = rng.choice(
+        (0, -1, 1, 5, 63, 64, 65, 1e9, -1e9, 1e308, float("nan"), float("inf"), "3", None, [], 2**40)
+    )
+    outline: Any = rng.choice(
+        (
+            [], [[]], [[1]], [[1, 2]], [[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, 6, number]],
+            [[number, 2, 3, 4, 5, 6]], [[number] * 8], [[[1, 2, 3, 4, 5, 6]]], [None], None, "x", 7, {}, [{}],
+            {"size": size, "counts": [10, 10, 4076]}, {"size": size, "counts": [number, 10, 4076]},
+            {"size": size, "counts": [4096]}, {"size": size, "counts": []}, {"size": [64, 64], "counts": [1, 2]},
+            {"size": [64, 64], "counts": number}, {"size": size, "counts": "R;1m13O0O110O1O0O100"},
+            {"size": size, "counts": rng.randbytes(rng.randrange(40)).decode("latin-1")},
+            {"size": [64, 64], "counts": "".join(chr(rng.randrange(48, 112)) for _ in range(rng.randrange(60)))},
+            {"size": [64, 64], "counts": "o" * rng.randrange(200)}, {"size": [64, 64]}, {"counts": "00"},
+            {"size": [64, 64], "counts": [rng.randrange(-5, 100) for _ in range(rng.randrange(20))]},
+            {"size": [64, 64], "counts": [2**31, 2**31, 4096]}, [[float(i) for i in range(4001)]],
+        )
+    )  # fmt: skip
+    if rng.random() < 0.15:
+        annotation["bbox"] = rng.choice(([], [1, 2, 3], [number, 1, 2, 3], [5, 5, -3, number], None, "box"))
+        what = f"box {annotation['bbox']!r:.80}"
+    else:
+        annotation["segmentation"] = outline
+        annotation["iscrowd"] = rng.choice((0, 0, 1, annotation["iscrowd"], number))
+        what = f"outline {outline!r:.80}, iscrowd {annotation['iscrowd']!r:.20}"
+    return f"annotation {annotation['id']}: {what}", json.dumps(record).encode()
+
+
+BRIEF = (INSPECT, EVALUATE, VERIFY, *map(weighed, CHECKPOINTS))
+"""Commands that need no more than a run."""
+GROUPS: dict[str, Callable[[], list[Reading]]] = {
+    "records": own_records,
+    "tensors": tensors,
+    "checkpoints": checkpoints,
+    "configurations": configurations,
+    "annotations": annotations,
+}
+
+
+WHOLE: dict[Words, Any] = {}
+"""Command → what it gives with all files as they are."""
+
+
+def learn(stage: Path, words: Words, folder: Path) -> list[str]:
+    """Run a command on whole files, keep its result, and return the modules that it imported."""
+    place, needs = SEES[words]
+    copy_of(stage, folder, needs)
+    outcome = run(words, folder, seconds=600, imported=folder / "modules")
+    if outcome.code != 0:
+        raise SystemExit(f"onespike {' '.join(words)} fails on files that are whole:\n{outcome.tail}")
+    WHOLE[words] = result_of(folder, outcome, place)
+    return (folder / "modules").read_text(encoding="utf-8").split()
+
+
+def choose(stage: Path, group: str, number: int) -> Reading:
+    """The readings of a group that the stage allows take turns."""
+    readings = [c for c in GROUPS[group]() if c.words in WHOLE and (stage / c.file).exists()]
+    return readings[number % len(readings)]
+
+
+def case(stage: Path, folder: Path, group: str, number: int, rng: Random) -> tuple[str, list[Fault]]:
+    """One mutation: damage, read, judge."""
+    chosen = choose(stage, group, number)
+    what, damaged = chosen.change((stage / chosen.file).read_bytes(), rng)
+    done = f"{chosen.file}: {what}"
+    copy_of(stage, folder, SEES[chosen.words][1])
+    (folder / chosen.file).write_bytes(damaged)
+    outcome = run(chosen.words, folder)
+    kind = outcome.fault()
+    if kind is None and outcome.code == 0 and chosen.exact:
+        found = result_of(folder, outcome, SEES[chosen.words][0])
+        kind = None if found == WHOLE[chosen.words] else "corrupt"
+    if kind is None and outcome.code == 2 and half_written(folder):
+        kind = "half-written"
+    if kind is None:
+        return done, []
+    return done, [Fault(kind, done, chosen.words, outcome.tail)]
+
+
+def half_written(folder: Path) -> list[str]:
+    """Files and folders under the temporary name that a command gives to what is not finished."""
+    return [
+        str(path.relative_to(folder)) for path in folder.rglob("*") if re.search(r"\.partial$", path.name)
+    ]
