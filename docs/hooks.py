@@ -74,6 +74,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         name = match[1]
         return f"<figure>{plots.svg(FIGURES[name](), name)}</figure>"
 
+    # the pages hold no sources: a link to a line of one becomes its name
+    markdown = re.sub(r"\[([^\]]+)\]\(\.\./(src/[\w/]+\.py)#L(\d+)\)", r"\1 (`\2`, line \3)", markdown)
     markdown = re.sub(r"\{\{ figure: (\w+) \}\}", figure, markdown)
     markdown = re.sub(r"\{\{ help: ([\w ]+) \}\}", lambda match: _help(match[1]), markdown)
     return markdown.replace("{{ commands }}", _commands()) if "{{ commands }}" in markdown else markdown
