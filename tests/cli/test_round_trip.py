@@ -202,9 +202,7 @@ def test_lists(cli):
         "dual-mtn",
     ]
     presets = cli("list", "presets").out
-    assert presets.startswith(
-        "sformer    The paper's method to the letter; seconds.\n  ViT-Tiny: "
-    )
+    assert presets.startswith("sformer    The paper's method to the letter; seconds.\n  ViT-Tiny: ")
     assert "\n  neuron=sfn, levels=mixed:8, rounding=paper, scale=0.25, " in presets
     assert "\n  scale=0.252, softmax=0.0035\n" in presets
 
