@@ -22,13 +22,12 @@ import cifar_resnet
 import fetched
 import torch
 
-from onespike import calibrate, convert, metered, preset
+from onespike import calibrate, convert, metered, preset, runs
 from onespike.adapters import LoadedModel, load_model
 from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import comparators
-from onespike.passes import Given, State, chain
-from onespike.runs import pipeline
+from onespike.passes import PassContext, PassState, chain
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
 from onespike.tasks import Accuracy, batches, limit
@@ -113,9 +112,9 @@ class Bench:
         assets, size = Path(options.assets), options.batch_size
         self.loaded, self.options = subject.load(assets), options
         self.ann, self.memory = self.loaded.model.eval(), {}
-        every = pipeline.choose(subject.calibration(assets), None)
-        self.inputs = pipeline.Inputs(limit(every, min(options.calibration, len(every))), self.loaded, size)
-        self.items = pipeline.choose(subject.test(assets), options.images)
+        every = runs.choose(subject.calibration(assets), None)
+        self.inputs = runs.Inputs(limit(every, min(options.calibration, len(every))), self.loaded, size)
+        self.items = runs.choose(subject.test(assets), options.images)
         self.base = calibrate(self.ann, [self.inputs[i] for i in range(-(-64 // size))], preset("sformer"))
         self.original = self._original(Path(options.out) / f"original-{label(options)}.pt")
 
@@ -130,13 +129,13 @@ class Bench:
     def _batches(self):
         return batches(self.items, self.loaded.transform, self.options.batch_size)
 
-    def convert(self, row: dict) -> tuple[State, float]:
+    def convert(self, row: dict) -> tuple[PassState, float]:
         started = time.perf_counter()
         recipe = preset("sformer", **({"scale": row["scale"]} if "scale" in row else {}))
-        state = State(self.base, recipe)
+        state = PassState(self.base, recipe)
         if row["passes"]:
             folder = Path(self.options.out) / f"{label(self.options)}-{row['name'].replace(' ', '-')}"
-            given = Given(
+            given = PassContext(
                 self.ann, self.inputs, row["budget"], row["energy"], folder=folder, memory=self.memory
             )
             state = chain(state, given, row["passes"])
@@ -217,11 +216,11 @@ def draw(rows: list[dict], file: Path) -> None:
         ("corrected", plots.GREEN, "^", "passes and correct"),
         ("refitted", "#CC79A7", "v", "passes, correct and refit"),
         ("tuned", plots.INK, "D", "all passes and tune"),
-        ("integer w8a8", plots.GREY, "P", "W8A8, measured"),
-        ("integer w4a4", plots.GREY, "X", "W4A4, measured"),
+        ("integer w8a8", plots.GRAY, "P", "W8A8, measured"),
+        ("integer w4a4", plots.GRAY, "X", "W4A4, measured"),
     )
     for axes, column in zip(both, ("counts", "binary"), strict=True):
-        for kind, colour, marker, text in kinds:
+        for kind, color, marker, text in kinds:
             of_kind = sorted(
                 (r for r in rows if r["name"].startswith(kind)), key=lambda r: r["energy_ratios"][column]
             )
@@ -230,11 +229,11 @@ def draw(rows: list[dict], file: Path) -> None:
                 if chosen:
                     axes.errorbar(
                         [r["energy_ratios"][column] for r in chosen], [r["snn"]["top1"] for r in chosen],
-                        [r["standard_error"] for r in chosen], marker=marker, color=colour, capsize=2,
-                        linestyle="-" if own and not kind.startswith("integer") else "", markerfacecolor=colour if own else "white",
+                        [r["standard_error"] for r in chosen], marker=marker, color=color, capsize=2,
+                        linestyle="-" if own and not kind.startswith("integer") else "", markerfacecolor=color if own else "white",
                         label=text if own else f"{text}, budget in the other column",
                     )  # fmt: skip
-        axes.axhline(rows[0]["ann"]["top1"], color=plots.GREY, linestyle="--", label="original network")
+        axes.axhline(rows[0]["ann"]["top1"], color=plots.GRAY, linestyle="--", label="original network")
         axes.set_xlabel(f"energy ratio ({column})")
         axes.set_ylabel("top-1, %")
         axes.set_xlim(left=0)

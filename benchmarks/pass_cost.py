@@ -26,17 +26,16 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     import torch
     from front import NETWORKS
 
-    from onespike import calibrate, preset
+    from onespike import calibrate, preset, runs
     from onespike.passes import improve
-    from onespike.runs import pipeline
     from onespike.studies.ablate import QUICK
     from onespike.tasks import limit
 
     torch.set_num_threads(options.threads)
     assets, subject = Path(options.assets), NETWORKS[options.network]
     loaded = subject.load(assets)
-    items = limit(pipeline.choose(subject.calibration(assets), None), 128)
-    inputs = pipeline.Inputs(items, loaded, options.batch_size)
+    items = limit(runs.choose(subject.calibration(assets), None), 128)
+    inputs = runs.Inputs(items, loaded, options.batch_size)
     first, before = inputs[0], peak()
     started = time.perf_counter()
     if options.part == "forward":

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import torch
 
-from onespike import preset
+from onespike import preset, runs
 from onespike.adapters import load_model
-from onespike.runs import pipeline
 from onespike.runs.search_run import allocate, objective_of, search_images
 from onespike.search import Search, Trial
 
@@ -34,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     loaded = load_model(options.model, weights=options.weights)
-    pair = pipeline.convert_network(loaded, pipeline.choose(options.calibrate, 64), preset("sformer"))
+    pair = runs.convert_network(loaded, runs.choose(options.calibrate, 64), preset("sformer"))
     items, *_ = search_images(pair, options.data, options.images)
     data, kl = pair.loaded.batches(items, BATCH), pair.loaded.task.objectives["kl"]
     measure = objective_of(pair, items, data, kl, options.energy)

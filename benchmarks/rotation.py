@@ -2,7 +2,7 @@
 
     python benchmarks/rotation.py [--network vit-tiny] [--assets ../shared/assets] [--images 32]
 
-For each linear map: the squared error of its output when its centred input is rounded to whole spikes, with one step
+For each linear map: the squared error of its output when its centered input is rounded to whole spikes, with one step
 for all channels; after a random rotation of the input, which the weights undo; and with a step for each channel. All
 three fire the same number of spikes. Figures are geometric means over layers, relative to one step.
 """
@@ -17,7 +17,7 @@ import torch
 from front import NETWORKS
 from torch import Tensor, nn
 
-from onespike.runs import pipeline
+from onespike import runs
 
 SPIKES = (0.3, 1.0, 3.0)
 """A neuron, on average."""
@@ -58,8 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     subject = NETWORKS[options.network]
     loaded = subject.load(options.assets)
-    chosen = pipeline.choose(subject.calibration(options.assets), options.images)
-    layers = list(inputs_of(loaded.model.eval(), list(pipeline.Inputs(chosen, loaded, 16))))
+    chosen = runs.choose(subject.calibration(options.assets), options.images)
+    layers = list(inputs_of(loaded.model.eval(), list(runs.Inputs(chosen, loaded, 16))))
     torch.manual_seed(0)
     for spikes in SPIKES:
         rows: dict[str, list[Tensor]] = {}

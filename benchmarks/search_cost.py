@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from onespike import preset
+from onespike import preset, runs
 from onespike.adapters import load_model
-from onespike.runs import pipeline
 from onespike.runs.search_run import objective_of
 from onespike.tasks import batches
 
@@ -47,12 +46,12 @@ def main() -> None:
     parser.add_argument("--data", default="bundled:cifar10-test")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    pair = pipeline.convert_network(
+    pair = runs.convert_network(
         load_model(options.model, weights=options.weights),
-        pipeline.choose(options.calibrate, 32),
+        runs.choose(options.calibrate, 32),
         preset("sformer"),
     )
-    items = pipeline.choose(options.data, options.images)
+    items = runs.choose(options.data, options.images)
     data = list(batches(items, pair.loaded.transform, 16))
     objectives = {
         name: objective_of(pair, items, data, pair.loaded.task.objectives[name.split()[0]], *energy)

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import torch
 
-from onespike import metered, preset, set_scale_
+from onespike import metered, preset, runs, set_scale_
 from onespike.adapters import load_model
 from onespike.energy.ledger import Ledger
-from onespike.runs import pipeline
 from onespike.runs.search_run import search_run
 from onespike.runtime.atomic import write_atomically
 from onespike.tasks import Accuracy, batches
@@ -53,8 +52,8 @@ def kept(path: Path, measure) -> dict:
 def convert(assets: Path, folder: Path) -> None:
     if not folder.exists():
         loaded = load_model("timm:vit_tiny_patch16_224", weights=assets / "vit_tiny_patch16_224.safetensors")
-        images = pipeline.choose(str(assets / "imagenet" / "calibration"), CALIBRATION_IMAGES)
-        pipeline.save_run(folder, pipeline.convert_network(loaded, images, preset("sformer")))
+        images = runs.choose(str(assets / "imagenet" / "calibration"), CALIBRATION_IMAGES)
+        runs.save_run(folder, runs.convert_network(loaded, images, preset("sformer")))
 
 
 def search(assets: Path, out: Path, objective: str, images: int) -> dict:
@@ -72,8 +71,8 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
 
 def measure(assets: Path, out: Path, scales: dict[str, float]) -> dict:
     """Both λ on every validation image, in one pass; spikes are counted on the first images."""
-    pair = pipeline.load_run(out / "run")
-    items = pipeline.choose(str(assets / "imagenet" / "val"), None)
+    pair = runs.load_run(out / "run")
+    items = runs.choose(str(assets / "imagenet" / "val"), None)
     compiled = torch.compile(pair.snn)
     hits, ledgers = {name: Hits() for name in scales}, {name: Ledger() for name in scales}
     with torch.inference_mode():

@@ -88,8 +88,8 @@ def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
             continue
         step = shaped(t, along.step, float(t.positive.max()))
         changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
-        if along.centre:
-            changes |= {"centre": shaped(t, along.centre, 0.01), "negative": step}
+        if along.center:
+            changes |= {"center": shaped(t, along.center, 0.01), "negative": step}
         if along.position is not None:
             gain = torch.ones(t.shape[along.position])
             gain[0] = 0.5
@@ -168,9 +168,9 @@ def _torchao(model: nn.Module, x: torch.Tensor, seconds: float) -> nn.Module:
     products = ((torch._int_mm, integers), (torch.mm, numbers))
     loop, fast = (min(_clock(partial(product, a), a) for _ in range(3)) for product, a in products)
     _check_time(loop / fast, model, x, seconds)
-    quantised = copy.deepcopy(model)
-    quantize_(quantised, Int8DynamicActivationInt8WeightConfig())
-    return quantised
+    quantized = copy.deepcopy(model)
+    quantize_(quantized, Int8DynamicActivationInt8WeightConfig())
+    return quantized
 
 
 def _onnxruntime(model: nn.Module, x: torch.Tensor) -> Forward:

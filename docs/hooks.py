@@ -20,7 +20,7 @@ def fire() -> Any:
     levels = mixed_levels(8)
     for axes, end in ((near, 14.0), (far, 300.0)):
         x = torch.linspace(0, end, 3000)
-        axes.plot(x, x, color=plots.GREY, ls="--", label="activation")
+        axes.plot(x, x, color=plots.GRAY, ls="--", label="activation")
         axes.plot(x, fire_function(levels, "paper")(x + 0.5), color=plots.BLUE, label="G, paper")
         axes.plot(x, fire_function(levels, "nearest")(x + 0.5), color=plots.ORANGE, lw=1, label="G, nearest")
         axes.set_xlabel("activation, in steps λθ")
@@ -34,11 +34,11 @@ def scale() -> Any:
     made, axes = plots.figure(6.4, 3.6)
     x = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     theta, scales = float(x.abs().quantile(0.98)), torch.logspace(-3, 0, 60)
-    for size, colour in ((4, plots.ORANGE), (8, plots.BLUE)):
+    for size, color in ((4, plots.ORANGE), (8, plots.BLUE)):
         levels = mixed_levels(size)
         codes = [float(s) * theta * scale_fire(x, theta, theta, levels, scale=float(s)) for s in scales]
         noise = [10 * float((x.square().sum() / (x - o).square().sum()).log10()) for o in codes]
-        axes.plot(scales, noise, color=colour, label=f"M = {size}, largest level {levels[-1]}")
+        axes.plot(scales, noise, color=color, label=f"M = {size}, largest level {levels[-1]}")
     axes.set_xscale("log")
     axes.set_xlabel("λ")
     axes.set_ylabel("signal to noise, dB")

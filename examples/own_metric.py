@@ -6,8 +6,8 @@ The bundled network and its test images; anything with update() and compute() is
 import torch
 
 import onespike
+from onespike import runs
 from onespike.adapters import load_model
-from onespike.runs import pipeline
 from onespike.tasks import batches, limit, list_images
 
 
@@ -28,7 +28,7 @@ class Confidence:
 
 loaded = load_model("bundled:cifar10-vit")
 calibration = limit(list_images("bundled:cifar10-calibration"), 16)
-pair = pipeline.convert_network(loaded, calibration, onespike.preset("sformer"))
+pair = runs.convert_network(loaded, calibration, onespike.preset("sformer"))
 test = limit(list_images("bundled:cifar10-test"), 32)
 result = onespike.evaluate(pair.ann, pair.snn, batches(test, loaded.transform, 16), Confidence())
 print(f"overconfidence: original {result.metrics['ann']:+.1f} %, spiking {result.metrics['snn']:+.1f} %")

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 import onespike
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.neurons import Neuron
-from onespike.runs import pipeline
 from onespike.tasks import limit, list_images
 
 
 def measure(spec: str, images: int, base: str = "sformer", **changes):
-    pair = pipeline.convert_network(
+    pair = runs.convert_network(
         load_model(spec),
         limit(list_images("bundled:cifar10-calibration"), 128),
         onespike.preset(base, **changes),
         batch_size=64,
     )
-    return pipeline.evaluate_pair(
+    return runs.evaluate_pair(
         pair, limit(list_images("bundled:cifar10-test"), images), batch_size=50
     ).to_dict()
 
@@ -65,13 +65,13 @@ def test_a_foreign_resnet_converts_with_folded_norms(assets, monkeypatch):
     import cifar_resnet
 
     loaded = cifar_resnet.load(20, assets / "cifar10_resnet20.safetensors")
-    pair = pipeline.convert_network(
+    pair = runs.convert_network(
         loaded, list_images("bundled:cifar10-calibration"), onespike.preset("sformer", scale=0.15)
     )
     assert len(pair.thresholds.folds) == 19
     spiking = [neuron for _, neuron in onespike.named_neurons(pair.snn) if isinstance(neuron, Neuron)]
     assert all(float(neuron.negative) == 0 for neuron in spiking)
-    found = pipeline.evaluate_pair(pair, list_images("bundled:cifar10-test"), batch_size=100).to_dict()
+    found = runs.evaluate_pair(pair, list_images("bundled:cifar10-test"), batch_size=100).to_dict()
     assert abs(found["ann"]["top1"] - 91.78) < 2.5
     assert found["snn"]["top1"] > found["ann"]["top1"] - 10
 
@@ -80,8 +80,8 @@ def test_vit_tiny_on_real_images(assets):
     """The paper's recipe at λ = 0.25 on ImageNet: far above chance, at less than a third of the energy."""
     loaded = load_model("timm:vit_tiny_patch16_224", weights=assets / "vit_tiny_patch16_224.safetensors")
     calibration = limit(list_images(assets / "imagenet" / "calibration"), 32)
-    pair = pipeline.convert_network(loaded, calibration, onespike.preset("sformer", scale=0.25))
-    found = pipeline.evaluate_pair(pair, limit(list_images(assets / "imagenet" / "val"), 60)).to_dict()
+    pair = runs.convert_network(loaded, calibration, onespike.preset("sformer", scale=0.25))
+    found = runs.evaluate_pair(pair, limit(list_images(assets / "imagenet" / "val"), 60)).to_dict()
     assert found["ann"]["top1"] > 60
     assert found["snn"]["top1"] > 35
     assert found["kl"] < 2
@@ -96,7 +96,7 @@ def test_vit_tiny_on_real_images(assets):
 
 def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
     """Boxes and masks in one step, with weights that were trained for them."""
-    from onespike.runs.pipeline import no_progress
+    from onespike.runs import no_progress
     from onespike.studies.demo import run_scenes
 
     _, result, files = run_scenes(tmp_path, no_progress)

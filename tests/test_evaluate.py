@@ -145,15 +145,15 @@ def test_refusals(networks):
 def test_class_folders_are_matched_by_name_and_not_by_their_order(tmp_path):
     from PIL import Image
 
+    from onespike import runs
     from onespike.adapters import load_model
-    from onespike.runs import pipeline
 
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (32, 32)).save(tmp_path / name / "a.png")
     loaded = load_model("bundled:cifar10-vit", random_weights=True)
-    items = pipeline.choose("bundled:cifar10-calibration", 4)
-    pair = pipeline.convert_network(loaded, items, preset("sformer"))
+    items = runs.choose("bundled:cifar10-calibration", 4)
+    pair = runs.convert_network(loaded, items, preset("sformer"))
     seen: list[int] = []
 
     class Labels(Accuracy):
@@ -161,11 +161,11 @@ def test_class_folders_are_matched_by_name_and_not_by_their_order(tmp_path):
             seen.extend(labels.tolist())
             super().update(ann, snn, labels)
 
-    pipeline.evaluate_pair(pair, pipeline.choose(str(tmp_path), None), metric=Labels())
+    runs.evaluate_pair(pair, runs.choose(str(tmp_path), None), metric=Labels())
     assert seen == [3, 5]
-    assert [i.label for i in pipeline.choose_labelled(loaded, str(tmp_path))] == [3, 5]
+    assert [i.label for i in runs.choose_labeled(loaded, str(tmp_path))] == [3, 5]
     (tmp_path / "dog").rename(tmp_path / "dragon")
     with pytest.raises(
         DataError, match=r": the folder 'dragon' is none of the 10 classes of bundled:cifar10-vit"
     ):
-        pipeline.evaluate_pair(pair, pipeline.choose(str(tmp_path), None))
+        runs.evaluate_pair(pair, runs.choose(str(tmp_path), None))

@@ -47,10 +47,10 @@ assert "mypy" not in own and "mypy" in packages
 sys.meta_path = [Present(finder) for finder in sys.meta_path]
 
 from onespike.studies import demo
-from onespike.runs import pipeline
-choose = pipeline.choose
-demo.SCALES = (1.0,)
-pipeline.choose = lambda data, count: choose(data, 6)
+from onespike import runs
+choose = runs.choose
+demo.DEMO_SCALES = (1.0,)
+runs.choose = lambda data, count: choose(data, 6)
 sys.argv = ["onespike", "demo", "--out", sys.argv[2]]
 from onespike.cli import main
 main()

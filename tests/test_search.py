@@ -34,8 +34,8 @@ def test_finds_a_known_optimum(sampler, trials):
     assert all(LOWEST <= t.scale <= 1 for t in found.trials)
 
 
-def test_minimises_too():
-    found = search(lambda s, h: Measurement((s - 0.6) ** 2), trials=25, maximise=False, sampler="tpe")
+def test_minimizes_too():
+    found = search(lambda s, h: Measurement((s - 0.6) ** 2), trials=25, maximize=False, sampler="tpe")
     assert abs(found.best.scale - 0.6) < 0.1
 
 

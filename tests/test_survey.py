@@ -107,7 +107,7 @@ def test_options_lead_from_the_preset_to_the_recipe():
 def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):
     owner = next(m for m in surveyed.modules() if isinstance(m, Neurons) and m.owner == "1")
     owner["linear0_input"] = AffineFire(
-        1.0, 1.0, levels=(1, 2, 3, 5, 9), centre=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)
+        1.0, 1.0, levels=(1, 2, 3, 5, 9), center=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)
     )
     x = torch.tensor(
         [[12.5, 8.5, 30.0, 3.0]]

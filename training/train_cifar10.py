@@ -51,7 +51,7 @@ def load(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return train, labels("train"), images("test_batch"), labels("test")
 
 
-def normalise(x: Tensor) -> Tensor:
+def normalize(x: Tensor) -> Tensor:
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (CIFAR10_MEAN, CIFAR10_STD))
     return (x.float() / 255 - mean) / std
 
@@ -67,7 +67,7 @@ def augment(x: Tensor, size: int, hole: int = 0) -> Tensor:
     columns = torch.where(flip, columns.flip(1), columns)
     x = padded[torch.arange(n)[:, None, None, None], torch.arange(3)[:, None, None],
                (row + offset)[:, None, :, None], columns[:, None, None, :]]  # fmt: skip
-    if hole:  # its centre lies anywhere, so that part of it may lie outside
+    if hole:  # its center lies anywhere, so that part of it may lie outside
         down, across = ((torch.randint(0, 32, (n, 1)) - offset).abs() * 2 <= hole for _ in range(2))
         x = x.masked_fill((down[:, :, None] & across[:, None, :])[:, None], 0.0)
     return x if size == 32 else F.interpolate(x, size=size, mode="bilinear", antialias=True)
@@ -88,7 +88,7 @@ def orthogonal(gradient: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal; convolutions of a normalised network keep their norm."""
+    """Momentum whose matrices are made orthogonal; convolutions of a normalized network keep their norm."""
 
     def __init__(self, parameters, lr: float, momentum: float, decay: float, keep_norm: bool) -> None:
         super().__init__(parameters, dict(lr=lr, momentum=momentum, decay=decay, keep_norm=keep_norm))
@@ -127,7 +127,7 @@ def optimizers(network: nn.Module, recipe: dict) -> list[torch.optim.Optimizer]:
 def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     network.eval()
     hits = sum(
-        int((network(normalise(x)).argmax(1) == y).sum())
+        int((network(normalize(x)).argmax(1) == y).sum())
         for x, y in zip(images.split(250), labels.split(250), strict=True)
     )
     return 100 * hits / len(labels)
@@ -147,7 +147,7 @@ def mix_(network: nn.Module, start: Path, images: Tensor, count: int = 3000) -> 
     network.train()
     chosen = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count]]
     for x in chosen.split(500):
-        network(augment(normalise(x), 32).contiguous(memory_format=torch.channels_last))
+        network(augment(normalize(x), 32).contiguous(memory_format=torch.channels_last))
 
 
 def main() -> None:
@@ -202,7 +202,7 @@ def main() -> None:
                 group["lr"] = rate * max(0.0, 1 - progress) * warm
         network.train()
         chosen = order[position * batch : (position + 1) * batch]
-        x = augment(normalise(images[chosen]), 24 if progress < recipe["small"] else 32, options.hole)
+        x = augment(normalize(images[chosen]), 24 if progress < recipe["small"] else 32, options.hole)
         x = x.contiguous(memory_format=torch.channels_last)
         loss = F.cross_entropy(network(x), labels[chosen], label_smoothing=recipe["smoothing"])
         loss.backward()

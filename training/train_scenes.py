@@ -33,12 +33,12 @@ MOST, SMALLEST, LARGEST, HIDDEN = 4, 20, 34, 0.25
 
 
 def load(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Grey images, their masks without holes, and classes."""
+    """Gray images, their masks without holes, and classes."""
     read = [gzip.decompress((folder / f"{name}-{kind}.gz").read_bytes()) for kind in
             ("images-idx3-ubyte", "labels-idx1-ubyte")]  # fmt: skip
-    grey = np.frombuffer(read[0], np.uint8, offset=16).reshape(-1, 28, 28)
-    masks = np.stack([binary_fill_holes(x > 12) for x in grey])
-    return grey, masks, np.frombuffer(read[1], np.uint8, offset=8)
+    gray = np.frombuffer(read[0], np.uint8, offset=16).reshape(-1, 28, 28)
+    masks = np.stack([binary_fill_holes(x > 12) for x in gray])
+    return gray, masks, np.frombuffer(read[1], np.uint8, offset=8)
 
 
 def resized(x: np.ndarray, side: int) -> np.ndarray:
@@ -50,14 +50,14 @@ def compose(
     data: tuple[np.ndarray, ...], random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """A scene of 64×64 pixels, its map of instances (0 is background) and the instances' classes."""
-    grey, masks, labels = data
+    gray, masks, labels = data
     corners = torch.from_numpy(random.uniform(0, 255, (1, 3, 3, 3)).astype(np.float32))
     scene = F.interpolate(corners, size=(SIDE, SIDE), mode="bilinear", align_corners=True)[0]
     scene = scene.permute(1, 2, 0).numpy().copy()
     instances, classes, areas = np.zeros((SIDE, SIDE), np.uint8), [], []
     for _ in range(random.integers(1, MOST + 1)):
-        chosen, side = random.integers(len(grey)), int(random.integers(SMALLEST, LARGEST + 1))
-        cloth, mask = resized(grey[chosen], side), resized(masks[chosen], side) > 0.5
+        chosen, side = random.integers(len(gray)), int(random.integers(SMALLEST, LARGEST + 1))
+        cloth, mask = resized(gray[chosen], side), resized(masks[chosen], side) > 0.5
         if random.random() < 0.5:
             cloth, mask = cloth[:, ::-1], mask[:, ::-1]
         x, y = random.integers(0, SIDE - side + 1, 2)
@@ -74,7 +74,7 @@ def compose(
 
 
 def targets(instances: Tensor, classes: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The heat of each class, and for each place near a centre: its index, its box, its instance."""
+    """The heat of each class, and for each place near a center: its index, its box, its instance."""
     cells, heat = SIDE // STRIDE, torch.zeros(len(SCENE_CLASSES), SIDE // STRIDE, SIDE // STRIDE)
     ys, xs = torch.meshgrid(torch.arange(cells), torch.arange(cells), indexing="ij")
     places, boxes, owners = [], [], []

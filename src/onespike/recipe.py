@@ -148,7 +148,7 @@ class Recipe:
                 "With steps above 1 use levels='1,'."
             )
         if self.steps > 1 and self.neuron == "uniform":
-            raise UsageError("neuron 'uniform' is plain quantisation and has one step. Use steps=1.")
+            raise UsageError("neuron 'uniform' is plain quantization and has one step. Use steps=1.")
         if self.budget is not None and not self.passes:
             raise UsageError(
                 f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."

@@ -61,7 +61,7 @@ def test_weights_that_are_not_installed(monkeypatch, tmp_path):
     ("name", "accuracy", "images", "megabytes"),
     [("cifar10-vit", 80, 500, 8), ("cifar10-resnet18", 92, 100, 25)],
 )
-def test_shipped_weights_recognise_the_shipped_images(name, accuracy, images, megabytes):
+def test_shipped_weights_recognize_the_shipped_images(name, accuracy, images, megabytes):
     file = bundled.weights_file(name)
     assert file.parent == (bundled.IN_PACKAGE if name == "cifar10-vit" else bundled.IN_REPOSITORY)
     assert file.stat().st_size <= megabytes * 1e6

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.adapters.scenes import SCENE_CLASSES
 from onespike.conversion.network import table
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import preset
-from onespike.runs import pipeline
 
 LAZY = """
 from fake_detectron2 import GeneralizedRCNN, ResizeShortestEdge
@@ -60,21 +60,21 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
         SCENE_CLASSES,
         ("backbone[.:]*",),
     )
-    calibration = pipeline.choose("bundled:scenes-calibration", 4)
-    pair = pipeline.convert_network(loaded, calibration, preset("sformer", scale=1.0), batch_size=2)
+    calibration = runs.choose("bundled:scenes-calibration", 4)
+    pair = runs.convert_network(loaded, calibration, preset("sformer", scale=1.0), batch_size=2)
     roles = {row["site"]: row["role"] for row in table(pair.snn)}
     assert roles == {
         "backbone.0:conv0_input": "input",
         "backbone.2:conv0_input": "activation",
         "roi_heads:conv0_input": "head",
     }
-    pipeline.save_run(run, pair)
-    again = pipeline.load_run(run)
-    items = pipeline.choose_labelled(again.loaded, "bundled:scenes-test", None, 4)
+    runs.save_run(run, pair)
+    again = runs.load_run(run)
+    items = runs.choose_labeled(again.loaded, "bundled:scenes-test", None, 4)
     figures = []
     for each in (pair, again):
-        metric = pipeline.metric_for(each, items)
-        result = pipeline.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
+        metric = runs.metric_for(each, items)
+        result = runs.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
         figures.append((result["ann"], result["snn"], metric.found))
     assert figures[0] == figures[1]
     found = figures[0][2]
@@ -84,7 +84,7 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "first"), [("config", 30), ("lazy", 10)])
-def test_an_image_is_resized_in_the_order_of_colours_of_the_configuration(kind, first, request):
+def test_an_image_is_resized_in_the_order_of_colors_of_the_configuration(kind, first, request):
     loaded = load_model(f"detectron2:{request.getfixturevalue(kind)}", random_weights=True)
     entry = loaded.transform(Image.new("RGB", (128, 64), (10, 20, 30)))
     assert (entry["height"], entry["width"]) == (64, 128)
@@ -145,6 +145,6 @@ def test_what_cannot_be_built_is_named(config, tmp_path, monkeypatch):
         load_model(f"detectron2:{config}", random_weights=True)
 
 
-def test_classes_without_a_catalogue_are_numbered(config):
+def test_classes_without_a_catalog_are_numbered(config):
     config.write_text(json.dumps({"DATASETS": {"TEST": ["my_data"]}}))
     assert load_model(f"detectron2:{config}", random_weights=True).class_names[:2] == ("class 0", "class 1")

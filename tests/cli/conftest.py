@@ -71,13 +71,11 @@ def transformers_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def vit_run(tmp_path_factory, vit_weights) -> Path:
     """A run of the bundled architecture. Only to be read: tests that damage one copy it first."""
+    from onespike import runs
     from onespike.adapters import load_model
     from onespike.recipe import Recipe
-    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("runs") / "vit"
-    pair = pipeline.convert_network(
-        load_model(VIT, weights=vit_weights), pipeline.choose(CALIBRATION, 4), Recipe()
-    )
-    pipeline.save_run(folder, pair)
+    pair = runs.convert_network(load_model(VIT, weights=vit_weights), runs.choose(CALIBRATION, 4), Recipe())
+    runs.save_run(folder, pair)
     return folder

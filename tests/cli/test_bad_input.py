@@ -379,7 +379,7 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
     def work(*_: object, **__: object) -> None:
         pytest.fail("the work has started")
 
-    for name in ("runs.pipeline.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
+    for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
                  "doctor.checkup", "studies.ablate.ablate_run", "report.record.gather"):  # fmt: skip
         monkeypatch.setattr(f"onespike.{name}", work)
     file = tmp_path / "file"

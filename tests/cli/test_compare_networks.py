@@ -7,16 +7,16 @@ import json
 import pytest
 from command_line import CALIBRATION, TEST, VIT
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.recipe import Recipe
-from onespike.runs import pipeline
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    pair = pipeline.convert_network(load_model(VIT), pipeline.choose(CALIBRATION, 16), Recipe())
-    pipeline.save_run(folder, pair)
+    pair = runs.convert_network(load_model(VIT), runs.choose(CALIBRATION, 16), Recipe())
+    runs.save_run(folder, pair)
     return folder
 
 

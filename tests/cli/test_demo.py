@@ -6,16 +6,16 @@ import json
 
 from command_line import VIT
 
+from onespike import runs
 from onespike.adapters import load_model
-from onespike.runs import pipeline
 from onespike.studies import demo
 
 
 def test_demo(cli, monkeypatch, tmp_path, vit_weights):
-    choose, out = pipeline.choose, tmp_path / "new" / "demo"
+    choose, out = runs.choose, tmp_path / "new" / "demo"
     monkeypatch.setattr(demo, "load_model", lambda name: load_model(name, weights=vit_weights))
-    monkeypatch.setattr(demo, "SCALES", (1.0, 0.25))
-    monkeypatch.setattr(pipeline, "choose", lambda data, count: choose(data, 6))
+    monkeypatch.setattr(demo, "DEMO_SCALES", (1.0, 0.25))
+    monkeypatch.setattr(runs, "choose", lambda data, count: choose(data, 6))
     done = cli("demo", "--out", out)
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"

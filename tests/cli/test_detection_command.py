@@ -56,15 +56,15 @@ def coco(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, detector, coco) -> Path:
+    from onespike import runs
     from onespike.adapters import load_model
     from onespike.recipe import Recipe
-    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("runs") / "detector"
     loaded = load_model(f"transformers:{detector}", pretrained=True)
     assert (loaded.task.name, loaded.task.masks, loaded.backbone) == ("detection", False, ("vit[.:]*",))
-    pair = pipeline.convert_network(loaded, pipeline.choose(str(coco[0]), None), Recipe(), batch_size=2)
-    pipeline.save_run(folder, pair)
+    pair = runs.convert_network(loaded, runs.choose(str(coco[0]), None), Recipe(), batch_size=2)
+    runs.save_run(folder, pair)
     return folder
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from command_line import CALIBRATION, TEST, VIT, noise
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.recipe import PRESETS, preset
-from onespike.runs import pipeline
 from onespike.tasks import limit, list_images
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -20,13 +20,13 @@ ALL = ("nearest", "layout", "positions", "center", "allocate")
 def pair():
     items = limit(list_images(CALIBRATION), 64)
     recipe = preset("sformer", passes=(*ALL, "correct", "refit"), budget=0.2)
-    return pipeline.convert_network(load_model(VIT), items, recipe, batch_size=32)
+    return runs.convert_network(load_model(VIT), items, recipe, batch_size=32)
 
 
 def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
-    pipeline.save_run(tmp_path / "run", pair)
-    loaded = pipeline.load_run(tmp_path / "run")
-    x = pipeline.Inputs(limit(list_images(TEST), 8), pair.loaded, 8)[0]
+    runs.save_run(tmp_path / "run", pair)
+    loaded = runs.load_run(tmp_path / "run")
+    x = runs.Inputs(limit(list_images(TEST), 8), pair.loaded, 8)[0]
     with torch.inference_mode():
         assert torch.equal(pair.snn(x), loaded.snn(x))
     assert loaded.recipe.passes == (*ALL, "correct", "refit") and loaded.recipe.budget == 0.2
@@ -35,11 +35,11 @@ def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
 def test_a_trained_network_loses_less_at_equal_energy(pair):
     """Both at their counts on the same test images; the literal method spends more, and is further off."""
     items = limit(list_images(TEST), 200)
-    better = pipeline.evaluate_pair(pair, items, batch_size=50).to_dict()
-    plain = pipeline.convert_network(
+    better = runs.evaluate_pair(pair, items, batch_size=50).to_dict()
+    plain = runs.convert_network(
         load_model(VIT), limit(list_images(CALIBRATION), 64), preset("sformer", scale=0.3), batch_size=32
     )
-    literal = pipeline.evaluate_pair(plain, items, batch_size=50).to_dict()
+    literal = runs.evaluate_pair(plain, items, batch_size=50).to_dict()
     assert better["energy"]["counts"] < literal["energy"]["counts"]
     assert better["kl"] < 0.7 * literal["kl"]
     assert better["snn"]["top1"] >= literal["snn"]["top1"]
@@ -67,7 +67,7 @@ def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
 
 
 def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monkeypatch):
-    pipeline.save_run(tmp_path / "run", pair)
+    runs.save_run(tmp_path / "run", pair)
     words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 20, "--passes", "nearest,center",
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
     found = cli(*words)
@@ -94,7 +94,7 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monke
 
 
 def test_ablate_knows_images_by_their_contents(cli, tmp_path, pair):
-    pipeline.save_run(tmp_path / "run", pair)
+    runs.save_run(tmp_path / "run", pair)
     words = (
         "ablate",
         tmp_path / "run",

@@ -18,9 +18,9 @@ def run(vit_run, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("onespike.report.record.SCALES", (1.0,))
+    monkeypatch.setattr("onespike.report.record.DRAWN_SCALES", (1.0,))
     monkeypatch.setattr("onespike.report.record.EXAMPLES", 2)
-    monkeypatch.setattr("onespike.doctor.measurement.SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.doctor.measurement.PROBED_SCALES", (1.0, 0.25))
     monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
     monkeypatch.setattr("onespike.doctor.measurement.PASSES", ("nearest",))
     monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {"nearest rounding": {"rounding": "nearest"}})
@@ -66,7 +66,7 @@ def test_the_doctor(cli, run, images, tmp_path):
     assert 1 <= len(record["findings"]) <= 5
     again = [f["command"] for f in record["findings"] if f["command"].startswith("onespike convert ")]
     assert again and all(f"--weights {run / 'weights.safetensors'} " in words for words in again)
-    assert {"sites", "kinds", "scales", "normalisations"} <= set(record)
+    assert {"sites", "kinds", "scales", "normalizations"} <= set(record)
     assert cli("doctor", run, "--data", images, "--images", 1).message() == (
         "the doctor needs at least 2 images, not 1. Try --images 64."
     )
@@ -83,13 +83,13 @@ def test_a_damaged_run_is_named(cli, run, images, command):
     )
 
 
-def test_a_normalisation_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
+def test_a_normalization_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
     given = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
     words = ("convert", "bundled:cifar10-vit", "--weights", vit_weights, "--calibrate", images, "--limit", 2)
     out = tmp_path / "other"
     assert cli(*words, *given, "--out", out).code == 0
     record = json.loads((out / "run.json").read_text())
-    assert record["network"]["normalisation"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert record["network"]["normalization"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
     assert "then mean 0.5 0.5 0.5, std 0.5 0.5 0.5 instead" in cli("inspect", out).out
     message = cli(*words, "--mean", "0.5", "--out", tmp_path / "x").message()
     assert message == "--std takes three numbers, not None. Give both: --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5."

@@ -15,10 +15,10 @@ import torch
 from command_line import CALIBRATION, TEST, VIT, noise
 from safetensors.torch import load_file, save_file
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.energy import COLUMNS
 from onespike.recipe import Recipe
-from onespike.runs import pipeline
 from onespike.runtime.atomic import sha256
 from onespike.tasks import batches, list_images
 
@@ -52,7 +52,7 @@ def record(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
-def digest(pair: pipeline.Pair, images: Path) -> str:
+def digest(pair: runs.NetworkPair, images: Path) -> str:
     """The SHA-256 of both networks' logits."""
     inputs, _ = next(iter(batches(list_images(images), pair.loaded.transform, 4)))
     sha = hashlib.sha256()
@@ -245,10 +245,10 @@ def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, trans
     spec = f"transformers:{source}"
     done = cli("convert", spec, "--pretrained", "--calibrate", images, "--out", run)
     assert done.code == 0, done.err
-    pair = pipeline.convert_network(load_model(spec, pretrained=True), list_images(images), Recipe())
+    pair = runs.convert_network(load_model(spec, pretrained=True), list_images(images), Recipe())
     shutil.rmtree(source)  # the run stands on its own
     assert {p.name for p in (run / "network").iterdir()} == {"config.json", "preprocessor_config.json"}
-    assert digest(pipeline.load_run(run), images) == digest(pair, images)
+    assert digest(runs.load_run(run), images) == digest(pair, images)
     evaluated = cli("evaluate", run, "--data", images, "--json", file)
     assert "note: 10 of these images were used for calibration, first 0/0.png\n" in evaluated.out
     assert f"\nnetwork        {spec} (pretrained weights)\n" in evaluated.out
@@ -287,14 +287,14 @@ def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_fol
     assert record(run)["files"][relative] == sha256(weights)
     assert not (run / "weights.safetensors").exists()
     loaded = load_model(spec, weights=weights)
-    items = pipeline.choose(str(images), 4)
-    expected = digest(pipeline.convert_network(loaded, items, Recipe()), images)
-    assert digest(pipeline.load_run(run), images) == expected
+    items = runs.choose(str(images), 4)
+    expected = digest(runs.convert_network(loaded, items, Recipe()), images)
+    assert digest(runs.load_run(run), images) == expected
 
     moved = tmp_path / "moved"
     place.rename(moved)  # run and checkpoint together
     run, weights = moved / "runs" / "run", moved / "checkpoints" / weights.name
-    assert digest(pipeline.load_run(run), images) == expected
+    assert digest(runs.load_run(run), images) == expected
 
     start = f"{run}: the checkpoint {run / relative}, to which the run refers, "
     end = ". Put it back, or convert the network again."
@@ -311,11 +311,11 @@ LOGITS = """
 import hashlib, sys
 from pathlib import Path
 import torch
-from onespike.runs import pipeline
+from onespike import runs
 from onespike.tasks import batches, list_images
 
 torch.set_num_threads(1)
-pair = pipeline.load_run(Path(sys.argv[1]))
+pair = runs.load_run(Path(sys.argv[1]))
 inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.transform, 4)))
 with torch.inference_mode():
     both = [network(inputs).numpy().tobytes() for network in (pair.ann, pair.snn)]
@@ -326,7 +326,7 @@ print(hashlib.sha256(b"".join(both)).hexdigest())
 def test_a_new_process_computes_the_same_bits(images, vit_run):
     command = [sys.executable, "-c", LOGITS, str(vit_run), str(images)]
     there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert there == digest(pipeline.load_run(vit_run), images)
+    assert there == digest(runs.load_run(vit_run), images)
 
 
 def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weights):

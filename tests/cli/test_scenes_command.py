@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onespike.runs import pipeline
+from onespike import runs
 from onespike.runs import search_run as tune
 from onespike.studies import demo
 
@@ -22,10 +22,8 @@ def run(tmp_path_factory) -> Path:
     from onespike.recipe import preset
 
     folder = tmp_path_factory.mktemp("runs") / "scenes"
-    pair = pipeline.convert_network(
-        load_model("bundled:scenes"), pipeline.choose(SCENES, 8), preset("sformer")
-    )
-    pipeline.save_run(folder, pair)
+    pair = runs.convert_network(load_model("bundled:scenes"), runs.choose(SCENES, 8), preset("sformer"))
+    runs.save_run(folder, pair)
     return folder
 
 
@@ -40,11 +38,11 @@ def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
     assert record["best"]["value"] == max(values.values()) > values[1.0]
     energies = [row["energy"] for row in sorted(record["trials"], key=lambda row: row["scale"])]
     assert energies == sorted(energies, reverse=True)
-    pair = pipeline.load_run(run)
+    pair = runs.load_run(run)
     assert pair.recipe.scale == record["best"]["scale"]
     items, _ = tune.search_images(pair, SCENES, 12)
     assert not set(items.names) & set(pair.data["names"])
-    found = pipeline.evaluate_pair(pair, items).to_dict()
+    found = runs.evaluate_pair(pair, items).to_dict()
     assert found["snn"]["segm"]["AP"] == record["best"]["value"]
 
 
@@ -69,7 +67,7 @@ def test_a_report_shows_precision_and_pictures(cli, run, tmp_path):
     record = json.loads((page / "report.json").read_text())
     assert list(record["evaluation"]["snn"]) == ["bbox", "segm"]
     assert record["front"]["metric"] == "mask AP, %" and record["front"]["images"] == 12
-    assert record["front"]["chosen"] == pytest.approx(pipeline.load_run(run).recipe.scale)
+    assert record["front"]["chosen"] == pytest.approx(runs.load_run(run).recipe.scale)
     shown = record["examples"]
     assert len(shown) == 6 and not shown[0]["agree"]
     for example in shown:
@@ -107,7 +105,7 @@ def test_the_doctor_examines_a_detector(cli, run, tmp_path):
     done = cli("doctor", run, *words)
     assert done.code == 0, done.err
     record = json.loads(file.read_text())
-    assert record["kl"] > 0 and record["normalisations"] == {}
+    assert record["kl"] > 0 and record["normalizations"] == {}
     assert record["headline"]["title"] == "mask AP, %"
     assert set(record["kinds"].values()) and all(value >= 0 for value in record["kinds"].values())
 
@@ -183,8 +181,8 @@ def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
 
 
 def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
-    choose = pipeline.choose_labelled
-    monkeypatch.setattr(pipeline, "choose_labelled", lambda loaded, data: choose(loaded, data, None, 6))
+    choose = runs.choose_labeled
+    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: choose(loaded, data, None, 6))
     done = cli("demo", "--task", "segmentation", "--out", tmp_path / "demo")
     assert done.code == 0, done.err
     assert "ANN mask AP" in done.out

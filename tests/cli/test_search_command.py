@@ -26,15 +26,14 @@ from onespike.tasks import Classification
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    from onespike import preset
+    from onespike import preset, runs
     from onespike.adapters import load_model
-    from onespike.runs import pipeline
 
     folder = tmp_path_factory.mktemp("search") / "run"
-    pair = pipeline.convert_network(
-        load_model(VIT, random_weights=True), pipeline.choose(CALIBRATION, 8), preset("sformer")
+    pair = runs.convert_network(
+        load_model(VIT, random_weights=True), runs.choose(CALIBRATION, 8), preset("sformer")
     )
-    pipeline.save_run(folder, pair)
+    runs.save_run(folder, pair)
     return folder
 
 
@@ -72,13 +71,12 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, made, tmp_path):
 
 
 def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_path):
-    from onespike import preset
+    from onespike import preset, runs
     from onespike.adapters import load_model
-    from onespike.runs import pipeline
 
     recipe = preset("sformer", passes=("nearest",), energy="binary", scale=0.5)
-    network, items = load_model(VIT, random_weights=True), pipeline.choose(CALIBRATION, 8)
-    pipeline.save_run(tmp_path / "run", pipeline.convert_network(network, items, recipe))
+    network, items = load_model(VIT, random_weights=True), runs.choose(CALIBRATION, 8)
+    runs.save_run(tmp_path / "run", runs.convert_network(network, items, recipe))
     words = (
         "search",
         tmp_path / "run",

@@ -76,7 +76,7 @@ runpy.run_module("onespike", run_name="__main__")
 
 
 @posix
-@pytest.mark.parametrize("module", ["torch", "rich.console", "onespike.runs.pipeline"])
+@pytest.mark.parametrize("module", ["torch", "rich.console", "onespike.runs"])
 def test_an_interrupt_while_modules_are_imported(module):
     done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("MODULE", module)], capture_output=True)
     message = b"onespike: interrupted, nothing was written. Run the same command again.\n"
@@ -105,7 +105,7 @@ def test_too_little_memory(cli, monkeypatch, vit_run, text):
     def refuse(*_: object, **__: object) -> None:
         raise FAILURES[text](text)
 
-    monkeypatch.setattr("onespike.runs.pipeline.evaluate", refuse)
+    monkeypatch.setattr("onespike.runs.evaluating.evaluate", refuse)
     message = "the device has too little memory. Give a smaller --batch-size."
     assert cli("evaluate", vit_run, "--data", TEST).message() == message
 

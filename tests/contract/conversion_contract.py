@@ -30,7 +30,7 @@ TOLERANCE = 1e-5
 """Of a network with identity neurons: products are summed in another order than in fused attention."""
 
 
-def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
+def randomize_(model: nn.Module, seed: int = 0) -> nn.Module:
     """Weights of order 1 in every place: fresh networks have zero biases and layer scales that hide all else."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -177,7 +177,7 @@ def test_which_neurons_it_takes(calls: list[int]) -> None:
     hooked = ScaleFire(0.1, levels=LEVELS)
     hooked.register_forward_hook(lambda module, args, value: seen.append(value.shape))
     others = (
-        AffineFire(0.1, levels=LEVELS, centre=torch.tensor(0.01)),
+        AffineFire(0.1, levels=LEVELS, center=torch.tensor(0.01)),
         ScaleFire(torch.full((9,), 0.1), levels=LEVELS),
         ScaleFire(0.0, 0.1, levels=LEVELS),
         ScaleFire(torch.full((1, 4, 9, 1), 0.1), levels=LEVELS),
@@ -194,7 +194,7 @@ def test_which_neurons_it_takes(calls: list[int]) -> None:
 
 
 def test_constants_that_are_loaded_later_are_seen() -> None:
-    cell, other = (AffineFire(0.1, levels=LEVELS, centre=torch.tensor(centre)) for centre in (0.0, 0.5))
+    cell, other = (AffineFire(0.1, levels=LEVELS, center=torch.tensor(center)) for center in (0.0, 0.5))
     assert cell.row_steps() is not None
     cell.load_state_dict(other.state_dict())
     assert cell.row_steps() is None

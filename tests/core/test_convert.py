@@ -320,8 +320,8 @@ def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
 
 def test_gradients_of_passes_integers_and_compiled_networks():
     model, x = transformer(), sequences()
-    centred = onespike.spike(model, [x], passes=("center",), **FINE)
-    assert alike(gradient(centred, x), gradient(model, x)) > 0.99
+    centered = onespike.spike(model, [x], passes=("center",), **FINE)
+    assert alike(gradient(centered, x), gradient(model, x)) > 0.99
     snn = onespike.spike(model, [x], scale=0.1)
     optimized = onespike.optimize(snn)
     assert alike(gradient(optimized, x), gradient(snn, x)) > 0.99

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from contract.conversion_contract import randomise_, run
+from contract.conversion_contract import randomize_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
 from onespike.energy.columns import COLUMNS
@@ -106,7 +106,7 @@ def test_convolution(name):
         nn.Flatten(),
         nn.Linear(8, 3),
     )
-    randomise_(model)
+    randomize_(model)
     x = torch.randn(3, 3, 9, 8, generator=torch.Generator().manual_seed(0))
     snn = convert(model, calibrate(model, [x]))
     y = spikes(snn, x)["2:conv0_input"]

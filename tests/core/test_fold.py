@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from contract.conversion_contract import distance, randomise_, run, same_state, snapshot
+from contract.conversion_contract import distance, randomize_, run, same_state, snapshot
 from onespike.conversion.weights import fold_, unfold_
 
 
@@ -35,7 +35,7 @@ def batches() -> list[Tensor]:
 
 
 def test_only_norms_that_alone_read_a_convolution_are_folded():
-    model = randomise_(Network())
+    model = randomize_(Network())
     assert onespike.calibrate(model, batches()).folds == {"conv1": "norm1"}
     assert onespike.discover(model, batches()[0]).folds == {"conv1": "norm1"}
 
@@ -49,7 +49,7 @@ def test_a_convolution_that_runs_twice_with_two_norms_is_not_folded():
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.conv(self.a(self.conv(x)))).mean((-1, -2))
 
-    assert onespike.calibrate(randomise_(Shared()), batches()).folds == {}
+    assert onespike.calibrate(randomize_(Shared()), batches()).folds == {}
 
 
 def test_a_norm_behind_two_convolutions_is_not_folded():
@@ -61,7 +61,7 @@ def test_a_norm_behind_two_convolutions_is_not_folded():
         def forward(self, x: Tensor) -> Tensor:
             return (self.norm(self.a(x)) + self.norm(self.b(x)).relu()).mean((-1, -2))
 
-    model = randomise_(Shared())
+    model = randomize_(Shared())
     expected, before = run(model, batches()[0]), snapshot(model)
     fold_(model, onespike.calibrate(model, batches()).folds)
     assert distance(run(model, batches()[0]), expected) < 1e-5
@@ -71,7 +71,7 @@ def test_a_norm_behind_two_convolutions_is_not_folded():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_folding_changes_nothing_and_is_undone_to_the_bit(bias):
-    model = randomise_(Network(bias))
+    model = randomize_(Network(bias))
     original, before, expected = copy.deepcopy(model), snapshot(model), run(model, batches()[0])
     fold_(model, {"conv1": "norm1"})
     assert distance(run(model, batches()[0]), expected) < 1e-5
@@ -88,7 +88,7 @@ def test_folding_changes_nothing_and_is_undone_to_the_bit(bias):
 
 
 def test_frozen_weights_stay_frozen():
-    model = randomise_(Network())
+    model = randomize_(Network())
     model.requires_grad_(False)
     fold_(model, {"conv1": "norm1"})
     unfold_(model)
@@ -96,7 +96,7 @@ def test_frozen_weights_stay_frozen():
 
 
 def test_a_norm_without_running_statistics_stays():
-    model = randomise_(Network())
+    model = randomize_(Network())
     model.norm1 = nn.BatchNorm2d(4, track_running_stats=False).eval()
     before, expected = snapshot(model), run(model, batches()[0])
     fold_(model, {"conv1": "norm1"})
@@ -105,7 +105,7 @@ def test_a_norm_without_running_statistics_stays():
 
 
 def test_the_recipe_decides():
-    model = randomise_(Network())
+    model = randomize_(Network())
     thresholds = onespike.calibrate(model, batches())
     kept = onespike.convert(model, thresholds, onespike.Recipe(fold_batchnorm=False))
     folded = onespike.convert(model, thresholds)
@@ -122,7 +122,7 @@ def test_the_recipe_decides():
 
 
 def test_folded_networks_can_be_reloaded_and_reverted_after_a_copy():
-    model = randomise_(Network())
+    model = randomize_(Network())
     expected = run(model, batches()[0])
     snn = copy.deepcopy(onespike.convert(model, onespike.calibrate(model, batches())))
     onespike.revert_(snn)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import onespike
 from contract.networks import sequences, transformer
 from onespike import kernels
-from onespike.deploy.folding import common_units, quantise
+from onespike.deploy.folding import common_units, quantize
 from onespike.deploy.integer import optimize_
 from onespike.deploy.products import Populations, convolution_form, linear_form
 from onespike.errors import UsageError
@@ -88,9 +88,9 @@ def neurons(tokens: int, inputs: int) -> dict[str, ScaleFire]:
     generator = torch.Generator().manual_seed(3)
     steps = torch.rand(inputs, generator=generator) * 0.4 + 0.05
     off = steps * (torch.arange(inputs) % 4 > 0)
-    centre = torch.randn(inputs, generator=generator)
+    center = torch.randn(inputs, generator=generator)
     gain = torch.tensor([0.25, 1.0, 8.0, 2.0**20])[torch.arange(tokens) % 4].view(-1, 1)
-    affine = {"levels": MIXED, "centre": centre, "offset": centre + 0.1}
+    affine = {"levels": MIXED, "center": center, "offset": center + 0.1}
     return {
         "one step": ScaleFire(0.3, 0.3, levels=MIXED),
         "one side": ScaleFire(0.1, levels=MIXED),
@@ -99,7 +99,7 @@ def neurons(tokens: int, inputs: int) -> dict[str, ScaleFire]:
         "far steps": ScaleFire(0.3, 0.002, levels=MIXED),
         "channels": ScaleFire(steps, steps.flip(0), levels=MIXED),
         "channels off": ScaleFire(off, steps * 1.4, levels=MIXED),
-        "centre": AffineFire(steps, steps, **affine),
+        "center": AffineFire(steps, steps, **affine),
         "gain": AffineFire(0.3, 0.2, gain=gain, **affine),
         "table": ScaleFire(0.1, 0.1, levels=(1, 2, 5, 90, 300), rounding="nearest"),
     }
@@ -151,8 +151,8 @@ def test_convolutions_equal_their_plain_form(recipe: dict[str, object], path: ke
 
 def test_the_offset_of_a_padded_convolution_differs_by_place(path: kernels.Path) -> None:
     torch.manual_seed(0)
-    centre, steps = torch.randn(6, 1, 1), torch.rand(6, 1, 1) * 0.02 + 0.001
-    neuron = AffineFire(steps, steps, levels=tuple(range(1, 300)), centre=centre, offset=centre * 2)
+    center, steps = torch.randn(6, 1, 1), torch.rand(6, 1, 1) * 0.02 + 0.001
+    neuron = AffineFire(steps, steps, levels=tuple(range(1, 300)), center=center, offset=center * 2)
     module = nn.Conv2d(6, 5, 3, padding=1)
     x = torch.randn(2, 6, 8, 7)
     with torch.inference_mode():
@@ -293,7 +293,7 @@ def test_counts_beyond_the_kernel_are_exact_in_the_plain_form(levels: str) -> No
         assert torch.equal(fast.two(x), defined(form, neuron, x))
 
 
-def test_what_cannot_be_optimised_says_why() -> None:
+def test_what_cannot_be_optimized_says_why() -> None:
     with pytest.raises(UsageError, match=r"no neurons\. Convert it first"):
         onespike.optimize(Block())
     with pytest.raises(UsageError, match=r"weights of type torch\.float16\. Use snn\.float\(\)"):
@@ -315,5 +315,5 @@ def test_rounded_weights_are_not_reverted(integer_units):
 
 
 def test_weights_are_rounded_to_the_nearest() -> None:
-    weight, scale = quantise(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    weight, scale = quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
     assert weight.tolist() == [[50, -127], [0, 0]] and scale.tolist() == pytest.approx([0.01, 1.0])

@@ -45,7 +45,7 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
     if constants:
         generator = torch.Generator().manual_seed(2)
         entries = dict(found.entries)
-        for role, (centre, step, gain) in {
+        for role, (center, step, gain) in {
             "matmul0_lhs": ((HEADS, 1, 8), (HEADS, 1, 1), (TOKENS, 1)),
             "matmul0_rhs": ((HEADS, 8, 1), (HEADS, 1, 1), (TOKENS,)),
             "matmul1_lhs": (None, (HEADS, 1, 1), (TOKENS, 1)),
@@ -55,9 +55,9 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
             old = entries[site]
             steps = old.positive * (0.5 + torch.rand(step, generator=generator))
             changes = {"positive": steps, "gain": 2.0 ** torch.randint(-1, 2, gain, generator=generator)}
-            if centre is not None:
-                middle = torch.randn(centre, generator=generator) * 0.3
-                changes |= {"negative": steps.clone(), "centre": middle, "offset": middle * 1.1}
+            if center is not None:
+                middle = torch.randn(center, generator=generator) * 0.3
+                changes |= {"negative": steps.clone(), "center": middle, "offset": middle * 1.1}
             entries[site] = dataclasses.replace(old, **changes)
         found = dataclasses.replace(found, entries=entries)
     return onespike.convert(model, found, made)

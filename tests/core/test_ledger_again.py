@@ -1,4 +1,4 @@
-"""All columns once more, from raw spikes, layer by layer as a sceptic would add them up on paper.
+"""All columns once more, from raw spikes, layer by layer as a skeptic would add them up on paper.
 
 Nothing of onespike.energy is used for what is expected.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from contract.conversion_contract import randomise_, run
+from contract.conversion_contract import randomize_, run
 from onespike import Recipe, calibrate, convert, metered
 from onespike.neurons import Neuron
 
@@ -172,7 +172,7 @@ RECIPES = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_vision_transformer(name):
     model, n = ViT(), 6
-    randomise_(model)
+    randomize_(model)
     x = torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     sheet, ledger, snn = compare(model, x, RECIPES[name])
     sheet.stays(n * 9 * WIDTH * 3 * 4 * 4)  # patches
@@ -199,7 +199,7 @@ def test_a_convolutional_network_with_groups_and_stride(name):
         nn.Conv2d(12, 12, 5, stride=3, padding=2, groups=12), nn.SiLU(), nn.Flatten(), nn.Linear(48, 9), nn.Sigmoid(),
         nn.Linear(9, CLASSES),
     )  # fmt: skip
-    randomise_(model)
+    randomize_(model)
     n = 5
     x = torch.randn(n, 3, 11, 9, generator=torch.Generator().manual_seed(0))
     sheet, ledger, snn = compare(model, x, RECIPES[name])

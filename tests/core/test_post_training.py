@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from contract.conversion_contract import randomise_, run
+from contract.conversion_contract import randomize_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import calibrate, convert
 from onespike.deploy.post_training import (
@@ -80,7 +80,7 @@ def test_convolutions_with_groups_and_transposed_ones():
     )  # fmt: skip
     x = torch.randn(8, 4, 6, 6, generator=torch.Generator().manual_seed(0))
     model(x)
-    randomise_(model)
+    randomize_(model)
     observed = observe(model, [x])
     assert sorted(observed.weights.values()) == [0, 0, 1]
     for granularity in GRANULARITIES:

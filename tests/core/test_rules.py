@@ -120,12 +120,12 @@ def test_no_product_of_torch_is_forgotten():
             continue
         private = name.startswith("_") and not name.startswith("__")
         inplace = name.endswith("_") and not name.startswith("_")
-        quantised = any(
+        quantized = any(
             w in name for w in ("quantized", "fbgemm", "mkldnn", "cudnn", "miopen", "sparse", "backward")
         )
         hit = any(part == w or (w == "conv" and part.startswith("conv")) for part in parts for w in words)
         other = {"bilinear", "linear"} & set(parts) and "interpolate" in name
-        if hit and not (private or inplace or quantised or other):
+        if hit and not (private or inplace or quantized or other):
             unknown.append(name)
     assert unknown == []
 

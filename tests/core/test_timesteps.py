@@ -250,7 +250,7 @@ def test_a_ledger_of_one_step_does_not_change():
         ),
         (
             {"neuron": "uniform", "levels": "bits:4", "steps": 2},
-            "neuron 'uniform' is plain quantisation and has one step. Use steps=1.",
+            "neuron 'uniform' is plain quantization and has one step. Use steps=1.",
         ),
         ({"placement": "relu"}, "unknown placement 'relu'. Known: activation, synapse."),
     ],
@@ -261,7 +261,7 @@ def test_recipes_that_cannot_be_meant(changes, message):
     assert str(caught.value) == message
 
 
-def test_uniform_is_plain_quantisation():
+def test_uniform_is_plain_quantization():
     torch.manual_seed(5)
     network, x = mlp(), rows(64)
     recipe = preset("uniform", levels="bits:4")

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from onespike import preset
-from onespike.adapters import load_model, renormalised
+from onespike import preset, runs
+from onespike.adapters import load_model, renormalized
 from onespike.doctor import checkup, diagnose
-from onespike.runs import pipeline
 
 IMAGES = 40
 PROBE = 32
 
 
-def examined(run: Path = Path("run"), *, images: int = 64, normalisation=None, **changes):
+def examined(run: Path = Path("run"), *, images: int = 64, normalization=None, **changes):
     loaded = load_model("bundled:cifar10-vit")
-    if normalisation is not None:
-        loaded = renormalised(loaded, *normalisation)
-    calibration = pipeline.choose("bundled:cifar10-calibration", images)
-    pair = pipeline.convert_network(loaded, calibration, preset("sformer", **changes), batch_size=64)
-    items = pipeline.choose("bundled:cifar10-test", IMAGES)
+    if normalization is not None:
+        loaded = renormalized(loaded, *normalization)
+    calibration = runs.choose("bundled:cifar10-calibration", images)
+    pair = runs.convert_network(loaded, calibration, preset("sformer", **changes), batch_size=64)
+    items = runs.choose("bundled:cifar10-test", IMAGES)
     return checkup(pair, items, run, images=PROBE, batch_size=PROBE // 2)
 
 
@@ -39,8 +38,8 @@ def test_a_healthy_run_has_no_alarming_finding(healthy):
     assert len(found) <= 5
     shares = [finding.share or 0.0 for finding in found if finding.cause != "passes"]
     assert shares == sorted(shares, reverse=True)
-    assert healthy.better_normalisation is None
-    assert healthy.normalisations["CIFAR-10"] == healthy.normalisations["as given"]
+    assert healthy.better_normalization is None
+    assert healthy.normalizations["CIFAR-10"] == healthy.normalizations["as given"]
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def briefly(monkeypatch):
     monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
     monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {})
     monkeypatch.setattr("onespike.doctor.measurement.PASSES", ())
-    monkeypatch.setattr("onespike.doctor.measurement.SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.doctor.measurement.PROBED_SCALES", (1.0, 0.25))
     monkeypatch.setattr("onespike.doctor.measurement._kinds", lambda *_: {})
 
 
@@ -84,9 +83,9 @@ def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
 
 
 @pytest.mark.usefixtures("briefly")
-def test_wrong_normalisation():
-    first = diagnose(examined(normalisation=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))[0]
-    assert (first.cause, first.alarming) == ("normalisation", True), first
+def test_wrong_normalization():
+    first = diagnose(examined(normalization=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))[0]
+    assert (first.cause, first.alarming) == ("normalization", True), first
     assert first.share is not None and first.share > 0.5
     assert first.command == (
         "onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --limit 64 --out run-2"
@@ -116,9 +115,9 @@ def test_findings_follow_from_measured_results_alone(healthy):
     assert first.title == "3 of 40 images were used for calibration as well"
     many = {**healthy.evaluation, "images": 1000}  # so that ten points are more than chance
     worse = dataclasses.replace(healthy, published=99.0, evaluation=many)
-    assert diagnose(worse)[0].cause == "normalisation"
-    unlabelled = {**healthy.evaluation, "ann": {"top1": None}, "snn": {"top1": None}}
-    assert not any(f.alarming for f in diagnose(dataclasses.replace(healthy, evaluation=unlabelled)))
+    assert diagnose(worse)[0].cause == "normalization"
+    unlabeled = {**healthy.evaluation, "ann": {"top1": None}, "snn": {"top1": None}}
+    assert not any(f.alarming for f in diagnose(dataclasses.replace(healthy, evaluation=unlabeled)))
     sites = {name: {**row, "saturated": 0.2, "clipping": 1.0} for name, row in healthy.sites.items()}
     assert diagnose(dataclasses.replace(healthy, sites=sites))[0].cause == "saturation"
     sites = {name: {**row, "dead_channels": 0.5} for name, row in healthy.sites.items()}

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 import onespike
-from contract.conversion_contract import ConversionContract, images, randomise_
+from contract.conversion_contract import ConversionContract, images, randomize_
 from onespike.adapters.scenes import SceneDetector
 from onespike.conversion.network import table
 
@@ -114,7 +114,7 @@ class TestFasterRCNN(Eager):
     @classmethod
     def build(cls):
         torch.manual_seed(0)
-        return randomise_(two_stage(FasterRCNN, Pyramid())), pictures()
+        return randomize_(two_stage(FasterRCNN, Pyramid())), pictures()
 
 
 class TestMaskRCNN(Eager):
@@ -133,7 +133,7 @@ class TestMaskRCNN(Eager):
     def build(cls):
         torch.manual_seed(0)
         masks = dict(mask_head=MaskRCNNHeads(8, (8,), 1), mask_predictor=MaskRCNNPredictor(8, 8, 4))
-        return randomise_(two_stage(MaskRCNN, Pyramid(), **masks)), pictures()
+        return randomize_(two_stage(MaskRCNN, Pyramid(), **masks)), pictures()
 
 
 class TestEvaInFasterRCNN(Eager):
@@ -145,7 +145,7 @@ class TestEvaInFasterRCNN(Eager):
     @classmethod
     def build(cls):
         torch.manual_seed(0)
-        return randomise_(two_stage(FasterRCNN, EvaPyramid())), pictures()
+        return randomize_(two_stage(FasterRCNN, EvaPyramid())), pictures()
 
 
 class TestRetinaNet(Eager):
@@ -159,7 +159,7 @@ class TestRetinaNet(Eager):
         model = RetinaNet(
             Pyramid(), anchor_generator=anchors(), score_thresh=0.0, detections_per_img=4, **SIZES
         )
-        return randomise_(model), pictures()
+        return randomize_(model), pictures()
 
 
 class TestFCOS(Eager):
@@ -176,7 +176,7 @@ class TestFCOS(Eager):
         torch.manual_seed(0)
         generator = AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)
         model = FCOS(Pyramid(32), anchor_generator=generator, score_thresh=0.0, detections_per_img=4, **SIZES)
-        return randomise_(model), pictures()
+        return randomize_(model), pictures()
 
 
 def named(size: int = 64) -> list[dict[str, Tensor]]:
@@ -209,7 +209,7 @@ class TestDetr(Eager):
         config = DetrConfig(
             backbone_config=ResNetConfig(**WIDTHS, out_features=["stage4"]), **BACKBONE, **DECODER
         )
-        return randomise_(DetrForObjectDetection(config)), named()
+        return randomize_(DetrForObjectDetection(config)), named()
 
 
 class TestRTDetr(Eager):
@@ -230,7 +230,7 @@ class TestRTDetr(Eager):
             decoder_layers=1, decoder_attention_heads=2, num_queries=4, num_labels=3, num_denoising=0,
             use_timm_backbone=False,
         )  # fmt: skip
-        return randomise_(RTDetrForObjectDetection(config)), named()
+        return randomize_(RTDetrForObjectDetection(config)), named()
 
 
 class TestDeformableDetr(Eager):
@@ -259,7 +259,7 @@ class TestDeformableDetr(Eager):
         )  # fmt: skip
         model = DeformableDetrForObjectDetection(config)
         # its queries are an expanded parameter, on which torch's counter cannot hang a hook without gradients
-        return randomise_(model).requires_grad_(False), named()
+        return randomize_(model).requires_grad_(False), named()
 
 
 class TestYolos(Eager):
@@ -274,7 +274,7 @@ class TestYolos(Eager):
             hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
             patch_size=16, num_detection_tokens=4, num_labels=3,
         )  # fmt: skip
-        return randomise_(YolosForObjectDetection(config)), named()
+        return randomize_(YolosForObjectDetection(config)), named()
 
 
 class TestMask2Former(Eager):
@@ -299,7 +299,7 @@ class TestMask2Former(Eager):
             encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=24,
             encoder_feedforward_dim=24, num_labels=3,
         )  # fmt: skip
-        return randomise_(Mask2FormerForUniversalSegmentation(config)), named()
+        return randomize_(Mask2FormerForUniversalSegmentation(config)), named()
 
 
 class TestVitDet(Eager):
@@ -313,7 +313,7 @@ class TestVitDet(Eager):
             hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, pretrain_image_size=64,
             patch_size=16, window_block_indices=[0], window_size=2, use_relative_position_embeddings=True,
         )  # fmt: skip
-        return randomise_(VitDetBackbone(config)), named()
+        return randomize_(VitDetBackbone(config)), named()
 
 
 class TestScenes(Eager):
@@ -324,7 +324,7 @@ class TestScenes(Eager):
     @classmethod
     def build(cls):
         torch.manual_seed(0)
-        return randomise_(SceneDetector(32, detections=4)), images(64)
+        return randomize_(SceneDetector(32, detections=4)), images(64)
 
 
 def test_levels_of_a_pyramid_share_their_neurons():

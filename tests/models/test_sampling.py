@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.ops import DeformConv2d, roi_align
 
 import onespike
-from contract.conversion_contract import images, randomise_
+from contract.conversion_contract import images, randomize_
 from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
@@ -29,7 +29,7 @@ class Deformable(nn.Module):
 
 def test_a_deformable_convolution_is_listed_with_its_macs():
     """Nine samples an input channel and place, of four MACs each, then the weights."""
-    model, batches = randomise_(Deformable()), images(8)
+    model, batches = randomize_(Deformable()), images(8)
     thresholds = onespike.calibrate(model, batches)
     macs = 8 * 8 * 6 * 4 * 9 + 4 * 8 * 8 * 4 * 9
     assert thresholds.uncovered == {("deform", "torchvision.deform_conv2d"): macs}

@@ -14,14 +14,14 @@ from contract.conversion_contract import (
     check_folding,
     distance,
     images,
-    randomise_,
+    randomize_,
     run,
 )
 
 
 def create(name: str, size: int, **settings: Any) -> tuple[Any, list[Any]]:
     torch.manual_seed(0)
-    return randomise_(timm.create_model(name, num_classes=7, **settings)), images(size)
+    return randomize_(timm.create_model(name, num_classes=7, **settings)), images(size)
 
 
 class TestViT(ConversionContract):

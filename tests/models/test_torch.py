@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from contract.conversion_contract import Case, ConversionContract, randomise_
+from contract.conversion_contract import Case, ConversionContract, randomize_
 from onespike.errors import ConversionError
 from onespike.sites import Operand, Site, Sites, Visit
 from onespike.sites.unfused import encoder_layer, multi_head_attention, plain
@@ -52,7 +52,7 @@ class EncoderContract(ConversionContract):
     @classmethod
     def build(cls):
         torch.manual_seed(0)
-        return randomise_(Encoder(cls.softmax, cls.norm_first, cls.batch_first)), sequences(cls.padded)
+        return randomize_(Encoder(cls.softmax, cls.norm_first, cls.batch_first)), sequences(cls.padded)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # the original's own
@@ -89,7 +89,7 @@ class TestAttention(ConversionContract):
     @classmethod
     def build(cls):
         torch.manual_seed(0)
-        return randomise_(Attention(cls.need_weights)), sequences()
+        return randomize_(Attention(cls.need_weights)), sequences()
 
 
 class TestAttentionWithWeights(TestAttention):
@@ -127,7 +127,7 @@ def attention_inputs(module: nn.MultiheadAttention, kind: str) -> tuple[Tensor, 
 )
 @pytest.mark.parametrize("mask", ["none", "padding", "float padding", "bool mask", "mask per head", "both"])
 def test_plain_attention_is_torchs_own(settings, kind, mask):
-    module = randomise_(nn.MultiheadAttention(8, 2, batch_first=True, **SETTINGS[settings]))
+    module = randomize_(nn.MultiheadAttention(8, 2, batch_first=True, **SETTINGS[settings]))
     query, key, value = attention_inputs(module, kind)
     keys = key.shape[1]
     padding = torch.zeros(3, keys, dtype=torch.bool)
@@ -157,7 +157,7 @@ def test_plain_attention_is_torchs_own(settings, kind, mask):
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_plain_attention_with_every_layout(batch_first, batched, need_weights):
-    module = randomise_(nn.MultiheadAttention(8, 2, batch_first=batch_first))
+    module = randomize_(nn.MultiheadAttention(8, 2, batch_first=batch_first))
     x = rand(3, 5, 8) if batched else rand(5, 8)
     with torch.no_grad():
         expected, expected_weights = module(x, x, x, need_weights=need_weights)
@@ -179,7 +179,7 @@ def test_plain_attention_with_every_layout(batch_first, batched, need_weights):
 def test_plain_encoder_is_torchs_own(norm_first, batch_first, padded):
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=norm_first, batch_first=batch_first)
     nested = not norm_first and batch_first
-    model = randomise_(nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=nested))
+    model = randomize_(nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=nested))
     x = rand(3, 5, 8) if batch_first else rand(5, 3, 8)
     padding = None
     if padded:
@@ -212,7 +212,7 @@ def _kept(padding: Tensor | None, batch_first: bool) -> Any:
 
 def test_fused_modules_hide_their_products_and_plain_ones_do_not():
     """Why the plain definitions exist: this fails on the day torch's own modules can be visited."""
-    model = randomise_(
+    model = randomize_(
         nn.TransformerEncoder(
             nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1, enable_nested_tensor=False
         )
@@ -247,7 +247,7 @@ def test_the_contract_can_fail():
     class Broken(ConversionContract):
         spiking, softmax = 1, 0
 
-    model, batches = randomise_(Opaque()), [rand(3, 8), rand(5, 8)]
+    model, batches = randomize_(Opaque()), [rand(3, 8), rand(5, 8)]
     case = Case(model, batches, onespike.calibrate(model, batches), Broken.recipe, rand(1))
     with pytest.raises(AssertionError):
         Broken().test_every_product_is_at_a_site(case)

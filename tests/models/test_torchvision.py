@@ -6,7 +6,7 @@ import torch
 from torchvision.models import resnet18
 from torchvision.models.vision_transformer import VisionTransformer
 
-from contract.conversion_contract import Case, ConversionContract, check_folding, images, randomise_
+from contract.conversion_contract import Case, ConversionContract, check_folding, images, randomize_
 
 
 class TestViT(ConversionContract):
@@ -20,7 +20,7 @@ class TestViT(ConversionContract):
         model = VisionTransformer(
             image_size=32, patch_size=8, num_layers=1, num_heads=2, hidden_dim=24, mlp_dim=48, num_classes=7
         )
-        return randomise_(model), images(32)
+        return randomize_(model), images(32)
 
 
 class TestResNet18(ConversionContract):
@@ -30,7 +30,7 @@ class TestResNet18(ConversionContract):
 
     @classmethod
     def build(cls):
-        return randomise_(resnet18(num_classes=7)), images(32)
+        return randomize_(resnet18(num_classes=7)), images(32)
 
     def test_batchnorm_is_folded(self, case: Case) -> None:
         check_folding(case)

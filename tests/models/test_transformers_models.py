@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import onespike
-from contract.conversion_contract import ConversionContract, distance, images, randomise_, run
+from contract.conversion_contract import ConversionContract, distance, images, randomize_, run
 from onespike.neurons import Neuron
 
 VISION = dict(
@@ -53,7 +53,7 @@ class Sdpa(ConversionContract):
     @classmethod
     def create(cls, auto: Any, config: Any) -> Any:
         torch.manual_seed(0)
-        return randomise_(auto.from_config(config, attn_implementation=cls.attention))
+        return randomize_(auto.from_config(config, attn_implementation=cls.attention))
 
 
 class TestViT(Sdpa):
@@ -226,7 +226,7 @@ def test_left_padding_gives_no_nan_and_changes_nothing_else(contract):
     assert not batch["attention_mask"].all()
     output = run(snn, batch)
     assert output.isfinite().all()
-    alone = {k: v[1:] for k, v in batch.items()}  # a row without padding does not see its neighbour's
+    alone = {k: v[1:] for k, v in batch.items()}  # a row without padding does not see its neighbor's
     assert distance(run(snn, alone), output[1:]) < 0.02
 
 

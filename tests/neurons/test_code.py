@@ -28,7 +28,7 @@ def test_a_value_is_its_decoded_spikes(name: str, sides: tuple[float, float]) ->
 
 def test_populations_offsets_and_gains_add_up() -> None:
     gain, center = 2.0 ** torch.arange(-1.0, 3.0)[:, None], torch.linspace(-1, 1, 6)
-    cell = AffineFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), centre=center, offset=center / 2, gain=gain)
+    cell = AffineFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), center=center, offset=center / 2, gain=gain)
     x = X[:4]
     code, spikes = cell.code(), cell.spikes(x)
     by_hand = sum(
@@ -40,7 +40,7 @@ def test_populations_offsets_and_gains_add_up() -> None:
 
 
 def test_a_constant_that_is_zero_is_no_offset() -> None:
-    cell = AffineFire(0.5, levels=(1,), centre=torch.tensor(0.5), offset=torch.tensor(0.0))
+    cell = AffineFire(0.5, levels=(1,), center=torch.tensor(0.5), offset=torch.tensor(0.0))
     assert cell.code().offset is None
     assert ScaleFire(0.5, levels=(1,)).code() == Code(torch.tensor(0.5), None, (1,))
 

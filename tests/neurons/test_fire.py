@@ -58,7 +58,7 @@ def test_unknown_rounding() -> None:
             function((1, 2), "up")
 
 
-def neighbours(x: Tensor, reach: int = 2) -> Tensor:
+def neighbors(x: Tensor, reach: int = 2) -> Tensor:
     """x and the representable numbers on both sides of it."""
     found, low, high = [x], x, x
     for _ in range(reach):
@@ -69,7 +69,7 @@ def neighbours(x: Tensor, reach: int = 2) -> Tensor:
 
 
 def coordinates(levels: tuple[int, ...], dtype: torch.dtype, step: float) -> Tensor:
-    """a = |x|/step + ½ for inputs of this type: every threshold, its neighbours and a dense sweep."""
+    """a = |x|/step + ½ for inputs of this type: every threshold, its neighbors and a dense sweep."""
     size = torch.tensor(step, dtype=torch.float32)
     thresholds = torch.tensor([(y - 0.5) * step for y in levels], dtype=torch.float64).to(dtype)
     dense = torch.linspace(0, 1.2 * step * levels[-1], 3000, dtype=torch.float64).to(dtype)
@@ -77,8 +77,8 @@ def coordinates(levels: tuple[int, ...], dtype: torch.dtype, step: float) -> Ten
     ends = torch.tensor(
         [0.0, torch.inf, torch.nan, torch.finfo(dtype).max, torch.finfo(dtype).tiny], dtype=dtype
     )
-    x = torch.cat([neighbours(thresholds), dense, octaves, ends])
-    around = neighbours(torch.tensor(bounds(levels), dtype=torch.float32))
+    x = torch.cat([neighbors(thresholds), dense, octaves, ends])
+    around = neighbors(torch.tensor(bounds(levels), dtype=torch.float32))
     return torch.cat([x.float().abs() / size + 0.5, around])
 
 
@@ -108,7 +108,7 @@ def test_closed_forms_of_the_nearest_level(step: float) -> None:
         for levels in (linear_levels(size), *(mixed_levels(size, tail) for tail in (size, 1, 5, 12, 20))):
             function = fire_function(levels, "nearest")
             jumps = torch.tensor(bounds(levels, "nearest"))
-            a = torch.cat([coordinates(levels, torch.float32, step), neighbours(jumps)])
+            a = torch.cat([coordinates(levels, torch.float32, step), neighbors(jumps)])
             a = a[~a.isnan()]
             assert function.func is not fire  # type: ignore[attr-defined]
             assert torch.equal(bits(function(a)), bits(fire(a, levels, "nearest"))), (levels, step)
@@ -150,7 +150,7 @@ def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     function = fire_function(levels, rounding)
     assert function.func.__name__ == name  # type: ignore[attr-defined]
     a = torch.cat(
-        [coordinates(levels, torch.float32, 0.7), neighbours(torch.tensor(bounds(levels, rounding)))]
+        [coordinates(levels, torch.float32, 0.7), neighbors(torch.tensor(bounds(levels, rounding)))]
     )
     assert function(a)[a.isnan()].isnan().all()
     a = a[~a.isnan()]

@@ -66,7 +66,7 @@ def around(points: Tensor) -> Tensor:
 
 
 def sweep(cell: Neuron, dtype: torch.dtype) -> Tensor:
-    """Dense values, the neighbours of every threshold, zeros, infinities and NaN, in a shape that channels fit."""
+    """Dense values, the neighbors of every threshold, zeros, infinities and NaN, in a shape that channels fit."""
     jumps = torch.tensor(bounds(cell.levels, cell.rounding)) - 0.5
     steps = [s for side in cell.thresholds() for s in side.flatten().tolist() if s > 0]
     edges = torch.cat([around(step * jumps) for step in steps])

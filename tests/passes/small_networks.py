@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onespike import calibrate, preset
-from onespike.passes import Given, State
+from onespike.passes import PassContext, PassState
 
 
 class Block(nn.Module):
@@ -58,6 +58,6 @@ def tokens(count: int = 48, seed: int = 2) -> list[torch.Tensor]:
     return list(torch.randn(count, 8, 6, generator=generator).split(16))
 
 
-def start(model: nn.Module, inputs: list[torch.Tensor], **given) -> tuple[State, Given]:
+def start(model: nn.Module, inputs: list[torch.Tensor], **given) -> tuple[PassState, PassContext]:
     recipe = preset("sformer")
-    return State(calibrate(model, inputs, recipe), recipe), Given(model, inputs, **given)
+    return PassState(calibrate(model, inputs, recipe), recipe), PassContext(model, inputs, **given)

@@ -7,28 +7,27 @@ import dataclasses
 import pytest
 import torch
 
-from onespike import calibrate, preset
+from onespike import calibrate, preset, runs
 from onespike.adapters import load_model
-from onespike.passes import Given, State, chain
+from onespike.passes import PassContext, PassState, chain
 from onespike.passes.budget import measured
 from onespike.passes.refit import divergence
 from onespike.passes.statistics import fisher
-from onespike.runs import pipeline
 
 QUICK = ("nearest", "layout", "center", "allocate", "correct")
 
 
 @pytest.fixture(scope="module")
-def scenes() -> tuple[State, Given, list[torch.Tensor]]:
+def scenes() -> tuple[PassState, PassContext, list[torch.Tensor]]:
     """The literal method on a few scenes, and others to judge by."""
     loaded = load_model("bundled:scenes")
     inputs, others = (
-        [x for x, _ in loaded.batches(pipeline.choose(f"bundled:scenes-{name}", 24, loaded.task), 8)]
+        [x for x, _ in loaded.batches(runs.choose(f"bundled:scenes-{name}", 24, loaded.task), 8)]
         for name in ("calibration", "test")
     )
     recipe = preset("sformer")
-    state = State(calibrate(loaded.model, inputs, recipe), recipe)
-    given = Given(loaded.model, inputs, task=loaded.task)
+    state = PassState(calibrate(loaded.model, inputs, recipe), recipe)
+    given = PassContext(loaded.model, inputs, task=loaded.task)
     return state, dataclasses.replace(given, budget=measured(state, given).ratio("counts")), others
 
 

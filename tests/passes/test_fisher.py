@@ -11,7 +11,7 @@ from torch import nn
 
 import onespike
 from onespike import Recipe, calibrate, convert
-from onespike.passes import Given, State, chain
+from onespike.passes import PassContext, PassState, chain
 from onespike.passes.allocate import factors
 from onespike.passes.budget import measured
 from onespike.passes.statistics import fisher
@@ -28,8 +28,8 @@ def network() -> nn.Module:
 
 def test_information_is_the_mean_squared_gradient():
     model, x = network(), torch.randn(32, 4)
-    state = State(calibrate(model, [x], RECIPE), RECIPE)
-    found = fisher(state, Given(model, [x], seed=3))["4:linear0_input"]
+    state = PassState(calibrate(model, [x], RECIPE), RECIPE)
+    found = fisher(state, PassContext(model, [x], seed=3))["4:linear0_input"]
     with torch.no_grad():
         hidden, chances = model[:4](x), model(x).softmax(-1)
     noise = torch.empty(32, 3).exponential_(generator=torch.Generator().manual_seed(3))
@@ -43,7 +43,7 @@ def test_information_is_the_mean_squared_gradient():
 
 def test_factors_are_the_ratios_of_steps_and_reach_the_neurons():
     model, x = network(), torch.randn(64, 4)
-    state = State(calibrate(model, [x], RECIPE), RECIPE)
+    state = PassState(calibrate(model, [x], RECIPE), RECIPE)
     half = state.with_sites(
         {"2:linear0_input": {"positive": state.thresholds["2:linear0_input"].positive / 2}}
     )

@@ -32,9 +32,9 @@ def divergence(model, state, inputs) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def test_centred_neuron_by_hand():
+def test_centered_neuron_by_hand():
     cell = AffineFire(
-        0.5, 0.5, levels=(1, 2, 3, 5), centre=torch.tensor([1.0, -2.0]), offset=torch.tensor([1.25, 0.0])
+        0.5, 0.5, levels=(1, 2, 3, 5), center=torch.tensor([1.0, -2.0]), offset=torch.tensor([1.25, 0.0])
     )
     x = torch.tensor([[2.1, -2.9], [1.2, -2.2]])
     assert cell.spikes(x).tolist() == [[2, -2], [0, 0]]
@@ -66,31 +66,31 @@ def test_gain_is_an_exact_change_of_step():
 
 @pytest.mark.parametrize("levels", [tuple(range(1, 9)), digit_levels(2, 64)])
 def test_its_value_in_one_pass_is_the_decoded_count(levels):
-    """A step for each channel, a gain for each token, another offset than the centre, NaN and infinity."""
+    """A step for each channel, a gain for each token, another offset than the center, NaN and infinity."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(7, 5, 6, generator=generator)
     x[0, 0, 0], x[1, 1, 1], x[2, 2, 2] = torch.nan, torch.inf, -torch.inf
-    step, centre, offset = (torch.rand(6, generator=generator) + 0.01 for _ in range(3))
+    step, center, offset = (torch.rand(6, generator=generator) + 0.01 for _ in range(3))
     gain = torch.tensor([1.0, 0.5, 4.0, 1.0, 2.0**30]).view(5, 1)
     cell = AffineFire(
-        step, step * 2, levels=levels, rounding="nearest", centre=centre, offset=offset, gain=gain
+        step, step * 2, levels=levels, rounding="nearest", center=center, offset=offset, gain=gain
     )
     for given in (x, x.bfloat16()):
         expected = cell.decode(cell.counts(given), given.dtype)
         assert torch.equal(cell(given).nan_to_num(nan=-99), expected.nan_to_num(nan=-99))
 
 
-def test_the_product_with_a_centre_is_a_bias():
+def test_the_product_with_a_center_is_a_bias():
     """W·(μ + s) = W·μ + W·s, also where zero padding makes the bias depend on the place."""
     conv = nn.Conv2d(2, 3, 3, padding=1).double()
-    centre, spikes = torch.randn(2, 1, 1).double(), torch.randint(-3, 4, (5, 2, 4, 4)).double()
-    bias = conv(centre.expand(1, 2, 4, 4))
+    center, spikes = torch.randn(2, 1, 1).double(), torch.randint(-3, 4, (5, 2, 4, 4)).double()
+    bias = conv(center.expand(1, 2, 4, 4))
     weights_only = nn.functional.conv2d(spikes, conv.weight, padding=1)
-    assert torch.allclose(conv(centre + spikes), bias + weights_only, atol=1e-12)
+    assert torch.allclose(conv(center + spikes), bias + weights_only, atol=1e-12)
     assert not torch.allclose(bias[0, :, 0, 0], bias[0, :, 1, 1])
 
 
-def test_a_centred_key_leaves_attention_as_it_was():
+def test_a_centered_key_leaves_attention_as_it_was():
     """Softmax does not see what is added to a whole row."""
     q, k, mean = (torch.randn(2, 5, 4).double() for _ in range(2)), None, torch.randn(4).double()
     q, k = q
@@ -119,7 +119,7 @@ def test_levels_of_few_digits():
     }
 
 
-def test_centre_is_the_median_of_each_channel_and_softmax_has_none():
+def test_center_is_the_median_of_each_channel_and_softmax_has_none():
     model, inputs = attention(), tokens()
     state, given = start(model, inputs)
     found = PASSES["center"](state, given).thresholds
@@ -127,9 +127,9 @@ def test_centre_is_the_median_of_each_channel_and_softmax_has_none():
         x = torch.cat(inputs)
         x = torch.cat([model.token.expand(len(x), -1, -1), model.embed(x)], 1)
         x = model.blocks[0].norm1(x)
-    centre = found["blocks.0.qkv:linear0_input"].centre
-    assert torch.allclose(centre.flatten(), x.flatten(0, 1).median(0).values, atol=1e-6)
-    assert {t.centre is None for t in found.values() if t.role == "softmax"} == {True}
+    center = found["blocks.0.qkv:linear0_input"].center
+    assert torch.allclose(center.flatten(), x.flatten(0, 1).median(0).values, atol=1e-6)
+    assert {t.center is None for t in found.values() if t.role == "softmax"} == {True}
 
 
 def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
@@ -262,7 +262,7 @@ def test_constants_of_products_of_activations_are_charged():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("nearest,centre", "unknown pass 'centre'.*center"),
+        ("nearest,center", "unknown pass 'center'.*center"),
         ("nearest,nearest", "'nearest' is given twice"),
         ("nearest,tune", "'tune' needs 'allocate'"),
     ],

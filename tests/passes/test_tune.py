@@ -33,13 +33,13 @@ def site(levels=(1, 2, 3), column="counts", drives=True):
 def test_gradients_by_hand():
     """Inside the range x passes straight through and a step learns y − a; a clipped value moves with the step alone."""
     x = torch.tensor([0.7, -1.2, 9.0], requires_grad=True)
-    log_step, centre, offset = (torch.zeros((), requires_grad=True) for _ in range(3))
-    value, cost = tuning.fired(x, log_step, centre, offset, torch.ones(()), site())
+    log_step, center, offset = (torch.zeros((), requires_grad=True) for _ in range(3))
+    value, cost = tuning.fired(x, log_step, center, offset, torch.ones(()), site())
     assert value.tolist() == [1.0, -1.0, 3.0] and float(cost.detach()) == 2 * (1 + 1 + 3)
     value.sum().backward(retain_graph=True)
     assert x.grad.tolist() == [1, 1, 0]
     assert log_step.grad.item() == pytest.approx((1 - 0.7) + (-1 + 1.2) + 3)
-    assert (centre.grad.item(), offset.grad.item()) == (-2, 3)
+    assert (center.grad.item(), offset.grad.item()) == (-2, 3)
     log_step.grad = None
     cost.backward()
     assert log_step.grad.item() == -10
@@ -54,7 +54,7 @@ def test_the_learner_starts_as_the_converted_network():
     for name, threshold in state.spiking.items():
         found = again.thresholds[name]
         assert torch.allclose(found.positive, threshold.positive, rtol=1e-5)
-        assert threshold.centre is None or torch.equal(found.offset, threshold.centre)
+        assert threshold.center is None or torch.equal(found.offset, threshold.center)
 
 
 def test_tuning_keeps_the_budget_and_does_not_harm(short):

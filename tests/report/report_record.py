@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from onespike import Recipe, calibrate, convert
+from onespike import Recipe, calibrate, convert, runs
 from onespike.adapters import LoadedModel
 from onespike.passes import improve
 from onespike.report import record as gather
-from onespike.runs import pipeline
 from onespike.tasks import Classification, Task
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
@@ -41,7 +40,7 @@ def to_input(image) -> torch.Tensor:
 def make_record(run: Path | None = None, task: Task | None = None, **changes) -> dict:
     torch.manual_seed(0)
     recipe = Recipe(**changes)
-    items = pipeline.choose("bundled:cifar10-test", 12)
+    items = runs.choose("bundled:cifar10-test", 12)
     ann, classes = Small().eval(), (HOSTILE, "cat", "dog")
     task = task or Classification()
     loaded = LoadedModel(ann, HOSTILE, to_input, "8×8", "random", None, classes, task=task)
@@ -49,8 +48,6 @@ def make_record(run: Path | None = None, task: Task | None = None, **changes) ->
     thresholds = improve(ann, images, calibrate(ann, images, recipe), recipe)
     snn = convert(ann, thresholds, recipe)
     data = {"source": f"images/{HOSTILE}", "names": list(items.names), "sha256": []}
-    pair = pipeline.Pair(loaded, ann, snn, recipe, thresholds, data)
-    unlabelled = pipeline.Items(
-        HOSTILE, tuple(pipeline.dataclasses.replace(i, label=None) for i in items), classes
-    )
-    return gather.gather(run or Path(f"run-{HOSTILE}"), pair, unlabelled, batch_size=6)
+    pair = runs.NetworkPair(loaded, ann, snn, recipe, thresholds, data)
+    unlabeled = runs.Items(HOSTILE, tuple(runs.dataclasses.replace(i, label=None) for i in items), classes)
+    return gather.gather(run or Path(f"run-{HOSTILE}"), pair, unlabeled, batch_size=6)

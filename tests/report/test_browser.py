@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from report_record import HOSTILE, make_record
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.recipe import preset
 from onespike.report import html as page
 from onespike.report.record import gather
-from onespike.runs import pipeline
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -44,9 +44,9 @@ def browser():
 @pytest.fixture(scope="module")
 def detector_record():
     """Of the bundled detector on a few scenes."""
-    recipe, scenes = preset("sformer"), pipeline.choose("bundled:scenes-calibration", 4)
-    pair = pipeline.convert_network(load_model("bundled:scenes"), scenes, recipe)
-    items = pipeline.choose_labelled(pair.loaded, "bundled:scenes-test", None, 4)
+    recipe, scenes = preset("sformer"), runs.choose("bundled:scenes-calibration", 4)
+    pair = runs.convert_network(load_model("bundled:scenes"), scenes, recipe)
+    items = runs.choose_labeled(pair.loaded, "bundled:scenes-test", None, 4)
     return gather(Path("run"), pair, items)
 
 

@@ -55,12 +55,12 @@ def test_the_record_is_json_and_makes_the_same_page(record):
     assert text.markdown(again) == text.markdown(record)
 
 
-@pytest.mark.parametrize(("maximise", "kept"), [(True, [0.1, 0.4]), (False, [0.1, 0.2, 0.3])])
-def test_the_front_holds_every_point_that_no_other_beats(maximise, kept):
+@pytest.mark.parametrize(("maximize", "kept"), [(True, [0.1, 0.4]), (False, [0.1, 0.2, 0.3])])
+def test_the_front_holds_every_point_that_no_other_beats(maximize, kept):
     points = [
         {"scale": 1 / (1 + e), "energy": e, "value": v} for e, v in [(0.1, 5), (0.2, 3), (0.3, 2), (0.4, 9)]
     ]
-    drawn = plots.front(points, 1.0, "KL to the original, nats", "counts", maximise)
+    drawn = plots.front(points, 1.0, "KL to the original, nats", "counts", maximize)
     line = next(line for line in drawn.axes[0].lines if line.get_label() == "front")
     assert list(line.get_xdata()) == kept
 
@@ -82,7 +82,7 @@ def test_a_search_by_kl_is_drawn_beside_the_run_s_own_images(record, tmp_path):
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "search.json").write_text(sealed(found))
     made = make_record(tmp_path)
-    assert made["search"]["maximise"] is False and len(made["search"]["points"]) == 3
+    assert made["search"]["maximize"] is False and len(made["search"]["points"]) == 3
     assert made["front"] == record["front"]
     assert "7 images of else" in page.render(made)
 

@@ -36,7 +36,7 @@ def annotation(number: int, image: int, category: int, box: list[float], crowd: 
 
 @pytest.fixture
 def data(tmp_path) -> tuple[Path, Path]:
-    """Three images (RGB, grey, CMYK), categories with gaps, small and large objects, and a crowd."""
+    """Three images (RGB, gray, CMYK), categories with gaps, small and large objects, and a crowd."""
     draw = random.Random(0)
     folder, record = tmp_path / "images", {"images": [], "annotations": [], "categories": []}
     folder.mkdir()
@@ -142,7 +142,7 @@ def test_results_are_checked(data):
     assert [r["category_id"] for r in metric.found["ann"]] == [3]
 
 
-def test_grey_and_cmyk_images_become_rgb(data):
+def test_gray_and_cmyk_images_become_rgb(data):
     items, _ = list_coco(*data)
     assert [read_image(item).mode for item in items] == ["RGB"] * 3
     assert [item.label for item in items] == [5, 15, 25]

@@ -50,7 +50,7 @@ def test_numbered_folders_give_their_number(tmp_path):
         ("2/d.bmp", 2),
     ]
     assert items.class_names is None
-    assert items.labelled
+    assert items.labeled
     assert items.source == str(tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_a_flat_folder_has_no_labels(tmp_path):
     put(tmp_path / "b.png")
     put(tmp_path / "a.png")
     items = list_images(tmp_path)
-    assert (items.names, items.labelled) == (("a.png", "b.png"), False)
+    assert (items.names, items.labeled) == (("a.png", "b.png"), False)
 
 
 def test_folders_that_cannot_be_used(tmp_path):
@@ -133,7 +133,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, mode, suffix):
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (255, 255, 255))
 
 
-def test_a_palette_with_transparency_gives_its_colours(tmp_path):
+def test_a_palette_with_transparency_gives_its_colors(tmp_path):
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
@@ -142,11 +142,11 @@ def test_a_palette_with_transparency_gives_its_colours(tmp_path):
     assert [read.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
 
 
-RAMP = torch.arange(64) * 1040  # from 0 to 65520, as 16-bit grey
+RAMP = torch.arange(64) * 1040  # from 0 to 65520, as 16-bit gray
 HIGH = [value >> 8 for value in RAMP.tolist()]
 
 
-def grey(mode: str, dtype: torch.dtype, scale: float = 1) -> Image.Image:
+def gray(mode: str, dtype: torch.dtype, scale: float = 1) -> Image.Image:
     return Image.frombytes(mode, (8, 8), (RAMP * scale).to(dtype).numpy().tobytes())
 
 
@@ -157,8 +157,8 @@ def pgm(path: Path, largest: int) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
-def test_16_bit_grey_keeps_its_high_byte(tmp_path, name):
-    grey("I;16", torch.uint16).save(tmp_path / name)
+def test_16_bit_gray_keeps_its_high_byte(tmp_path, name):
+    gray("I;16", torch.uint16).save(tmp_path / name)
     image = read_image(Item("a", None, tmp_path / name))
     assert (image.mode, list(image.getchannel("G").tobytes())) == ("RGB", HIGH)
 
@@ -175,7 +175,7 @@ def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
 )
 def test_numbers_without_a_white_are_refused(tmp_path, mode, dtype, scale, what):
     path = tmp_path / "a.tif"
-    grey(mode, dtype, scale).save(path)
+    gray(mode, dtype, scale).save(path)
     assert refusal(lambda: read_image(Item("a", None, path))) == (
         f"{path}: the image holds {what}, and does not say which of them is white. "
         "Save it with 8 or 16 bits per channel."
@@ -306,7 +306,7 @@ def test_without_pillow(monkeypatch):
     )
 
 
-def coloured(tmp_path, count) -> Items:
+def colored(tmp_path, count) -> Items:
     for i in range(count):
         put(tmp_path / f"{i % 3}" / f"{i:03d}.png", color=(i, 0, 0))
     return list_images(tmp_path)
@@ -314,7 +314,7 @@ def coloured(tmp_path, count) -> Items:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 50])
 def test_batches_keep_the_order_however_long_reading_takes(tmp_path, batch_size):
-    items = coloured(tmp_path, 20)
+    items = colored(tmp_path, 20)
 
     def slow_when_even(image):
         time.sleep(0.002 * (image.getpixel((0, 0))[0] % 2 == 0))
@@ -340,7 +340,7 @@ def test_batches_without_labels_and_of_unlike_sizes(tmp_path):
 
 
 def test_reading_stops_when_the_caller_does(tmp_path):
-    items = coloured(tmp_path, 20)
+    items = colored(tmp_path, 20)
     reading = batches(items, to_tensor, 2)
     next(reading)
     reading.close()
@@ -348,14 +348,14 @@ def test_reading_stops_when_the_caller_does(tmp_path):
 
 
 def test_a_corrupt_image_among_batches_is_named(tmp_path):
-    items = coloured(tmp_path, 6)
+    items = colored(tmp_path, 6)
     items[4].path.write_bytes(b"")
     assert str(items[4].path) in refusal(lambda: list(batches(items, to_tensor, 2)))
 
 
 def test_batch_size_must_be_positive(tmp_path):
     with pytest.raises(UsageError) as error:
-        batches(coloured(tmp_path, 1), to_tensor, 0)
+        batches(colored(tmp_path, 1), to_tensor, 0)
     assert str(error.value) == "batch size must be at least 1, not 0. Try 32."
 
 

@@ -3,14 +3,14 @@
 from onespike.adapters import bundled, detectron2, timm, torchvision, transformers
 from onespike.adapters.base import ADAPTERS, Adapter, LoadedModel, Source, adapter, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
-from onespike.adapters.normalise import KNOWN, Normalisation, exchanged, normalisation, renormalised
+from onespike.adapters.normalize import KNOWN, Normalization, exchanged, normalization, renormalized
 
 __all__ = [
     "ADAPTERS",
     "KNOWN",
     "Adapter",
     "LoadedModel",
-    "Normalisation",
+    "Normalization",
     "Source",
     "adapter",
     "bundled",
@@ -18,9 +18,9 @@ __all__ = [
     "exchanged",
     "load_checkpoint_",
     "load_model",
-    "normalisation",
+    "normalization",
     "read_checkpoint",
-    "renormalised",
+    "renormalized",
     "timm",
     "torchvision",
     "transformers",

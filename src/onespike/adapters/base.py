@@ -123,7 +123,7 @@ def load_model(
         spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG` or `bundled:NAME`.
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes.
-        random_weights: leave the network as it is initialised.
+        random_weights: leave the network as it is initialized.
         attention: `sdpa` or `eager`; the library's own choice if not given.
     """
     kind, colon, name = spec.partition(":")
@@ -198,10 +198,10 @@ def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(info.label_names())
 
 
-def describe_normalisation(mean: Sequence[float], std: Sequence[float]) -> str:
+def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:
     """Mean and standard deviation for people.
 
-    >>> describe_normalisation((0.5, 0.5, 0.5), (0.229, 0.224, 0.225))
+    >>> describe_normalization((0.5, 0.5, 0.5), (0.229, 0.224, 0.225))
     'mean 0.5 0.5 0.5, std 0.229 0.224 0.225'
     """
     return f"mean {' '.join(f'{m:g}' for m in mean)}, std {' '.join(f'{s:g}' for s in std)}"

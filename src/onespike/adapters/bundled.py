@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onespike.adapters import scenes
-from onespike.adapters.base import LoadedModel, Source, adapter, describe_normalisation, require
+from onespike.adapters.base import LoadedModel, Source, adapter, describe_normalization, require
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import backbone_of
 from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS, SCENES
@@ -54,7 +54,7 @@ def load(name: str, source: Source) -> LoadedModel:
         model=model,
         spec=spec,
         transform=to_input,
-        preprocessing=f"resize {SIDE}×{SIDE} bilinear, {describe_normalisation(CIFAR10_MEAN, CIFAR10_STD)}",
+        preprocessing=f"resize {SIDE}×{SIDE} bilinear, {describe_normalization(CIFAR10_MEAN, CIFAR10_STD)}",
         weights="bundled" if shipped else source.describe(),
         attention=set_attention_(model, source.attention),
         class_names=CIFAR10_CLASSES,
@@ -74,7 +74,7 @@ def weights_file(name: str) -> Path:
 
 
 def to_input(image: Image) -> Tensor:
-    """An RGB image → a normalised 3×32×32 tensor; images of that size are not resampled."""
+    """An RGB image → a normalized 3×32×32 tensor; images of that size are not resampled."""
     from PIL.Image import Resampling
 
     if image.size != (SIDE, SIDE):

@@ -20,7 +20,7 @@ from onespike.adapters.base import (
     LoadedModel,
     Source,
     adapter,
-    describe_normalisation,
+    describe_normalization,
     first_line,
 )
 from onespike.adapters.checkpoints import load_checkpoint_
@@ -38,7 +38,7 @@ DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
 
 @adapter("detectron2")
 def load(name: str, source: Source) -> LoadedModel:
-    """A detector with the resizing and the colour order of its configuration."""
+    """A detector with the resizing and the color order of its configuration."""
     spec = f"detectron2:{name}"
     library = _library(spec)
     file = Path(name) / SAVED if Path(name).is_dir() else Path(name)
@@ -65,8 +65,8 @@ def load(name: str, source: Source) -> LoadedModel:
     return LoadedModel(
         model=built.model,
         spec=spec if not lazy else f"detectron2:{file.resolve()}",
-        transform=_transform(library, built.augmentations, built.colours),
-        preprocessing=f"{built.resizing}, {built.colours}, {describe_normalisation(mean, std)}",
+        transform=_transform(library, built.augmentations, built.colors),
+        preprocessing=f"{built.resizing}, {built.colors}, {describe_normalization(mean, std)}",
         weights=source.describe(),
         attention=None,
         class_names=_class_names(library, built.dataset, built.model),
@@ -117,7 +117,7 @@ def _yaml(library: Any, file: Path) -> SimpleNamespace:
         model=library.modeling.build_model(config.clone()),
         augmentations=[resize] if shortest else [],
         resizing=f"resize {shortest} to {longest} bilinear",
-        colours=config.INPUT.FORMAT,
+        colors=config.INPUT.FORMAT,
         dataset=next(iter(config.DATASETS.TEST), None),
         save=save,
     )
@@ -132,19 +132,19 @@ def _lazy(library: Any, file: Path) -> SimpleNamespace:
         model=instantiate(config.model).cpu(),
         augmentations=augmentations,
         resizing=" then ".join(map(str, augmentations)) or "no resizing",
-        colours=mapper.image_format,
+        colors=mapper.image_format,
         dataset=names if isinstance(names, str) else next(iter(names), None),
         save=None,  # the run names the file, which must stay where it is
     )
 
 
-def _transform(library: Any, augmentations: list[Any], colours: str) -> Callable[[Any], Any]:
-    """An RGB image → one entry of the list that a detector of detectron2 takes; it normalises by itself."""
+def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[[Any], Any]:
+    """An RGB image → one entry of the list that a detector of detectron2 takes; it normalizes by itself."""
     import numpy
 
     def transform(image: Any) -> dict[str, Any]:
         pixels = numpy.asarray(image)
-        entry = library.transforms.AugInput(pixels if colours == "RGB" else pixels[:, :, ::-1])
+        entry = library.transforms.AugInput(pixels if colors == "RGB" else pixels[:, :, ::-1])
         library.transforms.AugmentationList(augmentations)(entry)
         changed = numpy.ascontiguousarray(entry.image.transpose(2, 0, 1), dtype=numpy.float32)
         return {"image": torch.from_numpy(changed), "height": image.height, "width": image.width}

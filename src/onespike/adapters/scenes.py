@@ -1,7 +1,7 @@
 """The small detector that ships with onespike: boxes and masks of clothes on 64×64 scenes.
 
 A convolutional stem, three transformer blocks at stride 8, a feature pyramid of two levels and a dense head: each place
-at stride 4 says which class has its centre there, how far the box reaches, and how to mix the prototypes into a
+at stride 4 says which class has its center there, how far the box reaches, and how to mix the prototypes into a
 mask. `training/train_scenes.py` trains it.
 """
 
@@ -100,7 +100,7 @@ class SceneDetector(nn.Module):
         """`scores`, `labels`, `boxes` (x0, y0, x1, y1 in pixels) and `masks` (logits at stride 2)."""
         classes, distances, coefficients, prototypes = self.maps(images)
         heat = classes.sigmoid()
-        heat = heat * (heat == F.max_pool2d(heat, 3, 1, 1))  # a peak is larger than its neighbours
+        heat = heat * (heat == F.max_pool2d(heat, 3, 1, 1))  # a peak is larger than its neighbors
         scores, chosen = heat.flatten(1).topk(self.detections)
         places = heat.shape[-2] * heat.shape[-1]
         labels, place = chosen // places, chosen % places
@@ -115,8 +115,8 @@ def box_at(distances: Tensor, place: Tensor) -> Tensor:
     """The boxes (x0, y0, x1, y1) that stand at these places of the map of distances."""
     columns = distances.shape[-1]
     sides = distances.flatten(2).transpose(1, 2).gather(1, place[..., None].expand(-1, -1, 4))
-    centre = torch.stack([place % columns, place // columns], -1) * STRIDE + STRIDE / 2
-    return torch.cat([centre - sides[..., :2], centre + sides[..., 2:]], -1).clamp(0, SIDE)
+    center = torch.stack([place % columns, place // columns], -1) * STRIDE + STRIDE / 2
+    return torch.cat([center - sides[..., :2], center + sides[..., 2:]], -1).clamp(0, SIDE)
 
 
 def scene_objects(output: dict[str, Tensor]) -> list[Found]:

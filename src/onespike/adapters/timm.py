@@ -12,7 +12,7 @@ from onespike.adapters.base import (
     Source,
     adapter,
     cannot_download,
-    describe_normalisation,
+    describe_normalization,
     require,
     unknown_model,
 )
@@ -83,9 +83,9 @@ def _describe(settings: dict[str, Any]) -> str:
     height, width = settings["input_size"][1:]
     size = f"{height}" if height == width else f"{height}×{width}"
     resize = int(height / settings["crop_pct"])
-    normalisation = describe_normalisation(settings["mean"], settings["std"])
+    normalization = describe_normalization(settings["mean"], settings["std"])
     return (
-        f"resize {resize} {settings['interpolation']}, {settings['crop_mode']} crop {size}, {normalisation}"
+        f"resize {resize} {settings['interpolation']}, {settings['crop_mode']} crop {size}, {normalization}"
     )
 
 

@@ -12,7 +12,7 @@ from onespike.adapters.base import (
     Source,
     adapter,
     cannot_download,
-    describe_normalisation,
+    describe_normalization,
     imagenet_synsets,
     require,
     unknown_model,
@@ -61,7 +61,7 @@ def load(name: str, source: Source) -> LoadedModel:
         transform=transform,
         preprocessing=(
             f"resize {transform.resize_size[0]} {transform.interpolation.value}, center crop {transform.crop_size[0]}, "
-            + describe_normalisation(transform.mean, transform.std)
+            + describe_normalization(transform.mean, transform.std)
         ),
         weights=source.describe(),
         attention="sdpa" if fused else None,
@@ -74,7 +74,7 @@ def load(name: str, source: Source) -> LoadedModel:
 def _detector(
     model: Any, spec: str, source: Source, transform: Any, categories: Sequence[str]
 ) -> LoadedModel:
-    """A detector resizes and normalises by itself, so that its boxes refer to the image as it came."""
+    """A detector resizes and normalizes by itself, so that its boxes refer to the image as it came."""
     inner = model.transform
     return LoadedModel(
         model=model,
@@ -82,7 +82,7 @@ def _detector(
         transform=transform,
         preprocessing=(
             f"resize {min(inner.min_size)} to {inner.max_size} bilinear, "
-            + describe_normalisation(inner.image_mean, inner.image_std)
+            + describe_normalization(inner.image_mean, inner.image_std)
         ),
         weights=source.describe(),
         attention=None,

@@ -16,7 +16,7 @@ from onespike.adapters.base import (
     Source,
     adapter,
     cannot_download,
-    describe_normalisation,
+    describe_normalization,
     first_line,
     imagenet_synsets,
     require,
@@ -186,7 +186,7 @@ def _describe(processor: Any) -> str:
     if getattr(processor, "do_center_crop", False):
         parts.append(f"center crop {_size(processor.crop_size)}")
     if getattr(processor, "do_normalize", False):
-        parts.append(describe_normalisation(processor.image_mean, processor.image_std))
+        parts.append(describe_normalization(processor.image_mean, processor.image_std))
     return ", ".join(parts) or "none"
 
 

@@ -1,4 +1,4 @@
-"""Calibration: a network and unlabelled batches become thresholds."""
+"""Calibration: a network and unlabeled batches become thresholds."""
 
 from onespike.calibration.observers import Histogram as Histogram
 from onespike.calibration.observers import Maximum as Maximum

@@ -53,7 +53,7 @@ class Histogram:
             part = part.float()
             if self.axis is not None or not count_(counts[0], part, 23 - self.mantissa_bits, self.lowest):
                 counts += self._count(part)
-        # without a dimension it is vectorised: a tenth of the time
+        # without a dimension it is vectorized: a tenth of the time
         low, high = x.aminmax(dim=1) if len(x) > 1 else (extreme[None] for extreme in x.aminmax())
         self.maximum = high.float() if self.maximum is None else torch.maximum(self.maximum, high.float())
         self.minimum = low.float() if self.minimum is None else torch.minimum(self.minimum, low.float())

@@ -1,4 +1,4 @@
-"""Calibration: model + unlabelled batches → thresholds, in one pass, with where they came from."""
+"""Calibration: model + unlabeled batches → thresholds, in one pass, with where they came from."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def calibrate(
     provenance: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
 ) -> Thresholds:
-    """Run the unlabelled batches through the network and take a threshold for every site.
+    """Run the unlabeled batches through the network and take a threshold for every site.
 
     The network is left as it was. Memory does not grow with the number of batches, and their order and split do not
     change the result.

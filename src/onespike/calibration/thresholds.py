@@ -26,8 +26,8 @@ class SiteThreshold:
         calls: visits in one forward; above 1 the module runs several times and shares its neurons.
         macs: multiply-accumulates of the product, for one input.
         rounding: of this site alone; the recipe's where it is None.
-        centre: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
-        offset: what the value of its spikes starts from; the centre where it is None.
+        center: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
+        offset: what the value of its spikes starts from; the center where it is None.
         gain: powers of two by which the step of each position is larger; None for 1.
         change: what is added to the weight behind the spikes, and in a last column to its bias; None for nothing.
     """
@@ -42,15 +42,15 @@ class SiteThreshold:
     calls: float
     macs: float
     rounding: str | None = None
-    centre: Tensor | None = None
+    center: Tensor | None = None
     offset: Tensor | None = None
     gain: Tensor | None = None
     change: Tensor | None = None
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """Centre, offset and gain, those that there are."""
-        named = {"centre": self.centre, "offset": self.offset, "gain": self.gain}
+        """Center, offset and gain, those that there are."""
+        named = {"center": self.center, "offset": self.offset, "gain": self.gain}
         return {name: value for name, value in named.items() if value is not None}
 
 

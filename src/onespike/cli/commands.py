@@ -46,7 +46,7 @@ class Commands(TyperGroup):
             processes = processes_of()
         except OnespikeError as error:
             refuse(str(error))
-        if processes.first:
+        if processes.is_main:
             return super().main(*args, **kwargs)
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             return super().main(*args, **kwargs)
@@ -166,7 +166,7 @@ def command(
     name: str | None = None,
     shared: bool = False,
     interrupted: str = NOTHING_WRITTEN,
-    needs: str = "onespike.runs.pipeline",
+    needs: str = "onespike.runs",
 ) -> Callable[[Callable[..., Next]], Callable[..., None]]:
     """Register a command whose help ends with these examples, which are not wrapped.
 
@@ -184,7 +184,7 @@ def command(
         def run(*args: Any, **kwargs: Any) -> None:
             with loading():
                 import_module(needs)
-            if shared or processes_of().first:
+            if shared or processes_of().is_main:
                 words = function(*args, **kwargs)
                 sys.stdout.flush()  # results come before
                 say(shlex.join(map(str, ("onespike", *words))), start="next")

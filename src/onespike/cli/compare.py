@@ -73,14 +73,15 @@ def compare(
 def _record(
     run: Path, data: str | None, annotations: Path | None, limit: int | None, batch_size: int, device: str
 ) -> dict[str, Any]:
+    from onespike import runs
     from onespike.report.record import VERSION, gather
-    from onespike.runs import pipeline, storage
+    from onespike.runs import storage
 
     if data is not None:
-        pair = pipeline.load_run(run, device=device)
+        pair = runs.load_run(run, device=device)
         record = gather(run, pair, None)
-        items = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
-        result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)
+        items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+        result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)
         return {**record, "evaluation": result.to_dict()}
     storage.load(run)  # a damaged run is named before its report is believed
     file = run / FOLDER / RECORD

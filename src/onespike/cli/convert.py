@@ -78,27 +78,28 @@ def convert(
 ) -> Next:
     """Convert a network and write a run directory.
 
-    Thresholds are calibrated on unlabelled images. The weights come from --weights or --pretrained; bundled
+    Thresholds are calibrated on unlabeled images. The weights come from --weights or --pretrained; bundled
     networks have theirs.
     """
-    from onespike.adapters import load_model, renormalised
+    from onespike import runs
+    from onespike.adapters import load_model, renormalized
     from onespike.passes import check_recipe
-    from onespike.runs import pipeline
+    from onespike.runtime.devices import check_device
 
     recipe = recipe.replace(passes=check_recipe(recipe))
     if reference_weights and weights is None:
         raise UsageError("--reference-weights needs a checkpoint to refer to. Give it with --weights FILE.")
-    pipeline.check_device(device)
+    check_device(device)
     refuse_several(device_map)
     loaded = load_model(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
-    items = pipeline.choose(calibrate, limit, loaded.task)
+    items = runs.choose(calibrate, limit, loaded.task)
     if mean is not None or std is not None:
-        loaded = renormalised(loaded, numbers("mean", mean), numbers("std", std))
+        loaded = renormalized(loaded, numbers("mean", mean), numbers("std", std))
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
-    recipe = pipeline.in_scope(recipe, loaded, scope)
-    pair = pipeline.convert_network(
+    recipe = runs.in_scope(recipe, loaded, scope)
+    pair = runs.convert_network(
         loaded,
         items,
         recipe,
@@ -109,8 +110,8 @@ def convert(
         processes=processes_of(),
         work=work,
     )
-    if processes_of().first:
-        pipeline.save_run(out, pair, reference_weights=weights if reference_weights else None)
+    if processes_of().is_main:
+        runs.save_run(out, pair, reference_weights=weights if reference_weights else None)
         shutil.rmtree(work, ignore_errors=True)
     output.network(pair)
     output.sites(pair.snn, brief=True)

@@ -36,17 +36,17 @@ def doctor(
     """Find what costs accuracy, and say what to do.
 
     Measures noise at every site, lets one kind of site stay analog at a time, tries other λ, thresholds and
-    normalisations, and ends with at most five findings, worst first.
+    normalizations, and ends with at most five findings, worst first.
     """
+    from onespike import runs
     from onespike.doctor import checkup, diagnose
     from onespike.doctor.measurement import PROBE_IMAGES
-    from onespike.runs import pipeline
 
     images = PROBE_IMAGES if images is None else images
     if images < 2:
         raise UsageError(f"the doctor needs at least 2 images, not {images}. Try --images {PROBE_IMAGES}.")
-    pair = pipeline.load_run(run, device=device)
-    items = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
+    pair = runs.load_run(run, device=device)
+    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
     if len(items) < 2:
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=progress)

@@ -30,7 +30,7 @@ from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.evaluation.side_by_side import Evaluation
-    from onespike.runs.pipeline import Pair
+    from onespike.runs import NetworkPair
     from onespike.tasks import Items
 
 
@@ -65,15 +65,15 @@ def evaluate(
     ] = None,
     json_file: Json = None,
 ) -> Next:
-    """Measure a run on labelled images.
+    """Measure a run on labeled images.
 
     The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
     the energy ledger. Without labels (no sub-folders) there is no accuracy.
     """
+    from onespike import runs
     from onespike.deploy.integer import optimize_
     from onespike.energy.profiles import DEFAULT
     from onespike.energy.profiles import profile as profile_of
-    from onespike.runs import pipeline
     from onespike.runs.search_run import searched
     from onespike.tasks import check
 
@@ -81,33 +81,33 @@ def evaluate(
     prices = profile_of(profile or DEFAULT)
     if compare and (integer or processes_of().count > 1):
         raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")
-    pair = pipeline.load_run(run, device=device, device_map=device_map)
+    pair = runs.load_run(run, device=device, device_map=device_map)
     task = pair.loaded.task
-    items = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
-    metric = pipeline.metric_for(pair, items)
+    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+    metric = runs.metric_for(pair, items)
     if picture is not None:
         check(task, "picture")
     for purpose, used in (
         ("calibration", pair.data),
         ("the search", {"sha256": searched(run).get("used", ())}),
     ):
-        seen = pipeline.overlap(used, items)
+        seen = runs.overlap(used, items)
         if seen:
             output.line(f"note: {len(seen)} of these images were used for {purpose}, first {seen[0]}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
-    result = pipeline.evaluate_pair(
+    result = runs.evaluate_pair(
         pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
     )
     result = dataclasses.replace(result, prices=prices)
     rows = _compared(pair, items, result, batch_size) if compare else []
     try:  # first of all, since nobody may be there to read what is shown
-        if json_file is not None and processes_of().first:
+        if json_file is not None and processes_of().is_main:
             write_atomically(
                 json_file,
                 json.dumps(result.to_dict() | ({"compared": rows} if compare else {}), indent=1) + "\n",
             )
-        if picture is not None and processes_of().first:
+        if picture is not None and processes_of().is_main:
             write_atomically(picture, task.picture(items, metric))
     finally:  # and shown at any rate: a disk may be full by now
         output.network(pair)
@@ -125,7 +125,7 @@ def evaluate(
     return "report", run, *given(data=data, annotations=annotations, limit=limit)
 
 
-def _compared(pair: Pair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
+def _compared(pair: NetworkPair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
     from onespike.runs.comparison import compare_pair
     from onespike.studies.ablate import calibration_images
 

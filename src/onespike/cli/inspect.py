@@ -36,11 +36,12 @@ def inspect(
 
     That is its recipe, where its thresholds come from, what spikes, and what stays analog and why.
     """
-    from onespike.runs import pipeline, storage
+    from onespike import runs
+    from onespike.runs import storage
     from onespike.runs.as_command import convert_command
     from onespike.runs.recipe_file import recipe_record, recipe_text
 
-    pair = pipeline.load_run(run)
+    pair = runs.load_run(run)
     if json_file is not None:
         write_atomically(json_file, json.dumps(recipe_record(pair.recipe), indent=1) + "\n")
     if recipe:

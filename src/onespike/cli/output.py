@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from onespike.evaluation.side_by_side import Evaluation
-    from onespike.runs.pipeline import Pair
+    from onespike.runs import NetworkPair
     from onespike.studies.theory import Row
 
 WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
@@ -65,7 +65,7 @@ def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]], left: int =
     console().print(shown)
 
 
-def network(pair: Pair) -> None:
+def network(pair: NetworkPair) -> None:
     """One paragraph on what was loaded."""
     loaded = pair.loaded
     line(f"network        {loaded.spec} ({loaded.weights} weights)")

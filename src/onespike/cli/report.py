@@ -16,7 +16,7 @@ from onespike.runtime.atomic import try_folder, write_atomically
 from onespike.runtime.validated import sealed
 
 if TYPE_CHECKING:
-    from onespike.runs.pipeline import Pair
+    from onespike.runs import NetworkPair
     from onespike.tasks import Items
 
 FOLDER, RECORD = "report", "report.json"
@@ -41,11 +41,11 @@ def report(
 
     Scores, energy, every site with its distribution, the front of scores against energy, inputs with both networks' predictions. The page needs no network and no other file.
     """
+    from onespike import runs
     from onespike.report import html, markdown
     from onespike.report.record import gather
-    from onespike.runs import pipeline
 
-    pair, folder = pipeline.load_run(run, device=device), out or run / FOLDER
+    pair, folder = runs.load_run(run, device=device), out or run / FOLDER
     try_folder(folder)
     items = _images(pair, data, annotations, limit)
     record = gather(run, pair, items, batch_size=batch_size, progress=progress)
@@ -55,11 +55,11 @@ def report(
     return "doctor", run, *given(data=data, annotations=annotations, limit=limit)
 
 
-def _images(pair: Pair, data: str | None, annotations: Path | None, limit: int | None) -> Items | None:
-    from onespike.runs import pipeline
+def _images(pair: NetworkPair, data: str | None, annotations: Path | None, limit: int | None) -> Items | None:
+    from onespike import runs
 
     if data is not None:
-        return pipeline.choose_labelled(pair.loaded, data, annotations, limit)
+        return runs.choose_labeled(pair.loaded, data, annotations, limit)
     if annotations is not None:
         raise UsageError("--annotations says what is on the images of --data. Give both.")
     return None

@@ -37,7 +37,7 @@ def reproduce(
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="A local checkpoint.")] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Labelled images; the bundled ones by default.")
+        str | None, typer.Option(metavar="DIR", help="Labeled images; the bundled ones by default.")
     ] = None,
     annotations: Annotations = None,
     calibrate: Annotated[
@@ -61,14 +61,15 @@ def reproduce(
     CSV, JSON, Markdown and a figure stand in the --out folder, the paper's numbers beside ours. Every finished row
     is kept there, so that an interrupted study goes on where it stopped when the same command is given again.
     """
+    from onespike import runs
     from onespike.adapters import load_model
-    from onespike.runs import pipeline
     from onespike.studies.reproduce import STUDIES, Bench, run_study
     from onespike.studies.reproduce.study import cell, columns_of
 
     if name == "list":
         output.rows(("study", "what it shows"), [(study.name, study.title) for study in STUDIES.values()])
         return "reproduce", next(iter(STUDIES))
+    name = name.replace("quantis", "quantiz")
     if name not in STUDIES and name != "all":
         raise unknown("study", name, (*STUDIES, "all"))
     if model is not None and data is None and not model.startswith("bundled:"):
@@ -88,7 +89,7 @@ def reproduce(
             raise UsageError(f"{study.name} is about {study.task}, and {spec} is not. Give another --model.")
         count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
         sets = _images(loaded, data, annotations, calibrate, calibration_images, count)
-        pipeline.check_forward(loaded, loaded.model, sets[0])
+        runs.check_forward(loaded, loaded.model, sets[0])
         bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
         rows, files = run_study(study, bench)
         output.line(study.title)
@@ -113,14 +114,14 @@ def _images(
     count: int | None,
 ) -> tuple[Items, Items, Items]:
     """Images for calibration, for searches and for the figures."""
-    from onespike.runs import pipeline
+    from onespike import runs
     from onespike.studies.reproduce.bench import split
     from onespike.tasks import check
 
     if calibrate is not None:
         check(loaded.task, "calibrate")
     strip, test = loaded.task.bundled
-    found = pipeline.choose_labelled(loaded, data or test, annotations)
+    found = runs.choose_labeled(loaded, data or test, annotations)
     given = calibrate or (None if data else strip)
-    calibration = None if given is None else pipeline.choose_labelled(loaded, given, None, 2 * each)
+    calibration = None if given is None else runs.choose_labeled(loaded, given, None, 2 * each)
     return split(found, calibration, each, count)

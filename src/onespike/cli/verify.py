@@ -27,14 +27,14 @@ def verify(
     Equation 5, Theorems 1 to 3 and the fire function are tried on random cases in exact arithmetic; the exit code
     is 1 if one does not hold.
     """
-    from onespike.runs import pipeline
+    from onespike import runs
     from onespike.studies import theory
 
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. Try 200.")
     if (run is None) != (data is None):
         raise UsageError("a run is checked with images. Give both: onespike verify RUN --data DIR.")
-    found = pipeline.verify_run(run, data) if run and data else None
+    found = runs.verify_run(run, data) if run and data else None
     rows = theory.check_all(trials, seed)
     output.theorems(rows)
     if found:

@@ -110,7 +110,7 @@ class Neurons(Places, Visitor):
         """Attention on integers, if it has that form here and nobody looks."""
         names = attention_sites(number)
         form = self.products.get(names[0])
-        neurons = () if form is None else tuple(self.alone(name) for name in names)
+        neurons = () if form is None else tuple(self.lone_neuron(name) for name in names)
         if form is None or None in neurons or any(map(wants_gradient, (query, key, value))):
             return None
         result: Tensor | None = form(neurons, (query, key, value), _added(mask))
@@ -120,13 +120,13 @@ class Neurons(Places, Visitor):
         """The kernel that fires probabilities on the way, if it knows the neuron and nothing else meets them."""
         if not kernels.can_attend(query, key, value):
             return None
-        neuron = self.alone(site.key)
+        neuron = self.lone_neuron(site.key)
         step, form = (None, None) if neuron is None else (neuron.row_steps(), neuron.form())
         if step is None or form is None:
             return None
         return partial(_attend, step[..., 0] if step.dim() else step, form)
 
-    def alone(self, key: str) -> Neuron | None:
+    def lone_neuron(self, key: str) -> Neuron | None:
         """The neuron at a key if it is all that the operand meets: no visitor, no membrane, no hook of a user."""
         site = self[key] if key in self and self.visitor is None and self.clock is None else None
         if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:

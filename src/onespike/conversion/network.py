@@ -55,7 +55,7 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
         name = f"affine-{name}"
         if name not in NEURONS:
             raise UsageError(
-                f"convert: {threshold.site} has a centre, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
+                f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
             )
     kind, factor = NEURONS[name], recipe.factor(threshold.site)
     positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)

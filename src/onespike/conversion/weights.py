@@ -40,7 +40,7 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
     for convolution_name, batchnorm_name in pairs.items():
         convolution: Any = model.get_submodule(convolution_name)
         batchnorm: Any = model.get_submodule(batchnorm_name)
-        if batchnorm.running_mean is None:  # normalises by each batch: nothing fixed to merge
+        if batchnorm.running_mean is None:  # normalizes by each batch: nothing fixed to merge
             continue
         if convolution.weight.is_meta or batchnorm.running_mean.is_meta:
             raise ConversionError(

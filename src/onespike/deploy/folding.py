@@ -20,18 +20,18 @@ from onespike.neurons.code import Code
 
 WEIGHT = 127
 """The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
-BOTH, ALONE = 15, 31
-"""p and q up to `BOTH` are tried, and beside 1 up to `ALONE`: with λ = ¼ nearly all counts then stay in a byte."""
-NEAR = 1 / 16
+LARGEST_TERM, LARGEST_BESIDE_ONE = 15, 31
+"""p and q up to `LARGEST_TERM` are tried, and beside 1 up to `LARGEST_BESIDE_ONE`: with λ = ¼ nearly all counts then stay in a byte."""
+LARGEST_MOVE = 1 / 16
 """How far the negative step may move, relatively, to be in such a ratio. Any ratio from 1/32 to 32 is that near one."""
 
 RATIOS = torch.tensor(
     sorted(
         (
             (q, p)
-            for q in range(1, ALONE + 1)
-            for p in range(1, ALONE + 1)
-            if gcd(p, q) == 1 and (max(p, q) <= BOTH or min(p, q) == 1)
+            for q in range(1, LARGEST_BESIDE_ONE + 1)
+            for p in range(1, LARGEST_BESIDE_ONE + 1)
+            if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)
         ),
         key=lambda pair: (max(pair), pair),
     ),
@@ -39,10 +39,10 @@ RATIOS = torch.tensor(
 )
 
 
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit weights and their scales, one for each output (the first dimension): weight ≈ integer · scale.
 
-    >>> quantise(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    >>> quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
     (tensor([[  50, -127],
             [   0,    0]], dtype=torch.int8), tensor([0.0100, 1.0000]))
     """
@@ -63,7 +63,7 @@ def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | 
     both = (positive > 0) & (negative > 0)
     ratio = torch.where(both, negative.double() / positive.double(), 1.0)
     distance = (RATIOS[:, 1] / RATIOS[:, 0] / ratio[:, None] - 1).abs()
-    near = distance <= NEAR
+    near = distance <= LARGEST_MOVE
     if not bool(near.any(1).all()):
         return None
     # of those with the smallest integers the nearest
@@ -154,7 +154,7 @@ def fold(weight: Tensor, channels: Channels, groups: int = 1) -> list[Folded]:
 
 def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: int) -> Folded:
     exact, units = weight.detach().double(), along(unit, weight, groups)
-    integers, scale = quantise(exact * units)
+    integers, scale = quantize(exact * units)
     whole = integers.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     rounded = torch.where(units > 0, whole / torch.where(units > 0, units, 1.0), exact)
     largest = int(integers.int().abs().flatten(1).sum(1).max())

@@ -15,7 +15,7 @@ from onespike import kernels
 from onespike.conversion.attach import Neurons
 from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.attention import IntegerAttention
-from onespike.deploy.folding import quantise
+from onespike.deploy.folding import quantize
 from onespike.deploy.products import convolution_form, linear_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
@@ -56,7 +56,7 @@ def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
 
 
 @dataclass(frozen=True)
-class Optimised:
+class Optimized:
     """What `optimize_` did: how many products run on integers, and why the others do not."""
 
     integer: int
@@ -87,7 +87,7 @@ def _form(module: Any, found: Weighted, neuron: Neuron) -> tuple[nn.Module, Tens
     return f"{type(module).__name__} has no integer form"
 
 
-def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised:
+def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized:
     """Round the weights behind spikes to 8 bits and run their products on integers, in place."""
     _check(snn)
     units = has_integer_units() if integer_units is None else integer_units
@@ -116,7 +116,7 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimised
             _shorten_(module, found.key)
     if not done and not simulated and not attended:
         raise UsageError("optimize: no spikes meet a weight in this network. Convert more of its sites.")
-    return Optimised(done, simulated, attended)
+    return Optimized(done, simulated, attended)
 
 
 def _attend_(module: nn.Module, owner: Neurons) -> int:
@@ -160,7 +160,7 @@ def _check_weight(name: str, weight: Tensor) -> None:
 def _round_(found: Weighted) -> None:
     """Weights of 8 bits for a product that stays in float."""
     weight = getattr(found.holder, found.weight)
-    integers, scale = quantise(weight)
+    integers, scale = quantize(weight)
     rows = scale.view(-1, *[1] * (weight.dim() - 1))
     setattr(found.holder, found.weight, nn.Parameter(integers * rows, requires_grad=False))
 
@@ -179,7 +179,7 @@ def _shorten_(module: Any, key: str) -> None:
 
 def _forward(module: Any, key: str, followed: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     owner: Neurons = module.neurons
-    neuron = owner.alone(key)
+    neuron = owner.lone_neuron(key)
     if neuron is None or wants_gradient(x):
         return followed(x)
     value: Tensor = owner.products[key](x, neuron)

@@ -9,7 +9,7 @@ from typing import Any
 
 from onespike.doctor.measurement import VARIANTS, Checkup
 
-MOST = 5
+MOST_FINDINGS = 5
 FEW_IMAGES = 16
 """Fewer calibration images than this are too few to trust a threshold."""
 FAR_SCALE = 4.0
@@ -49,15 +49,17 @@ RULES: list[Rule] = []
 def diagnose(measured: Checkup) -> list[Finding]:
     """What costs accuracy: mistakes, then passes that were not used, then other gains, the larger share first."""
     found = [finding for rule in RULES for finding in rule(measured)]
-    return sorted(found, key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))[:MOST]
+    return sorted(found, key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))[
+        :MOST_FINDINGS
+    ]
 
 
 def split(measured: Checkup) -> tuple[float, float]:
     """Shares of the loss: before conversion (the original is worse than published), and by conversion."""
     ann, snn = measured.headline.original, measured.headline.spiking
     reference = measured.published
-    if measured.better_normalisation is not None:
-        reference = max(reference or 0.0, measured.normalisations[measured.better_normalisation])
+    if measured.better_normalization is not None:
+        reference = max(reference or 0.0, measured.normalizations[measured.better_normalization])
     if ann is None or snn is None or reference is None or reference - snn <= 0:
         return 0.0, 1.0
     before = min(max((reference - ann) / (reference - snn), 0.0), 1.0)
@@ -77,9 +79,9 @@ def rule(function: Rule) -> Rule:
 
 
 @rule
-def _normalisation(m: Checkup) -> Iterator[Finding]:
+def _normalization(m: Checkup) -> Iterator[Finding]:
     ann, published = m.headline.original, m.published
-    better = m.better_normalisation
+    better = m.better_normalization
     if ann is None:
         return
     error = math.sqrt(ann * (100 - ann) / m.evaluation["images"])
@@ -91,13 +93,13 @@ def _normalisation(m: Checkup) -> Iterator[Finding]:
         evidence += f", and {published:.1f} % is published"
     if better is not None:
         evidence += (
-            f"; on {m.probe_images} images {m.normalisations['as given']:.0f} % as given, "
-            f"{m.normalisations[better]:.0f} % with the normalisation {better}"
+            f"; on {m.probe_images} images {m.normalizations['as given']:.0f} % as given, "
+            f"{m.normalizations[better]:.0f} % with the normalization {better}"
         )
-    title = "The images are not normalised as the network was trained" if better else (
-        "The original network does worse than published: check crop, size, normalisation and class order"
+    title = "The images are not normalized as the network was trained" if better else (
+        "The original network does worse than published: check crop, size, normalization and class order"
     )  # fmt: skip
-    yield Finding("normalisation", title, evidence, split(m)[0], m.commands["normalisation"], True)
+    yield Finding("normalization", title, evidence, split(m)[0], m.commands["normalization"], True)
 
 
 @rule

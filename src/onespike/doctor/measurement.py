@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.adapters import KNOWN, Normalisation, exchanged, normalisation
+from onespike import runs
+from onespike.adapters import KNOWN, Normalization, exchanged, normalization
 from onespike.conversion.attach import named_neurons
 from onespike.doctor.probe import Probe, analog, beyond_chance
 from onespike.energy.site_statistics import Survey
@@ -21,18 +22,17 @@ from onespike.neurons import Neuron
 from onespike.passes.base import kind
 from onespike.passes.one_call import spike
 from onespike.recipe import PRESETS, Recipe
-from onespike.runs import pipeline
+from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command
-from onespike.runs.pipeline import Pair, Progress, no_progress
 from onespike.runs.storage import WEIGHTS
 from onespike.runtime.batches import call, count, split, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.tasks import Headline, Items, limit
 
 PROBE_IMAGES = 64
-SCALES = (1.0, 0.6, 0.35, 0.25, 0.18, 0.12, 0.08)
+PROBED_SCALES = (1.0, 0.6, 0.35, 0.25, 0.18, 0.12, 0.08)
 WORST_KINDS = 2
-OWN = "of its own library"
+OWN_LIBRARY = "of its own library"
 VARIANTS: dict[str, dict[str, Any]] = {
     "thresholds per channel": {"granularity": "channel"},
     "softmax thresholds per head": {"softmax": "head"},
@@ -67,8 +67,8 @@ class Checkup:
         energy: the energy column of the run.
         budget: the energy that its passes were to meet.
         refused: name of a remedy → why it cannot be measured on this run.
-        normalisations: name → how often the original network is right, in percent; `as given` is the run's own.
-        better_normalisation: the name of one that beats it beyond chance.
+        normalizations: name → how often the original network is right, in percent; `as given` is the run's own.
+        better_normalization: the name of one that beats it beyond chance.
         commands: what to run for each remedy.
     """
 
@@ -92,8 +92,8 @@ class Checkup:
     energy: str
     budget: float | None
     refused: dict[str, str]
-    normalisations: dict[str, float]
-    better_normalisation: str | None
+    normalizations: dict[str, float]
+    better_normalization: str | None
     commands: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Checkup:
 
 
 def checkup(
-    pair: Pair,
+    pair: NetworkPair,
     items: Items,
     run: Path,
     *,
@@ -112,25 +112,25 @@ def checkup(
     """Measure a run on these images: all of them once, and `images` of them in many variants."""
     items = pair.loaded.task.named(items, pair.loaded)
     survey = Survey(visits=max(1, images // batch_size))
-    result = pipeline.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
+    result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
     few = limit(items, images)
     inputs = [x for x, _ in pair.loaded.batches(few, max(1, min(batch_size, len(few) // 2)))]
     probe = Probe(pair.ann, inputs, pair.loaded.task)
     own = probe.distance(pair.snn)
     kinds = _kinds(pair, probe, progress)
-    normalisations, better = _normalisations(pair, few, inputs)
+    normalizations, better = _normalizations(pair, few, inputs)
     recalibrated, variants, refused = _variants(pair, probe, progress)
     saturated = {str(site): row.saturated / max(row.elements, 1) for site, row in survey.sites.items()}
     sites = {name: {**row.to_dict(), "saturated": saturated[name]} for name, row in survey.details.items()}
     for name, row in sites.items():
         row["calibrated_largest"] = pair.thresholds[name].largest
         del row["histogram"]
-    scales = probe.sweep(pair.snn, SCALES, pair.recipe.scale, pair.recipe.energy, progress)
+    scales = probe.sweep(pair.snn, PROBED_SCALES, pair.recipe.scale, pair.recipe.energy, progress)
     return Checkup(
         evaluation=result.to_dict(),
         published=pair.loaded.published_top1,
         headline=pair.loaded.task.headline(result.metrics),
-        overlap=len(pipeline.overlap(pair.data, items)),
+        overlap=len(runs.overlap(pair.data, items)),
         calibration_images=int(pair.thresholds.provenance["samples"]),
         percentile=pair.recipe.percentile,
         scale=result.scale,
@@ -147,28 +147,28 @@ def checkup(
         energy=pair.recipe.energy,
         budget=pair.recipe.budget,
         refused=refused,
-        normalisations=normalisations,
-        better_normalisation=better,
+        normalizations=normalizations,
+        better_normalization=better,
         commands=_commands(pair, run, items, scales, kinds, better),
     )
 
 
-def _spiking(pair: Pair) -> list[str]:
+def _spiking(pair: NetworkPair) -> list[str]:
     return [str(site) for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
 
 
-def _without(pair: Pair, probe: Probe, chosen: Callable[[str], bool]) -> float:
+def _without(pair: NetworkPair, probe: Probe, chosen: Callable[[str], bool]) -> float:
     with analog(pair.snn, chosen):
         return probe.distance(pair.snn).kl
 
 
-def _kinds(pair: Pair, probe: Probe, progress: Progress) -> dict[str, float]:
+def _kinds(pair: NetworkPair, probe: Probe, progress: Progress) -> dict[str, float]:
     every = list(dict.fromkeys(kind(site) for site in _spiking(pair)))
     shown = progress("one kind of site analog at a time", len(every))(every)
     return {each: _without(pair, probe, lambda site, each=each: kind(site) == each) for each in shown}  # type: ignore[misc]
 
 
-def _single(pair: Pair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
+def _single(pair: NetworkPair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
     worst = sorted(kinds, key=lambda k: kinds[k])[:WORST_KINDS]
     every = [site for site in _spiking(pair) if kind(site) in worst]
     shown = progress("one site analog at a time", len(every))(every)
@@ -176,7 +176,7 @@ def _single(pair: Pair, probe: Probe, kinds: dict[str, float], progress: Progres
 
 
 def _variants(
-    pair: Pair, probe: Probe, progress: Progress
+    pair: NetworkPair, probe: Probe, progress: Progress
 ) -> tuple[tuple[float, float], dict[str, tuple[float, float]], dict[str, str]]:
     """Calibrated anew on one half of the probe, by the same recipe and by others; measured on the other half.
 
@@ -205,10 +205,12 @@ def _variants(
     return (before, again), tried, refused
 
 
-def _normalisations(pair: Pair, items: Items, inputs: Sequence[Any]) -> tuple[dict[str, float], str | None]:
-    """How often the original network is right under each known normalisation, and the one that is clearly better."""
-    given, task = normalisation(pair.loaded.transform), pair.loaded.task
-    if given is None or not items.labelled or not all(isinstance(x, Tensor) for x in inputs):
+def _normalizations(
+    pair: NetworkPair, items: Items, inputs: Sequence[Any]
+) -> tuple[dict[str, float], str | None]:
+    """How often the original network is right under each known normalization, and the one that is clearly better."""
+    given, task = normalization(pair.loaded.transform), pair.loaded.task
+    if given is None or not items.labeled or not all(isinstance(x, Tensor) for x in inputs):
         return {}, None
     labels = torch.tensor([item.label for item in items]).split([len(x) for x in inputs])
     right, fit = dict[str, Tensor](), dict[str, float]()
@@ -222,19 +224,19 @@ def _normalisations(pair: Pair, items: Items, inputs: Sequence[Any]) -> tuple[di
                 answers.append(answer)
             right[name] = torch.cat([hits for hits, _ in answers])
             fit[name] = float(torch.cat([likelihoods for _, likelihoods in answers]).mean())
-    best = max(fit, key=lambda name: fit[name])  # likelihood tells neighbours apart where accuracy ties
-    if OWN in right and not beyond_chance(right[best], right[OWN]):
-        best = OWN
+    best = max(fit, key=lambda name: fit[name])  # likelihood tells neighbors apart where accuracy ties
+    if OWN_LIBRARY in right and not beyond_chance(right[best], right[OWN_LIBRARY]):
+        best = OWN_LIBRARY
     scores = {name: 100 * float(hits.double().mean()) for name, hits in right.items()}
     return scores, best if beyond_chance(right[best], right["as given"]) else None
 
 
-def _candidates(pair: Pair) -> dict[str, Normalisation]:
-    return KNOWN if pair.loaded.replaced is None else {OWN: pair.loaded.replaced, **KNOWN}
+def _candidates(pair: NetworkPair) -> dict[str, Normalization]:
+    return KNOWN if pair.loaded.replaced is None else {OWN_LIBRARY: pair.loaded.replaced, **KNOWN}
 
 
 def _commands(
-    pair: Pair,
+    pair: NetworkPair,
     run: Path,
     items: Items,
     scales: list[dict[str, Any]],
@@ -248,11 +250,11 @@ def _commands(
         "calibration": again(images=max(128, len(pair.data["names"]))),
         "evaluate": f"onespike evaluate {run} --data OTHER-IMAGES",
         "search": f"onespike search {run} --data {pair.data['source']} --objective kl --trials 12",
-        "normalisation": f"onespike convert {pair.loaded.spec} --help",
+        "normalization": f"onespike convert {pair.loaded.spec} --help",
         "per site": f"onespike search {run} --data {pair.data['source']} --per-site kind",
     }
     if better is not None:
-        commands["normalisation"] = again(normalisation=KNOWN.get(better))
+        commands["normalization"] = again(normalization=KNOWN.get(better))
     if scales:
         best = min(scales, key=lambda row: float(row["kl"]))
         spends = pair.recipe.budget is not None and best["energy"] is not None

@@ -15,7 +15,7 @@ from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import metered
-from onespike.runs.pipeline import Progress, no_progress
+from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting

@@ -1,4 +1,4 @@
-"""Products of two spiking operands, counted pair by pair: what ECMT states, and the sceptic's double count."""
+"""Products of two spiking operands, counted pair by pair: what ECMT states, and the skeptic's double count."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class SiteSurvey:
 
     Attributes:
         signal: Σx².
-        fine: Σ(x−o)² where the levels are consecutive integers (quantisation).
-        tail: Σ(x−o)² in the sparse levels above them (quantisation, too).
+        fine: Σ(x−o)² where the levels are consecutive integers (quantization).
+        tail: Σ(x−o)² in the sparse levels above them (quantization, too).
         clipping: Σ(x−o)² beyond the largest level, or on a side that is off.
         above: elements beyond the calibrated threshold.
         largest: the largest magnitude.

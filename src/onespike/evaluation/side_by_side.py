@@ -129,13 +129,13 @@ def _merged(
 
 def _timed(model: nn.Module, inputs: Any, before: float) -> tuple[Any, float]:
     device = device_of(model)
-    _synchronise(device)
+    _synchronize(device)
     started = time.perf_counter()
     output = call(model, inputs)
-    _synchronise(device)
+    _synchronize(device)
     return output, before + time.perf_counter() - started
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()

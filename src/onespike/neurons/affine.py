@@ -1,4 +1,4 @@
-"""A scale-and-fire neuron between two constants: it codes x − centre and its value starts from an offset."""
+"""A scale-and-fire neuron between two constants: it codes x − center and its value starts from an offset."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from onespike.neurons.scale_and_fire import ScaleFire
 
 @neuron("affine-sfn")
 class AffineFire(ScaleFire):
-    """o = offset + gain·step±·G((x − centre)/gain): only G is sent as spikes (eqs. 8–14 for the rest).
+    """o = offset + gain·step±·G((x − center)/gain): only G is sent as spikes (eqs. 8–14 for the rest).
 
     A product with the constant offset is itself constant, W·(offset + s) = W·offset + W·s, so it is a bias.
     The gain is a power of two for each position, so that dividing and multiplying by it are exact shifts.
 
     Args:
         *args: as for `ScaleFire`.
-        centre: what is subtracted before the neuron fires; it broadcasts against the input.
-        offset: what is added to the spikes' value; the centre by default.
+        center: what is subtracted before the neuron fires; it broadcasts against the input.
+        offset: what is added to the spikes' value; the center by default.
         gain: powers of two that broadcast against the input; 1 by default.
         **kwargs: as for `ScaleFire`.
 
-    >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), centre=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
+    >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), center=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
     >>> cell.spikes(torch.tensor([3.0, 3.0])).tolist(), cell(torch.tensor([3.0, 4.0])).tolist()
     ([2, 1], [3.0, 4.0])
     """
 
-    centre: Tensor
+    center: Tensor
     offset: Tensor
     gain: Tensor
 
     def __init__(
         self,
         *args: Any,
-        centre: Tensor | None = None,
+        center: Tensor | None = None,
         offset: Tensor | None = None,
         gain: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        centre = torch.zeros(()) if centre is None else centre
-        constants = {"centre": centre, "offset": centre if offset is None else offset}
+        center = torch.zeros(()) if center is None else center
+        constants = {"center": center, "offset": center if offset is None else offset}
         constants["gain"] = torch.ones(()) if gain is None else gain
         for name, value in constants.items():
             self.register_buffer(name, value.detach().to(torch.float32, copy=True))
@@ -56,23 +56,23 @@ class AffineFire(ScaleFire):
 
     def _settle_sides(self) -> None:
         super()._settle_sides()
-        known = "centre" in self._buffers
+        known = "center" in self._buffers
         self.shifts = known and bool((self.offset != 0).any())
         """Whether its value holds a constant part, which products of two activations pay for."""
-        self._constants = known and (self.shifts or bool((self.centre != 0).any()))
+        self._constants = known and (self.shifts or bool((self.center != 0).any()))
 
     def counts(self, x: Tensor) -> Tensor:
-        """±G(|x − centre|/(gain·step±) + ½)."""
-        return super().counts((x.float() - self.centre) / self.gain)
+        """±G(|x − center|/(gain·step±) + ½)."""
+        return super().counts((x.float() - self.center) / self.gain)
 
     def code(self) -> Code:
         """offset + gain·step±·spikes; the offset is left out where it is 0."""
         offset = self.offset if self.shifts else None
-        return super().code()._replace(center=self.centre, gain=self.gain, offset=offset)
+        return super().code()._replace(center=self.center, gain=self.gain, offset=offset)
 
     def in_range(self, x: Tensor) -> Tensor:
-        """Where the largest count does not clip x − centre."""
-        return super().in_range((x.float() - self.centre) / self.gain)
+        """Where the largest count does not clip x − center."""
+        return super().in_range((x.float() - self.center) / self.gain)
 
     def row_steps(self) -> Tensor | None:
         """Without constants, a neuron whose steps are the gain times as large."""
@@ -83,5 +83,5 @@ class AffineFire(ScaleFire):
 
     def fast(self, x: Tensor) -> Tensor | None:
         """The plain neuron's fast path, between the constants."""
-        values = super().fast((x.float() - self.centre) / self.gain)
+        values = super().fast((x.float() - self.center) / self.gain)
         return None if values is None else values.mul_(self.gain).add_(self.offset).to(x.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
 from onespike.neurons.code import Code
-from onespike.neurons.fire_functions import ROUNDINGS, recognise
+from onespike.neurons.fire_functions import ROUNDINGS, recognize
 from onespike.neurons.gradient import in_range, straight_through, wants_gradient
 from onespike.neurons.levels import check_levels
 from onespike.neurons.signs import by_side
@@ -260,7 +260,7 @@ class Neuron(Float32):
         return ", ".join([self.name, *shown, self._describe()])
 
     def _describe(self) -> str:
-        pattern = recognise(self.levels)
+        pattern = recognize(self.levels)
         if pattern is None:
             text = ",".join(str(y) for y in self.levels[:4])
             text += f"… {len(self.levels)} up to {self.largest}" if len(self.levels) > 4 else ""

@@ -97,12 +97,12 @@ def _power_of_two(a: Tensor, carry: int = 0) -> Tensor:
     return ((pattern + carry if carry else pattern) & EXPONENT).view(torch.float32)
 
 
-def recognise(levels: tuple[int, ...]) -> tuple[int, int] | None:
+def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
     """(M, tail) if the levels are those of eq. 12 for some M and tail, else None.
 
     Linear levels have tail 0 and exponential ones M = 1.
 
-    >>> recognise((1, 2, 3, 4, 6, 10)), recognise((1, 2, 3)), recognise((1, 2, 4)), recognise((1, 3))
+    >>> recognize((1, 2, 3, 4, 6, 10)), recognize((1, 2, 3)), recognize((1, 2, 4)), recognize((1, 3))
     ((3, 3), (3, 0), (1, 2), None)
     """
     run = next((k for k, y in enumerate(levels) if y != k + 1), len(levels))
@@ -138,7 +138,7 @@ def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[
 
 def _closed(levels: tuple[int, ...], rounding: str) -> tuple[int, int] | None:
     """(M, tail) where the closed form is exact in float32."""
-    pattern = recognise(levels)
+    pattern = recognize(levels)
     return None if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22 else pattern
 
 

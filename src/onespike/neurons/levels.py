@@ -17,7 +17,7 @@ LARGEST = 2**24
 
 KINDS = ("mixed", "linear", "exponential", "density", "bits")
 
-# The dynamic programme of `density_levels` is quadratic in the candidates: 1024 take a tenth of a second.
+# The dynamic program of `density_levels` is quadratic in the candidates: 1024 take a tenth of a second.
 CANDIDATES = 1024
 
 
@@ -56,12 +56,12 @@ def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
 def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
     """The integer levels of least expected squared error: dense where the activations are (§3.2.3).
 
-    The first level is 1 and the last is the largest value seen, rounded; those between minimise
+    The first level is 1 and the last is the largest value seen, rounded; those between minimize
     Σ counts·(values − G(values))² exactly, by dynamic programming over the integers. Above about a
     thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
 
     Args:
-        values: bin centres of a histogram of |x|/step, 1-D.
+        values: bin centers of a histogram of |x|/step, 1-D.
         counts: how many activations each bin holds.
         count: how many levels to choose; fewer come back where the range holds fewer integers.
         rounding: where the neuron puts its thresholds, `paper` or `nearest`.
@@ -72,7 +72,7 @@ def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "
     if values.ndim != 1 or values.shape != counts.shape:
         raise UsageError(
             f"density levels: values {tuple(values.shape)} and counts {tuple(counts.shape)} must be 1-D "
-            "and alike. Pass the bin centres and their counts."
+            "and alike. Pass the bin centers and their counts."
         )
     if count < 2:
         raise UsageError(

@@ -1,6 +1,6 @@
 """Positive and negative inputs to their own thresholds (eqs. 13, 14 and 38), before any neuron fires.
 
-No `torch.where` on whole tensors: eager torch does not vectorise it, and signs are random, so that one of
+No `torch.where` on whole tensors: eager torch does not vectorize it, and signs are random, so that one of
 them costs as much as twenty of the operations below.
 """
 

@@ -1,4 +1,4 @@
-"""Uniform quantisation as a neuron: the sceptic's comparison. Is a spiking network more than this?"""
+"""Uniform quantization as a neuron: the skeptic's comparison. Is a spiking network more than this?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onespike.neurons.multiple_thresholds import MultiThreshold
 
 @neuron("uniform")
 class Uniform(MultiThreshold):
-    """o = Δ·clip(round(x/Δ), −N, N), Δ = max(θ⁺, θ⁻)/N: plain n-bit quantisation, half-way away from zero.
+    """o = Δ·clip(round(x/Δ), −N, N), Δ = max(θ⁺, θ⁻)/N: plain n-bit quantization, half-way away from zero.
 
     The levels `bits:n` are the 2ⁿ−1 codes above zero of a one-sided site; a signed site has half of them a side.
 

@@ -12,8 +12,8 @@ from onespike.passes import tune as tune
 from onespike.passes.base import CONFLICTS as CONFLICTS
 from onespike.passes.base import NEEDS as NEEDS
 from onespike.passes.base import PASSES as PASSES
-from onespike.passes.base import Given as Given
-from onespike.passes.base import State as State
+from onespike.passes.base import PassContext as PassContext
+from onespike.passes.base import PassState as PassState
 from onespike.passes.base import calibration_pass as calibration_pass
 from onespike.passes.base import check_passes as check_passes
 from onespike.passes.base import parse_passes as parse_passes

@@ -13,7 +13,7 @@ from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
 from onespike.neurons.fire_functions import fire_function
 from onespike.passes.axes import Axes, reduced
-from onespike.passes.base import Given, State, calibration_pass, kind
+from onespike.passes.base import PassContext, PassState, calibration_pass, kind
 from onespike.passes.budget import fit, measured, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
 
@@ -82,7 +82,7 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
     more is assumed, distributed as the values of the site that are not zero. It decides where there are no others,
     and hardly counts beside hundreds.
     """
-    center = threshold.centre if threshold.centre is not None else torch.zeros(())
+    center = threshold.center if threshold.center is not None else torch.zeros(())
     found = []
     for group in groups:
         if group.gain < 2**20:
@@ -112,7 +112,7 @@ def curve(
     levels: tuple[int, ...],
     shown: list[Evidence],
     row: Fisher,
-    state: State,
+    state: PassState,
     column: str,
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
@@ -141,7 +141,7 @@ def curve(
 
 
 @calibration_pass("allocate")
-def allocate(state: State, given: Given) -> State:
+def allocate(state: PassState, given: PassContext) -> PassState:
     """Steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
 
     For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits; firing samples
@@ -167,7 +167,7 @@ def allocate(state: State, given: Given) -> State:
     return fit(result, given, goal)
 
 
-def factors(before: State, after: State, by: str = "site") -> tuple[tuple[str, float], ...]:
+def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tuple[str, float], ...]:
     """How much larger the steps of another state are, as (glob, factor) pairs for a recipe: means over channels.
 
     Softmax sites, which λ leaves alone, keep theirs.
@@ -202,7 +202,7 @@ def _multiplier(curves: Curves, additions: float) -> float:
     return exp(high)
 
 
-def _with_steps(state: State, curves: Curves, multiplier: float) -> tuple[State, float]:
+def _with_steps(state: PassState, curves: Curves, multiplier: float) -> tuple[PassState, float]:
     """The state with the layouts and steps of a multiplier, and the additions they take."""
     changes, choices = {}, chosen(curves, multiplier)
     for site, choice in choices.items():

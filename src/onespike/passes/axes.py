@@ -15,12 +15,12 @@ class Axes:
     """The axes of one operand, counted from the back.
 
     Attributes:
-        centre: along these a constant may differ: the product with it stays a constant, or one row.
+        center: along these a constant may differ: the product with it stays a constant, or one row.
         step: along these a step may differ and still be folded into the other operand or the result.
         position: the axis of tokens, along which steps may differ by powers of two; None without one.
     """
 
-    centre: tuple[int, ...] = ()
+    center: tuple[int, ...] = ()
     step: tuple[int, ...] = ()
     position: int | None = None
 

@@ -22,8 +22,8 @@ Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What every pass may use beside the thresholds: the original network, unlabelled inputs and the budget.
+class PassContext:
+    """What every pass may use beside the thresholds: the original network, unlabeled inputs and the budget.
 
     Attributes:
         model: the original network; no pass changes it.
@@ -49,7 +49,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class State:
+class PassState:
     """What a pass takes and returns: thresholds and recipe, and the layouts that `allocate` may choose from."""
 
     thresholds: Thresholds
@@ -83,10 +83,12 @@ class State:
         softmax = self.thresholds[site].role == "softmax"
         return (1.0 if softmax else self.recipe.scale) * self.recipe.factor(site)
 
-    def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> State:
+    def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> PassState:
         """Another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
-        return State(replace(self.thresholds, entries=entries), self.recipe.replace(**recipe), self.layouts)
+        return PassState(
+            replace(self.thresholds, entries=entries), self.recipe.replace(**recipe), self.layouts
+        )
 
 
 def kind(site: str) -> str:
@@ -99,7 +101,7 @@ def kind(site: str) -> str:
     return f"*{parsed.owner.rpartition('.')[2]}:{parsed.key}"
 
 
-Pass = Callable[[State, Given], State]
+Pass = Callable[[PassState, PassContext], PassState]
 
 PASSES: dict[str, Pass] = {}
 """Name → pass, in the order in which they run, whatever the order in which they are asked for."""

@@ -10,8 +10,8 @@ from onespike.conversion.network import convert
 from onespike.energy.columns import holdable
 from onespike.energy.ledger import Ledger, metered
 from onespike.errors import UsageError, unknown
-from onespike.passes.base import Given, State
-from onespike.runtime.batches import call, first, to
+from onespike.passes.base import PassContext, PassState
+from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of, evaluating
 
 IMAGES = 32
@@ -26,7 +26,7 @@ def check_budget(budget: float | None, energy: str) -> None:
         raise UsageError(f"the budget must be above 0, not {budget:g}. Try 0.2.")
 
 
-def measured(state: State, given: Given) -> Ledger:
+def measured(state: PassState, given: PassContext) -> Ledger:
     """The ledger of a state's network on the last calibration inputs, which no pass has taken its samples from.
 
     With few inputs they are the same ones; steps that suit the inputs they were chosen on spend less there.
@@ -35,26 +35,26 @@ def measured(state: State, given: Given) -> Ledger:
     return _ledger(snn, given)
 
 
-def _ledger(snn: nn.Module, given: Given) -> Ledger:
+def _ledger(snn: nn.Module, given: PassContext) -> Ledger:
     with evaluating(snn), metered(snn) as ledger:
-        for batch in first(reversed(given.inputs), IMAGES):
+        for batch in take_first(reversed(given.inputs), IMAGES):
             call(snn, to(batch, device_of(snn)))
     return ledger
 
 
-def target(state: State, given: Given) -> float:
+def target(state: PassState, given: PassContext) -> float:
     """The budget that is asked for, or the energy that the state has."""
     if given.budget is not None:
         return given.budget
     return measured(state, given).ratio(given.energy)
 
 
-def spent(state: State, given: Given) -> float:
+def spent(state: PassState, given: PassContext) -> float:
     """The budget, or what the state spends if that is less: what `allocate` left is not needed."""
     return min(target(state, given), measured(state, given).ratio(given.energy))
 
 
-def fit(state: State, given: Given, goal: float, rounds: int = 12) -> State:
+def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> PassState:
     """All steps but those of softmax sites times one factor, so that the energy is the goal within 0.5 %.
 
     Energy falls as steps grow; the factor is found by secants in the logarithms, kept within their bracket.
@@ -85,7 +85,7 @@ def fit(state: State, given: Given, goal: float, rounds: int = 12) -> State:
     )
 
 
-def scaled(state: State, factor: float) -> State:
+def scaled(state: PassState, factor: float) -> PassState:
     """Every step times a factor; softmax sites keep theirs."""
 
     def times(side: Tensor) -> Tensor:

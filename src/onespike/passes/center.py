@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, samples
 
 
@@ -21,16 +21,16 @@ def median(groups: list[Sample], kept: tuple[int, ...]) -> Tensor:
 
 
 @calibration_pass("center")
-def center(state: State, given: Given) -> State:
-    """centre = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
+def center(state: PassState, given: PassContext) -> PassState:
+    """center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
     changes = {}
     for site, groups in samples(state, given).items():
-        threshold, kept = state.thresholds[site], state.axes(site).centre
+        threshold, kept = state.thresholds[site], state.axes(site).center
         if threshold.role == "softmax" or not kept:
             continue
-        centre = median(groups, kept)
-        if not bool((centre != 0).any()):
+        center = median(groups, kept)
+        if not bool((center != 0).any()):
             continue
         both = torch.maximum(threshold.positive, threshold.negative)
-        changes[site] = {"centre": centre, "positive": both, "negative": both.clone()}
+        changes[site] = {"center": center, "positive": both, "negative": both.clone()}
     return state.with_sites(changes)

@@ -1,4 +1,4 @@
-"""From a network and unlabelled batches to thresholds: calibration, then a chain of passes at one energy."""
+"""From a network and unlabeled batches to thresholds: calibration, then a chain of passes at one energy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
-from onespike.passes.base import PASSES, Given, Progress, State, check_passes
+from onespike.passes.base import PASSES, PassContext, PassState, Progress, check_passes
 from onespike.passes.budget import check_budget, fit, target
 from onespike.recipe import Recipe
 from onespike.runtime.processes import ALONE, Processes
@@ -92,8 +92,10 @@ def improve(
     names = check_recipe(recipe)
     if not names:
         return thresholds
-    state = State(thresholds, recipe.replace(passes=(), budget=None))  # on the way, they are not through yet
-    given = Given(
+    state = PassState(
+        thresholds, recipe.replace(passes=(), budget=None)
+    )  # on the way, they are not through yet
+    given = PassContext(
         model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress, task=task or Inferred()
     )
     with torch.inference_mode(False):  # passes take gradients, wherever they are called
@@ -102,7 +104,7 @@ def improve(
     return replace(found, provenance={**found.provenance, "passes": list(names)})
 
 
-def chain(state: State, given: Given, names: Sequence[str]) -> State:
+def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
     """The passes one after the other; the last steps meet the budget."""
     for name in check_passes(names):
         state = PASSES[name](state, given)

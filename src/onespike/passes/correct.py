@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, spent
 from onespike.passes.refit import divergence
-from onespike.passes.statistics import Fisher, apart, fisher, probing, unspiked
+from onespike.passes.statistics import Fisher, fisher, held_out, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
@@ -35,7 +35,7 @@ def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int,
 
 
 @calibration_pass("correct", needs=("allocate",))
-def correct(state: State, given: Given) -> State:
+def correct(state: PassState, given: PassContext) -> PassState:
     """offset_c += E[g·x] / E[g] − E[g·o] / E[g] at the inputs of linear maps and convolutions, where it is a bias.
 
     x is what the original network has there, o what the spiking one sends, whose earlier layers are corrected
@@ -43,17 +43,17 @@ def correct(state: State, given: Given) -> State:
     over the depth. Means are weighted by Fisher information, since a class token is one in hundreds. The energy is
     then met again, and the result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
-    free, held = apart("correct", given)
+    free, held = held_out("correct", given)
     goal, known = spent(state, given), fisher(state, given)
     axes = {
         site: state.axes(site)
         for site in state.spiking
-        if Site.parse(site).operation in ("linear", "conv") and state.axes(site).centre
+        if Site.parse(site).operation in ("linear", "conv") and state.axes(site).center
     }
     wanted, offsets = dict[str, list[Tensor]](), dict[str, Tensor]()
 
     def mean(site: str, x: Tensor) -> Tensor:
-        return weighted_mean(x, known[site], axes[site].position, axes[site].centre).to(x.dtype)
+        return weighted_mean(x, known[site], axes[site].position, axes[site].center).to(x.dtype)
 
     def observe(site: str, x: Tensor, operand: Operand) -> Tensor:
         if site in axes:
@@ -76,9 +76,9 @@ def correct(state: State, given: Given) -> State:
     changes = {}
     for site, added in offsets.items():
         threshold = state.thresholds[site]
-        center = torch.zeros_like(added) if threshold.centre is None else threshold.centre
+        center = torch.zeros_like(added) if threshold.center is None else threshold.center
         before = center if threshold.offset is None else threshold.offset
-        changes[site] = {"centre": center.cpu(), "offset": (before.to(added) + added).float().cpu()}
+        changes[site] = {"center": center.cpu(), "offset": (before.to(added) + added).float().cpu()}
     corrected = fit(state.with_sites(changes), given, goal)
     judges = [given.inputs[i] for i in held]
     return min((state, corrected), key=lambda each: divergence(each, given, judges))

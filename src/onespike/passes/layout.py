@@ -9,7 +9,7 @@ import torch
 from onespike.energy.columns import reading_of
 from onespike.energy.signed_digits import naf_weight
 from onespike.neurons import mixed_levels
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = (2, 3, 4), 2048
@@ -26,7 +26,7 @@ def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
 
 
 @calibration_pass("layout")
-def layout(state: State, given: Given) -> State:
+def layout(state: PassState, given: PassContext) -> PassState:
     """Uniform up to 64 and a tail to 2111; where binary digits are paid for, all integers of at most two digits.
 
     Steps stay as they are, those of softmax sites too: more levels cost nothing where spikes are counted, and the

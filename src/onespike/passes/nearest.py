@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 
 
 @calibration_pass("nearest")
-def nearest(state: State, given: Given) -> State:
+def nearest(state: PassState, given: PassContext) -> PassState:
     """Level y_i fires from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, and no floor."""
     return state.with_sites({site: {"rounding": "nearest"} for site in state.spiking})

@@ -1,4 +1,4 @@
-"""The whole way in one call: a network and unlabelled batches → a spiking network."""
+"""The whole way in one call: a network and unlabeled batches → a spiking network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spike(
 
     Args:
         model: any network.
-        batches: unlabelled inputs, as for `calibrate`; what a `DataLoader` yields will do, its labels are left out.
+        batches: unlabeled inputs, as for `calibrate`; what a `DataLoader` yields will do, its labels are left out.
         preset: a preset's name, see `onespike list presets`, or a recipe.
         share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
         progress: progress(title, total) wraps the batches of a long stage.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import fisher
 
 SILENT = 2.0**30
@@ -13,7 +13,7 @@ IGNORED = 1e-9
 
 
 @calibration_pass("positions")
-def positions(state: State, given: Given) -> State:
+def positions(state: PassState, given: PassContext) -> PassState:
     """gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
     A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import convert
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, apart, fisher, probing, unspiked
-from onespike.runtime.batches import call, first, to
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, fisher, held_out, probing, unspiked
+from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
 
@@ -68,13 +68,13 @@ def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
 
 
 @calibration_pass("refit", needs=("allocate",))
-def refit(state: State, given: Given) -> State:
+def refit(state: PassState, given: PassContext) -> PassState:
     """W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
 
     Rows are weighted by Fisher information: the class token is one in hundreds. The energy is then met again, and the
     result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
-    free, held = apart("refit", given)
+    free, held = held_out("refit", given)
     goal, known = spent(state, given), fisher(state, given)
     modules = dict(given.model.named_modules())
     linear = {
@@ -94,7 +94,7 @@ def refit(state: State, given: Given) -> State:
             sums[site].add(value.flatten(0, -2), (exact - value).flatten(0, -2), rows)
         return x
 
-    model, batches = unspiked(state, given), first(given.inputs, FISHER_IMAGES)[: len(free)]
+    model, batches = unspiked(state, given), take_first(given.inputs, FISHER_IMAGES)[: len(free)]
     fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(model)}
     with torch.inference_mode(), probing(model, visit):
         for batch in given.progress("re-fitting", len(batches))(batches):
@@ -109,7 +109,7 @@ def refit(state: State, given: Given) -> State:
     return min((state, fitted), key=lambda each: divergence(each, given, judges))
 
 
-def divergence(state: State, given: Given, batches: list[Any]) -> float:
+def divergence(state: PassState, given: PassContext, batches: list[Any]) -> float:
     """KL(original ‖ spiking) on these inputs, summed."""
     model = given.model
     total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)

@@ -13,8 +13,8 @@ from onespike.conversion.network import convert
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.passes.axes import Axes, reduced
-from onespike.passes.base import Given, State
-from onespike.runtime.batches import call, first, take, to
+from onespike.passes.base import PassContext, PassState
+from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Visit, visiting
@@ -43,7 +43,7 @@ class Fisher:
 Probe = Callable[[str, Tensor, Operand], Tensor]
 
 
-def unspiked(state: State, given: Given) -> nn.Module:
+def unspiked(state: PassState, given: PassContext) -> nn.Module:
     """A copy of the network with its sites in their places, to be probed: `with probing(copy, probe)`."""
     return (
         convert(given.model, state.thresholds, state.recipe, share_weights=True).requires_grad_(False).eval()
@@ -62,7 +62,7 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
         yield
 
 
-def fisher(state: State, given: Given) -> dict[str, Fisher]:
+def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
     """The mean squared gradient of the log-probability of what is drawn from the output, at each site of the original.
 
     What is drawn is the task's: a class, say. One backward pass per batch and no labels. The result is kept, since it
@@ -76,7 +76,7 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
 
     def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place = axes[site]
-        keep = place.centre + place.step + (() if place.position is None else (place.position,))
+        keep = place.center + place.step + (() if place.position is None else (place.position,))
         fan = operand.synapses.mean_fan_out
         size = reduced(x.detach().abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
@@ -93,7 +93,7 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
         return x
 
     model, generator = unspiked(state, given), torch.Generator().manual_seed(given.seed)
-    batches = first(given.inputs, FISHER_IMAGES)
+    batches = take_first(given.inputs, FISHER_IMAGES)
     for batch in given.progress("sensitivity", len(batches))(batches):
         log_probability = given.task.drawing(count_of(batch), generator)
         for places in torch.arange(count_of(batch)).split(PART):
@@ -105,7 +105,7 @@ def fisher(state: State, given: Given) -> dict[str, Fisher]:
     return found
 
 
-def apart(name: str, given: Given) -> tuple[range, range]:
+def held_out(name: str, given: PassContext) -> tuple[range, range]:
     """The batches that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
     count = len(given.inputs)
     if count < 2:
@@ -124,13 +124,13 @@ class Sample:
     positions: Tensor | None
 
 
-def samples(state: State, given: Given) -> dict[str, list[Sample]]:
+def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     """For each site and each group of its positions with one gain, values drawn from the original network."""
     identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
         return kept
-    batches = first(given.inputs, SAMPLED_IMAGES)
+    batches = take_first(given.inputs, SAMPLED_IMAGES)
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}
@@ -185,7 +185,7 @@ def samples(state: State, given: Given) -> dict[str, list[Sample]]:
 
 def together(site: str, rows: list[Tensor], axes: Axes) -> Tensor:
     """Samples of several batches as one tensor; of larger maps, evenly spaced places as many as the smallest has."""
-    kept = {axis % rows[0].dim() for axis in (*axes.centre, *axes.step, *filter(None, (axes.position,)))}
+    kept = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
     for axis in range(1, rows[0].dim()):
         sizes = [part.shape[axis] for part in rows]
         if len(set(sizes)) == 1:

@@ -1,4 +1,4 @@
-"""Pass `tune`: steps, centres and offsets learned end to end from the original network's own outputs, no labels."""
+"""Pass `tune`: steps, centers and offsets learned end to end from the original network's own outputs, no labels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onespike.energy.columns import Reading, additions_within, reading_of
 from onespike.errors import UsageError
 from onespike.neurons.fire_functions import fire_function
 from onespike.neurons.gradient import in_range, straight_through
-from onespike.passes.base import Given, State, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, spent
-from onespike.passes.statistics import apart, probing, unspiked
+from onespike.passes.statistics import held_out, probing, unspiked
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.batches import count as count_of
@@ -37,14 +37,14 @@ ONE = torch.ones(())
 
 
 def fired(
-    x: Tensor, log_step: Tensor, centre: Tensor, offset: Tensor, gain: Tensor, site: _Site
+    x: Tensor, log_step: Tensor, center: Tensor, offset: Tensor, gain: Tensor, site: _Site
 ) -> tuple[Tensor, Tensor]:
-    """offset + gain·step·G((x − centre)/gain), straight through to x; so a step learns from the rounding error (LSQ).
+    """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
 
     The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
     """
     unit = gain * log_step.exp()
-    a = (x - centre) / unit
+    a = (x - center) / unit
     with torch.no_grad():
         size = site.fire(a.abs() + 0.5)
         y = size * a.sign() if site.signed else size * (a > 0)
@@ -69,7 +69,7 @@ class _Site:
 class Learner(nn.Module):
     """The learnable constants of all sites, in units in which one learning rate suits all."""
 
-    def __init__(self, state: State, column: str) -> None:
+    def __init__(self, state: PassState, column: str) -> None:
         super().__init__()
         self.keys = {site: f"s{i}" for i, site in enumerate(state.spiking)}
         self.fixed: dict[str, _Site] = {}
@@ -78,43 +78,43 @@ class Learner(nn.Module):
         for site, t in state.spiking.items():
             step = (t.positive if bool((t.positive > 0).any()) else t.negative) * state.scale(site)
             zero = torch.zeros(())
-            centre = zero if t.centre is None else t.centre
-            offset = centre if t.offset is None else t.offset
+            center = zero if t.center is None else t.center
+            offset = center if t.offset is None else t.offset
             gain = torch.ones(()) if t.gain is None else t.gain
-            self.starts[site] = (step.clamp(min=1e-12).log(), centre, offset, gain)
+            self.starts[site] = (step.clamp(min=1e-12).log(), center, offset, gain)
             self.fixed[site] = _Site(
                 fire_function(t.levels, t.rounding or state.recipe.rounding), t.levels[-1],
                 bool((t.negative > 0).any()), reading_of(column), state.drives(site),
             )  # fmt: skip
             key = self.keys[site]
             self.moves[f"{key}_step"] = torch.zeros_like(step)
-            if t.centre is not None:
-                self.moves[f"{key}_centre"] = torch.zeros_like(centre)
+            if t.center is not None:
+                self.moves[f"{key}_center"] = torch.zeros_like(center)
                 self.moves[f"{key}_offset"] = torch.zeros_like(offset)
 
     def constants(self, site: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log step, centre, offset and gain as they are now; constants move in units of the mean first step."""
-        log_step, centre, offset, gain = self.starts[site]
+        """log step, center, offset and gain as they are now; constants move in units of the mean first step."""
+        log_step, center, offset, gain = self.starts[site]
         key = self.keys[site]
-        if f"{key}_centre" in self.moves:
+        if f"{key}_center" in self.moves:
             unit = log_step.exp().median()
-            centre = centre + unit * self.moves[f"{key}_centre"]
+            center = center + unit * self.moves[f"{key}_center"]
             offset = offset + unit * self.moves[f"{key}_offset"]
-        return log_step + self.moves[f"{key}_step"], centre, offset, gain
+        return log_step + self.moves[f"{key}_step"], center, offset, gain
 
-    def state(self, state: State) -> State:
+    def state(self, state: PassState) -> PassState:
         """The thresholds with what was learned."""
         changes = {}
         for site, t in state.spiking.items():
             with torch.no_grad():
-                log_step, centre, offset, _ = self.constants(site)
+                log_step, center, offset, _ = self.constants(site)
                 step = log_step.exp() / state.scale(site)
             change: dict[str, Any] = {
                 side: (step * (old > 0)).float()
                 for side, old in (("positive", t.positive), ("negative", t.negative))
             }
-            if t.centre is not None:
-                change |= {"centre": centre.detach().float(), "offset": offset.detach().float()}
+            if t.center is not None:
+                change |= {"center": center.detach().float(), "offset": offset.detach().float()}
             changes[site] = change
         return state.with_sites(changes)
 
@@ -128,8 +128,8 @@ def check_symmetric(t: SiteThreshold) -> None:
 
 
 @calibration_pass("tune", needs=("allocate",))
-def tune(state: State, given: Given) -> State:
-    """Adam on log-steps, centres and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
+def tune(state: PassState, given: PassContext) -> PassState:
+    """Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 
     The average of the path is judged on inputs that no step has seen, the start included; the best is kept, and then
     meets the budget exactly.
@@ -146,12 +146,12 @@ def tune(state: State, given: Given) -> State:
 class Training:
     """One tuning: what it has learned, its average, and the best average so far."""
 
-    def __init__(self, learner: Learner, state: State, given: Given, goal: float) -> None:
+    def __init__(self, learner: Learner, state: PassState, given: PassContext, goal: float) -> None:
         self.learner, self.state, self.given = learner, state, given
         self.network, self.spent = unspiked(state, given), list[Tensor]()
         self.teacher = given.model
         self.allowed = additions_within(given.energy, goal, state.thresholds.macs)
-        self.optimiser = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
+        self.optimizer = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
         self.average = {k: v.detach().clone() for k, v in learner.moves.items()}
         self.best, self.best_loss, self.step, self.waited, self.seconds = (
             {k: v.clone() for k, v in self.average.items()},
@@ -160,7 +160,7 @@ class Training:
             0,
             0.0,
         )
-        self.free, self.held = apart("tune", given)
+        self.free, self.held = held_out("tune", given)
 
     def _visit(self, site: str, x: Tensor, operand: Operand) -> Tensor:
         fixed = self.learner.fixed[site]
@@ -226,19 +226,19 @@ class Training:
         batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:BATCH])
         if isinstance(batch, Tensor) and batch.dim() == 4:
             batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * self.step / STEPS))
         with torch.enable_grad():
             loss, _, _ = self._loss(batch)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
-        self.optimiser.step()
+        self.optimizer.step()
         self.step += 1
         for name, value in self.learner.moves.items():
             self.average[name].lerp_(value.detach(), 1 - min(AVERAGE, self.step / (self.step + 10)))
 
-    def best_state(self) -> State:
+    def best_state(self) -> PassState:
         """The thresholds of the best average."""
         self._put(self.best)
         return self.learner.state(self.state)
@@ -256,7 +256,7 @@ class Training:
         tensors |= {f"average/{k}": v.clone() for k, v in self.average.items()}
         tensors |= {f"best/{k}": v.clone() for k, v in self.best.items()}
         for name, value in self.learner.moves.items():
-            for moment, tensor in self.optimiser.state[value].items():
+            for moment, tensor in self.optimizer.state[value].items():
                 tensors[f"{moment}/{name}"] = torch.as_tensor(tensor).clone()
         facts = torch.tensor([self.step, self.waited, self.best_loss, self.seconds], dtype=torch.float64)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ class Training:
                 m: parts[m][name] for m in ("step", "exp_avg", "exp_avg_sq") if name in parts.get(m, {})
             }
             if moments:
-                self.optimiser.state[value] = moments
+                self.optimizer.state[value] = moments
         step, waited, self.best_loss, self.seconds = tensors["facts"].tolist()
         self.step, self.waited = int(step), int(waited)
 

@@ -34,7 +34,7 @@ def render(record: Mapping[str, Any]) -> str:
         figures["ledger"] = plots.svg(plots.ledger(known, record["energy"]), "ledger")
     for name in ("front", "search"):
         if (found := record[name]) is not None:
-            asked = (found[key] for key in ("points", "chosen", "metric", "energy", "maximise"))
+            asked = (found[key] for key in ("points", "chosen", "metric", "energy", "maximize"))
             figures[name] = plots.svg(plots.front(*asked), name)
     return _page(
         "report.html",

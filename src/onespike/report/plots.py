@@ -1,4 +1,4 @@
-"""One style, colour-blind safe; every plot takes results and returns a matplotlib Figure."""
+"""One style, color-blind safe; every plot takes results and returns a matplotlib Figure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from onespike.search.pareto import front as unbeaten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
-"""Okabe and Ito's palette, told apart with every common colour blindness."""
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
+"""Okabe and Ito's palette, told apart with every common color blindness."""
 INK = "#0a0b0c"
-"""Stands for the page's own text colour while a figure is drawn for a page."""
-LABELLED = 12
-"""Points up to which each is labelled with its λ."""
+"""Stands for the page's own text color while a figure is drawn for a page."""
+LABELED = 12
+"""Points up to which each is labeled with its λ."""
 
 
 def svg(plot: Figure, name: str) -> str:
-    """A figure as SVG for a page: its ink is the page's own colour, so that it fits light and dark.
+    """A figure as SVG for a page: its ink is the page's own color, so that it fits light and dark.
 
     Args:
-        plot: the figure; its texts, axes and grid take the page's colour, its data keep theirs.
+        plot: the figure; its texts, axes and grid take the page's color, its data keep theirs.
         name: tells the identifiers of two figures on one page apart.
     """
     from matplotlib import rc_context
@@ -57,16 +57,16 @@ def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
 
 
 def front(
-    points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximise: bool = True
+    points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximize: bool = True
 ) -> Figure:
     """A metric against energy, one point a λ: those that no other beats are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
-    kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximise)]
+    kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
     axes.plot(
-        [p["energy"] for p in points], [p["value"] for p in points], "o", color=GREY, ms=5, label="tried"
+        [p["energy"] for p in points], [p["value"] for p in points], "o", color=GRAY, ms=5, label="tried"
     )
     axes.plot([p["energy"] for p in kept], [p["value"] for p in kept], "o-", color=BLUE, ms=5, label="front")
-    for point in points if len(points) <= LABELLED else ():
+    for point in points if len(points) <= LABELED else ():
         axes.annotate(f"λ={point['scale']:.3g}", (point["energy"], point["value"]), xytext=(5, -11),
                       textcoords="offset points", fontsize=8)  # fmt: skip
     mine = min(points, key=lambda p: abs(p["scale"] - chosen))
@@ -98,7 +98,7 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
             str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10
         )
     for original in sorted({row["original"] for row in rows if row.get("original") is not None}):
-        axes.axhline(original, color=GREY, ls="--")
+        axes.axhline(original, color=GRAY, ls="--")
         axes.annotate("original", (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
                       fontsize=8)  # fmt: skip
     axes.margins(x=0.15, y=0.15)
@@ -111,8 +111,8 @@ def draw_ledger(axes: Any, energy: Mapping[str, float], own: str | None = None) 
     names = ["original", *energy]
     values = [1.0, *energy.values()]
     others = {own: ORANGE} | dict.fromkeys(comparators(), GREEN)
-    colours = [GREY, *(others.get(name, BLUE) for name in energy)]
-    bars = axes.barh(names, values, color=colours)
+    colors = [GRAY, *(others.get(name, BLUE) for name in energy)]
+    bars = axes.barh(names, values, color=colors)
     axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
@@ -128,14 +128,14 @@ def draw_scales(axes: Any, rows: Sequence[Mapping[str, float]], original: float,
     for place, row in enumerate(ordered):
         offset = (
             (6, -12) if place % 2 else (-8, 9)
-        )  # neighbours on different sides, so that they do not overlap
+        )  # neighbors on different sides, so that they do not overlap
         axes.annotate(
             f"λ={row['scale']:g}", (row[PAPER], row["top1"]), xytext=offset,
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
         if row["scale"] == chosen:
             axes.plot(row[PAPER], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
-    axes.axhline(original, color=GREY, ls="--", label="original")
+    axes.axhline(original, color=GRAY, ls="--", label="original")
     axes.margins(x=0.08, y=0.08)
     axes.set_xlabel(f"energy ratio ({PAPER})")
     axes.set_ylabel("top-1 accuracy, %")
@@ -200,7 +200,7 @@ def scale_search(
     left.legend(frameon=False)
     if known:
         right = axes[1]
-        right.plot([t.energy for t in known], [t.value for t in known], "o", color=GREY, ms=4, label="trials")
+        right.plot([t.energy for t in known], [t.value for t in known], "o", color=GRAY, ms=4, label="trials")
         right.plot([t.energy for t in front], [t.value for t in front], "o-", color=BLUE, ms=5, label="front")
         if best.energy is not None:
             right.plot(best.energy, best.value, "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="chosen")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onespike import runs
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_, table
 from onespike.doctor.drift import trail
@@ -19,9 +20,8 @@ from onespike.energy.site_statistics import Survey
 from onespike.errors import LoadError
 from onespike.neurons import Neuron
 from onespike.passes.base import kind
-from onespike.runs import pipeline, storage
+from onespike.runs import NetworkPair, Progress, no_progress, storage
 from onespike.runs.as_command import convert_command
-from onespike.runs.pipeline import Pair, Progress, no_progress
 from onespike.runs.search_run import searched
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
@@ -29,13 +29,13 @@ from onespike.tasks import Items, Objective, Score, limit
 
 VERSION = 3
 PROBE_IMAGES = 32
-SCALES = (1.0, 0.5, 0.25, 0.12)
+DRAWN_SCALES = (1.0, 0.5, 0.25, 0.12)
 EXAMPLES = 6
 
 
 def gather(
     run: Path,
-    pair: Pair,
+    pair: NetworkPair,
     items: Items | None,
     *,
     batch_size: int = 16,
@@ -81,7 +81,7 @@ def gather(
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
     objective = task.objectives[task.front(items)]
     original = Remembered(pair.ann) if objective.compares else pair.ann
-    result = pipeline.evaluate_pair(
+    result = runs.evaluate_pair(
         dataclasses.replace(pair, ann=original),
         items,
         batch_size=batch_size,
@@ -93,7 +93,7 @@ def gather(
     record["data"] = {
         "source": items.source,
         "images": len(items),
-        "overlap": len(pipeline.overlap(pair.data, items)),
+        "overlap": len(runs.overlap(pair.data, items)),
         "surveyed": len(few),
     }
     record["sites"] = _measured(record["sites"], survey, pair.recipe.energy)
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def _searched(run: Path, pair: Pair) -> dict[str, Any] | None:
+def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     """The trials that `onespike search` left in a run, where energy was measured."""
     found = searched(run)
     points = [
@@ -125,7 +125,7 @@ def _searched(run: Path, pair: Pair) -> dict[str, Any] | None:
     return {
         **{name: found[name] for name in ("energy", "images", "source")},
         "metric": objective.title,
-        "maximise": objective.maximize,
+        "maximize": objective.maximize,
         "points": points,
         "chosen": found["best"]["scale"],
     }
@@ -146,7 +146,7 @@ class Remembered(nn.Module):
 
 
 def _swept(
-    pair: Pair,
+    pair: NetworkPair,
     original: nn.Module,
     items: Items,
     objective: Objective,
@@ -161,7 +161,7 @@ def _swept(
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
     points = [{"scale": own, "value": value, "energy": energy}]
     try:
-        for scale in (scale for scale in SCALES if scale != own):
+        for scale in (scale for scale in DRAWN_SCALES if scale != own):
             set_scale_(pair.snn, scale)
             feed = progress(f"λ = {scale:g}", -(-len(items) // batch_size))(
                 pair.loaded.batches(items, batch_size)
@@ -173,7 +173,7 @@ def _swept(
     finally:
         set_scale_(pair.snn, own)
     points.sort(key=lambda point: -point["scale"])
-    return {"metric": objective.title, "maximise": objective.maximize, "energy": column, "images": len(items),
+    return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
             "points": points, "chosen": own}  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _at(
     return score.value(), ledger.ratio(column)
 
 
-def _listed(pair: Pair) -> list[dict[str, Any]]:
+def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     """All sites in the order of execution, with what stands there."""
     rows = {row["site"]: row for row in table(pair.snn)}
     largest = {str(site): neuron for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
@@ -245,7 +245,7 @@ def _measured(rows: list[dict[str, Any]], survey: Survey, column: str) -> list[d
     return result
 
 
-def _examples(pair: Pair, items: Items, batch_size: int) -> list[dict[str, Any]]:
+def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str, Any]]:
     """A few inputs with both networks' answers, and where their activations part; those first that differ most."""
     task, loaded = pair.loaded.task, pair.loaded
 

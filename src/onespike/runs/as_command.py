@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from onespike.adapters import normalisation
+from onespike.adapters import normalization
 from onespike.recipe import Recipe
-from onespike.runs.pipeline import Pair
+from onespike.runs.pair import NetworkPair
 from onespike.runtime.options import options
 
 
@@ -27,7 +27,12 @@ def recipe_options(recipe: Recipe) -> list[str]:
 
 
 def convert_command(
-    pair: Pair, out: Path | str, *, images: int | None = None, weights: Path | None = None, **changes: Any
+    pair: NetworkPair,
+    out: Path | str,
+    *,
+    images: int | None = None,
+    weights: Path | None = None,
+    **changes: Any,
 ) -> str:
     """The `onespike convert` that makes this run, or one like it with other recipe fields or more images.
 
@@ -40,8 +45,8 @@ def convert_command(
         words.append("--pretrained" if loaded.weights == "pretrained" else "--random-weights")
     elif loaded.weights != "bundled":
         words += ["--weights", loaded.weights]
-    own = None if loaded.replaced is None else normalisation(loaded.transform)
-    if (given := changes.pop("normalisation", own)) is not None:
+    own = None if loaded.replaced is None else normalization(loaded.transform)
+    if (given := changes.pop("normalization", own)) is not None:
         for option, values in zip(("--mean", "--std"), given, strict=True):
             words += [option, ",".join(f"{v:g}" for v in values)]
     words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]

@@ -15,7 +15,9 @@ from torch import nn
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
 from onespike.energy.columns import COLUMNS, integer_reading
 from onespike.evaluation.side_by_side import Evaluation
-from onespike.runs.pipeline import Pair, Progress, no_progress
+from onespike.passes import no_progress
+from onespike.passes.base import Progress
+from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.tasks import Items, Metric
@@ -106,7 +108,7 @@ def compared(
 
 
 def compare_pair(
-    pair: Pair,
+    pair: NetworkPair,
     items: Items,
     calibration: Items,
     result: Evaluation,

@@ -15,17 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from onespike import runs
 from onespike.conversion.network import convert
 from onespike.energy.columns import PAPER, holdable, searchable
 from onespike.energy.ledger import metered
 from onespike.errors import DataError, UsageError, unknown
-from onespike.passes import PASSES, Given, State
+from onespike.passes import PASSES, PassContext, PassState, no_progress
 from onespike.passes.allocate import factors
+from onespike.passes.base import Progress
 from onespike.passes.statistics import FISHER_IMAGES
 from onespike.recipe import Recipe, preset
-from onespike.runs import pipeline, storage
+from onespike.runs import storage
 from onespike.runs.contents import digest, images_digest
-from onespike.runs.pipeline import Pair, Progress, no_progress
+from onespike.runs.pair import NetworkPair
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.batches import call, count
 from onespike.runtime.forward import evaluating
@@ -101,16 +103,16 @@ class Outcome:
 
 
 def search_images(
-    pair: Pair, data: str, count: int | None, annotations: Path | None = None
+    pair: NetworkPair, data: str, count: int | None, annotations: Path | None = None
 ) -> tuple[Items, int]:
     """Images that calibration has not seen, evenly spaced, and how many there are in all.
 
     They are shuffled (always alike), so that the first of them, which decide whether a trial is given up and on which
     spikes are counted, are of all classes.
     """
-    everything = pipeline.choose_labelled(pair.loaded, data, annotations)
-    seen = set(pipeline.overlap(pair.data, everything))
-    free = pipeline.without(everything, seen)
+    everything = runs.choose_labeled(pair.loaded, data, annotations)
+    seen = set(runs.overlap(pair.data, everything))
+    free = runs.without(everything, seen)
     if not free:
         raise DataError(f"{data}: calibration has used all of its images. Give a folder with other ones.")
     count = max(round(SHARE * len(free)), 100) if count is None else count
@@ -179,13 +181,13 @@ def search_run(
         )
     if per_site not in (None, "site", "kind"):
         raise unknown("per-site choice", per_site, ("site", "kind"))
-    pair = pipeline.load_run(folder, device=device)
+    pair = runs.load_run(folder, device=device)
     try_file(folder / FOLDER / RECORD)
     task = pair.loaded.task
     _check_task(task, pair.loaded.spec, objective, compiled)
     given, own = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
-        pair = pipeline.with_recipe(pair, pair.recipe.replace(factors=()))
+        pair = runs.with_recipe(pair, pair.recipe.replace(factors=()))
     items, available = search_images(pair, data, limit, annotations)
     column = (energy or own) if budget is not None or front or per_site else None
     objective = objective or task.objective(items)
@@ -202,7 +204,7 @@ def search_run(
     found = search(
         measure,
         trials=trials,
-        maximise=aim.maximize,
+        maximize=aim.maximize,
         fixed=(1.0, preset(pair.recipe.preset).scale),
         sampler=sampler,
         budget=budget,
@@ -221,7 +223,7 @@ def search_run(
     )
     chosen = None if per_site is None else allocate(pair, measure, found, per_site, items, batch_size)
     recipe = _kept(pair, found, chosen)
-    after = _energy(pipeline.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
+    after = _energy(runs.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
     outcome = Outcome(
         found, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
         Spent(own, before, after, pair.recipe.budget), None if chosen is None else chosen.to_dict(),
@@ -237,7 +239,7 @@ def _energy(snn: nn.Module, inputs: Any, column: str) -> float | None:
     return None if math.isnan(ratio) else ratio
 
 
-def _kept(pair: Pair, found: Search, chosen: Allocation | None) -> Recipe:
+def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:
     """The recipe of the best λ, or of the steps that are better than it."""
     if chosen is not None and chosen.better:
         return pair.recipe.replace(scale=chosen.scale, factors=chosen.factors)
@@ -256,7 +258,7 @@ def _check_task(task: Task, spec: str, objective: str | None, compiled: bool) ->
 
 
 def objective_of(
-    pair: Pair,
+    pair: NetworkPair,
     items: Items,
     batches: Iterable[tuple[Any, Any]],
     objective: Objective,
@@ -288,7 +290,7 @@ class Allocation:
 
 
 def allocate(
-    pair: Pair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
+    pair: NetworkPair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
 ) -> Allocation:
     """Steps by the pass `allocate`, at the energy that the best single λ has; sites take the mean of their channels."""
     column, budget = measure.energy or PAPER, found.best.energy
@@ -298,8 +300,8 @@ def allocate(
         )
     few = limit_items(items, FISHER_IMAGES)
     inputs = [x for x, _ in pair.loaded.batches(few, batch_size)]
-    state = State(pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None))
-    given = Given(pair.ann, inputs, task=pair.loaded.task)
+    state = PassState(pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None))
+    given = PassContext(pair.ann, inputs, task=pair.loaded.task)
     if column in holdable():
         given = dataclasses.replace(given, budget=budget, energy=column)
     with torch.inference_mode(False):
@@ -316,7 +318,7 @@ def allocate(
     measure.forwards = objective.forwards
     if result.energy is None or found.best.value is None:
         raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
-    sign = 1 if found.maximise else -1
+    sign = 1 if found.maximize else -1
     better = result.energy <= budget and sign * result.value > sign * found.best.value
     return Allocation(by, scale, result.value, result.energy, found.best.value, better, found_factors)
 

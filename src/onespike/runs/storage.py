@@ -23,7 +23,9 @@ from onespike.runtime.validated import parse, sealed, understood, unsealed
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
 CONFIGURATION = "network"
-SIDES, OTHERS = ("positive", "negative"), ("centre", "offset", "gain", "change")
+SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "change")
+EARLIER = {"center": "centre"}
+"""How the tensors of an earlier run spell a name."""
 
 
 REMEDY = "Convert the network again."
@@ -37,7 +39,7 @@ class _Network:
     weights_file: str
     preprocessing: str = ""
     published_top1: float | None = None
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,9 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
     entries = {}
     for site, facts in record["sites"].items():
         facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
-        named: dict[str, Any] = {name: tensors.get(f"{site}/{name}") for name in OTHERS}
+        named: dict[str, Any] = {
+            name: tensors.get(f"{site}/{name}", tensors.get(f"{site}/{EARLIER.get(name)}")) for name in OTHERS
+        }
         named |= {name: tensors[f"{site}/{name}"] for name in SIDES}
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}

@@ -113,7 +113,7 @@ def split(batch: Any, size: int) -> Iterator[Any]:
         yield take(batch, slice(start, start + size))
 
 
-def first(batches: Iterable[Any], inputs: int) -> list[Any]:
+def take_first(batches: Iterable[Any], inputs: int) -> list[Any]:
     """The first so many inputs, in batches."""
     chosen, seen = [], 0
     for batch in batches:

@@ -38,7 +38,7 @@ class Processes:
         self.ended = False
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     @property

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
+def front(points: Sequence[tuple[float, float]], maximize: bool) -> list[int]:
     """Places of the (energy, value) points that no other one beats, by rising energy.
 
-    >>> front([(0.1, 5), (0.2, 4), (0.3, 9)], maximise=True)
+    >>> front([(0.1, 5), (0.2, 4), (0.3, 9)], maximize=True)
     [0, 2]
-    >>> front([(0.1, 5), (0.2, 4), (0.3, 9), (0.4, 1)], maximise=False)
+    >>> front([(0.1, 5), (0.2, 4), (0.3, 9), (0.4, 1)], maximize=False)
     [0, 1, 3]
     """
-    sign = 1 if maximise else -1
+    sign = 1 if maximize else -1
     kept: list[int] = []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
         if not kept or sign * points[place][1] > sign * points[kept[-1]][1]:

@@ -61,7 +61,7 @@ class Search:
 
     trials: tuple[Trial, ...]
     best: Trial
-    maximise: bool
+    maximize: bool
     budget: float | None = None
 
     def front(self) -> tuple[Trial, ...]:
@@ -73,7 +73,7 @@ class Search:
         """
         known = [t for t in self.trials if t.value is not None and t.energy is not None]
         points = [(t.energy or 0.0, t.value or 0.0) for t in known]
-        return tuple(known[place] for place in front(points, self.maximise))
+        return tuple(known[place] for place in front(points, self.maximize))
 
 
 def _sampler(name: str, seed: int) -> Any:
@@ -96,7 +96,7 @@ def grid(count: int) -> list[float]:
 
 
 def _open(
-    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximise: bool, sampler: Any
+    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximize: bool, sampler: Any
 ) -> Any:
     import optuna
 
@@ -104,7 +104,7 @@ def _open(
         study = optuna.create_study(
             storage=backend,
             study_name=name,
-            direction="maximize" if maximise else "minimize",
+            direction="maximize" if maximize else "minimize",
             sampler=sampler,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
             load_if_exists=resume,
@@ -130,7 +130,7 @@ def search(
     objective: Objective,
     *,
     trials: int = 50,
-    maximise: bool = True,
+    maximize: bool = True,
     fixed: Iterable[float] = (1.0,),
     sampler: str = "gp",
     budget: float | None = None,
@@ -146,7 +146,7 @@ def search(
     Args:
         objective: measures one λ.
         trials: how many λ in all, the fixed ones and those of an interrupted search included.
-        maximise: whether larger values are better.
+        maximize: whether larger values are better.
         fixed: values that are always among the trials, first.
         sampler: `gp`, `tpe` or `grid`.
         budget: the best is chosen among trials whose energy is at most this.
@@ -178,7 +178,7 @@ def search(
         with turn:
             backend = stack.enter_context(connected(storage))
             with understood(f"search: the study {name}", DAMAGED):
-                study = _open(backend, name, identity or {}, resume, maximise, _sampler(sampler, seed))
+                study = _open(backend, name, identity or {}, resume, maximize, _sampler(sampler, seed))
                 _finished(study)
         _run(study, objective, trials, wanted, budget, turn, Leases(backend, study), report)
         found = _finished(study)
@@ -187,8 +187,8 @@ def search(
         measured = _within(measured, budget)
     if not measured:
         raise UsageError("search: no trial gave a number. Check the data, or widen the trials.")
-    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximise else -1), t.scale))
-    return Search(tuple(found), best, maximise, budget)
+    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximize else -1), t.scale))
+    return Search(tuple(found), best, maximize, budget)
 
 
 def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onespike import runs
 from onespike.calibration.stream import calibrate
 from onespike.conversion.network import convert
 from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
-from onespike.passes import NEEDS, Given, State, chain, check_passes
+from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes
 from onespike.passes.budget import check_budget, fit, target
 from onespike.recipe import PRESETS, Recipe
-from onespike.runs import pipeline
+from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.contents import images_digest, network_digest
-from onespike.runs.pipeline import Inputs, Pair, Progress, no_progress
 from onespike.runs.storage import THRESHOLDS
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.validated import read_sealed, sealed
@@ -110,9 +110,9 @@ def ablate_run(
         batch_size: images in one forward pass.
         progress: progress(title, total) wraps the batches of a long stage.
     """
-    pair = pipeline.load_run(folder)
-    items = pipeline.choose_labelled(pair.loaded, data, annotations, limit)
-    if pipeline.overlap(pair.data, items):
+    pair = runs.load_run(folder)
+    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+    if runs.overlap(pair.data, items):
         raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
     names = check_passes(passes or pair.recipe.passes or QUICK)
     column = energy or pair.recipe.energy
@@ -130,7 +130,7 @@ def ablate_run(
     }
     known = _rows(next((found for found in _read(place) if _same(found, identity)), {"rows": []}))
     try_file(place)
-    state: State | None = None
+    state: PassState | None = None
     for what, kept in choices(names):
         row = known.get(kept)
         if row is None:
@@ -149,28 +149,28 @@ def ablate_run(
         yield dataclasses.replace(row, what=what, headline=pair.loaded.task.headline(row.figures))
 
 
-def _plain(state: State, given: Given) -> State:
+def _plain(state: PassState, given: PassContext) -> PassState:
     """The literal method at the energy of the others."""
     return fit(state, given, given.budget or target(state, given))
 
 
 def _start(
-    pair: Pair, recipe: Recipe, budget: float | None, batch_size: int, progress: Progress
-) -> tuple[State, Given]:
+    pair: NetworkPair, recipe: Recipe, budget: float | None, batch_size: int, progress: Progress
+) -> tuple[PassState, PassContext]:
     items = calibration_images(pair)
     inputs = Inputs(items, pair.loaded, batch_size)
     thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
-    state = State(thresholds, recipe)
-    given = Given(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
+    state = PassState(thresholds, recipe)
+    given = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
     return state, dataclasses.replace(given, budget=target(state, given))
 
 
-def calibration_images(pair: Pair) -> Items:
+def calibration_images(pair: NetworkPair) -> Items:
     """The very images that a run was calibrated on, by their names and contents."""
-    everything = pipeline.choose(pair.data["source"], None, pair.loaded.task)
+    everything = runs.choose(pair.data["source"], None, pair.loaded.task)
     names = set(pair.data["names"])
     chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
-    if len(pipeline.overlap(pair.data, chosen)) != len(names):
+    if len(runs.overlap(pair.data, chosen)) != len(names):
         raise DataError(
             f"{pair.data['source']}: the images that the run was calibrated on are not all there. Convert again."
         )
@@ -178,7 +178,7 @@ def calibration_images(pair: Pair) -> Items:
 
 
 def _measure(
-    pair: Pair, state: State, items: Items, batch_size: int, progress: Progress, title: str
+    pair: NetworkPair, state: PassState, items: Items, batch_size: int, progress: Progress, title: str
 ) -> dict[str, Any]:
     snn = convert(pair.ann, state.thresholds, state.recipe, share_weights=True)
     steps = -(-len(items) // batch_size)
@@ -186,7 +186,7 @@ def _measure(
         pair.ann,
         snn,
         pair.loaded.batches(items, batch_size),
-        pipeline.metric_for(pair, items),
+        runs.metric_for(pair, items),
         progress=progress(title, steps),
     )
     return {name: value for name, value in found.to_dict().items() if name not in ("scale", "seconds")}

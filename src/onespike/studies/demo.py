@@ -5,37 +5,37 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.conversion.network import set_scale_
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.recipe import preset
 from onespike.report import plots
-from onespike.runs import pipeline
-from onespike.runs.pipeline import Pair, Progress
+from onespike.runs import NetworkPair, Progress
 from onespike.runtime.atomic import write_atomically
 
 NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration", "bundled:cifar10-test"
 DETECTOR, SCENES = "bundled:scenes", "bundled:scenes-test"
 SCENE_CALIBRATION = "bundled:scenes-calibration"
-SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
+DEMO_SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
 SWEEP_IMAGES = 300
 SCENE_IMAGES, SCENE_SCALE = 48, 0.25
 """The scenes that calibrate the detector, and the λ that a search on the other ones found best."""
 
 
-def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:
+def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, list[str]]:
     """Convert the bundled network and write `demo.json` and two figures into a folder."""
     recipe = preset("sformer")
-    pair = pipeline.convert_network(
-        load_model(NETWORK), pipeline.choose(CALIBRATION, None), recipe, batch_size=64, progress=progress
+    pair = runs.convert_network(
+        load_model(NETWORK), runs.choose(CALIBRATION, None), recipe, batch_size=64, progress=progress
     )
-    result = pipeline.evaluate_pair(pair, pipeline.choose(TEST, None), batch_size=100, progress=progress)
+    result = runs.evaluate_pair(pair, runs.choose(TEST, None), batch_size=100, progress=progress)
     rows = []
-    for scale in SCALES:
+    for scale in DEMO_SCALES:
         set_scale_(pair.snn, scale)
-        swept = pipeline.evaluate_pair(
+        swept = runs.evaluate_pair(
             pair,
-            pipeline.choose(TEST, SWEEP_IMAGES),
+            runs.choose(TEST, SWEEP_IMAGES),
             batch_size=100,
             progress=progress,
             title=f"λ = {scale:g}",
@@ -53,15 +53,15 @@ def run_demo(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]
     return pair, result, _write(out, files)
 
 
-def run_scenes(out: Path, progress: Progress) -> tuple[Pair, Evaluation, list[str]]:
+def run_scenes(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, list[str]]:
     """Convert the bundled detector and write `demo.json`, what both networks find, and the sites into a folder."""
     recipe = preset("sformer", scale=SCENE_SCALE)
-    pair = pipeline.convert_network(
-        load_model(DETECTOR), pipeline.choose(SCENE_CALIBRATION, SCENE_IMAGES), recipe, progress=progress
+    pair = runs.convert_network(
+        load_model(DETECTOR), runs.choose(SCENE_CALIBRATION, SCENE_IMAGES), recipe, progress=progress
     )
-    items = pipeline.choose_labelled(pair.loaded, SCENES)
-    metric = pipeline.metric_for(pair, items)
-    result = pipeline.evaluate_pair(pair, items, metric=metric, batch_size=20, progress=progress)
+    items = runs.choose_labeled(pair.loaded, SCENES)
+    metric = runs.metric_for(pair, items)
+    result = runs.evaluate_pair(pair, items, metric=metric, batch_size=20, progress=progress)
     files: dict[str, str | bytes] = {
         "demo.json": json.dumps(result.to_dict(), indent=1) + "\n",
         "predictions.png": pair.loaded.task.picture(items, metric),

@@ -14,7 +14,7 @@ from onespike.tasks.images import Items
 def match_classes(
     items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None, network: str = "the network"
 ) -> Items:
-    """The same images, labelled with the network's class numbers; images without named folders are left as they are.
+    """The same images, labeled with the network's class numbers; images without named folders are left as they are.
 
     Upper case, underscores and hyphens make no difference, and one of the synonyms in a name like
     `tench, Tinca tinca` is enough.
@@ -38,11 +38,11 @@ def match_classes(
             "matched. Name each folder by the number of its class."
         )
     numbers = _numbers(used, names, ids or (), items.source, network)
-    labelled = (
+    labeled = (
         item if item.label is None else dataclasses.replace(item, label=numbers[folders[item.label]])
         for item in items
     )
-    return dataclasses.replace(items, items=tuple(labelled), class_names=tuple(names))
+    return dataclasses.replace(items, items=tuple(labeled), class_names=tuple(names))
 
 
 def _numbers(

@@ -51,7 +51,7 @@ class Accuracy:
     def __init__(self) -> None:
         self.images = self.agreeing = self.gained = self.lost = 0
         self.divergence = 0.0
-        self.labelled = True
+        self.labeled = True
         self.hits = {"ann": {"top1": 0, "top5": 0}, "snn": {"top1": 0, "top5": 0}}
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
@@ -65,7 +65,7 @@ class Accuracy:
                     "Check its weights, and the images of this batch."
                 )
         if labels is None:
-            self.labelled = False
+            self.labeled = False
         else:
             self._hits(ann, snn, labels.to(ann.device), classes)
         self.images += count
@@ -96,7 +96,7 @@ class Accuracy:
         """Take in what another one has seen."""
         for name in ("images", "agreeing", "gained", "lost", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.labelled = self.labelled and other.labelled
+        self.labeled = self.labeled and other.labeled
         for network, hits in other.hits.items():
             for name, number in hits.items():
                 self.hits[network][name] += number
@@ -114,14 +114,14 @@ class Accuracy:
         return {
             "task": Classification.name,
             **{
-                network: {name: percent(hits) if self.labelled else None for name, hits in scores.items()}
+                network: {name: percent(hits) if self.labeled else None for name, hits in scores.items()}
                 for network, scores in self.hits.items()
             },
             "agreement": percent(self.agreeing),
             "kl": self.divergence / self.images,
             "images": self.images,
-            "difference": 100 * mean if self.labelled else None,
-            "standard_error": 100 * (variance / self.images) ** 0.5 if self.labelled else None,
+            "difference": 100 * mean if self.labeled else None,
+            "standard_error": 100 * (variance / self.images) ** 0.5 if self.labeled else None,
         }
 
 
@@ -203,11 +203,11 @@ class Classification:
 
     def objective(self, items: Items) -> str:
         """Accuracy, or KL where there are no labels."""
-        return "top1" if items.labelled else "kl"
+        return "top1" if items.labeled else "kl"
 
     def front(self, items: Items) -> str:
         """Accuracy, or agreement where there are no labels."""
-        return "top1" if items.labelled else "agreement"
+        return "top1" if items.labeled else "agreement"
 
     def load(self, item: Item) -> Any:
         """The image in RGB."""

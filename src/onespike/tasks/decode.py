@@ -20,7 +20,7 @@ REMEDY = "Replace or remove it."
 
 
 def decode(path: Path, what: str = "the image") -> Image:
-    """An image file in RGB as it is stored: no rotation by EXIF, alpha dropped, the high byte of 16-bit grey."""
+    """An image file in RGB as it is stored: no rotation by EXIF, alpha dropped, the high byte of 16-bit gray."""
     with _opened(path, what) as image:
         image.verify()  # checksums, where the format has them; the file must then be opened anew
     with _opened(path, what) as image:
@@ -50,7 +50,7 @@ def _rgb(image: Image, path: Path, what: str) -> Image:
 
 
 def _high_byte(image: Image) -> Image:
-    """16-bit grey as 8-bit grey, in the way that Pillow itself reads 16-bit colour."""
+    """16-bit gray as 8-bit gray, in the way that Pillow itself reads 16-bit color."""
     from PIL.Image import frombytes
 
     four = image.convert("I").tobytes()  # four bytes per pixel in the machine's own order

@@ -64,7 +64,7 @@ class Items(Sequence[Item]):
         return tuple(item.name for item in self.items)
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return all(item.label is not None for item in self.items)
 
 

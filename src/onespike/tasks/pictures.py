@@ -10,7 +10,7 @@ from onespike.runtime.figures import figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 """Okabe and Ito's, one per class in turn."""
 
 SMALLEST_SCORE = 0.3
@@ -63,16 +63,16 @@ def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], s
     from matplotlib.patches import Rectangle
 
     number = result["category_id"]
-    colour = COLOURS[list(categories).index(number) % len(COLOURS)]
+    color = COLORS[list(categories).index(number) % len(COLORS)]
     x, y, width, height = result["bbox"]
     if "segmentation" in result:
         from pycocotools.mask import decode
 
         mask = decode(result["segmentation"])[..., None]
-        axes.imshow(mask * [*to_rgb(colour), 0.45], interpolation="nearest")
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=colour, lw=1.5))
+        axes.imshow(mask * [*to_rgb(color), 0.45], interpolation="nearest")
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=color, lw=1.5))
     right = x > 0.6 * size[0]  # there the label ends where the box ends, to stay inside the picture
     axes.text(
         x + width if right else x, max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
-        color="black", va="bottom", ha="right" if right else "left", bbox=dict(fc=colour, ec="none", pad=0.8, alpha=0.85),
+        color="black", va="bottom", ha="right" if right else "left", bbox=dict(fc=color, ec="none", pad=0.8, alpha=0.85),
     )  # fmt: skip

@@ -46,7 +46,7 @@ if (filter) {
 }
 
 const cells = [...document.querySelectorAll(".cell")];
-function colour(by) {
+function color(by) {
   for (const cell of cells) {
     const shade = cell.dataset[by];
     cell.toggleAttribute("data-shade", shade !== undefined && shade !== "");
@@ -54,9 +54,9 @@ function colour(by) {
     cell.classList.toggle("strong", Number(shade) > 0.55);
   }
 }
-for (const choice of document.querySelectorAll("input[name=colour]")) {
-  choice.addEventListener("change", () => colour(choice.value));
-  if (choice.checked) colour(choice.value);
+for (const choice of document.querySelectorAll("input[name=color]")) {
+  choice.addEventListener("change", () => color(choice.value));
+  if (choice.checked) color(choice.value);
 }
 
 function draw(site, width) {

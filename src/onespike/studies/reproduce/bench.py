@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onespike import runs
 from onespike.adapters import LoadedModel
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
@@ -21,10 +22,9 @@ from onespike.energy.columns import PAPER
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.recipe import Recipe
-from onespike.runs import pipeline
+from onespike.runs import Progress, no_progress
 from onespike.runs.comparison import compared, rivals, spiking_rivals
 from onespike.runs.contents import images_digest, network_digest
-from onespike.runs.pipeline import Progress, no_progress
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import evaluating
@@ -148,12 +148,12 @@ class Bench:
     def steps(self, items: Items) -> int:
         return -(-len(items) // self.batch_size)
 
-    def labelled(self, items: Items) -> Iterator[tuple[Any, Any]]:
+    def labeled(self, items: Items) -> Iterator[tuple[Any, Any]]:
         """Batches of inputs and labels."""
         return self.loaded.batches(items, self.batch_size)
 
     def _inputs(self, items: Items) -> Iterator[Any]:
-        return (x for x, _ in self.labelled(items))
+        return (x for x, _ in self.labeled(items))
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
@@ -174,7 +174,7 @@ class Bench:
         result = evaluate(
             Replayed(self.outputs, device),
             snn,
-            self.labelled(self.test),
+            self.labeled(self.test),
             metric,
             progress=self.progress(title, steps),
         )
@@ -204,7 +204,7 @@ class Bench:
             **spiking_rivals(self.converted(recipe), self.ann, observed, PAPER),
             **rivals(self.ann, observed),
         }
-        feed = self.progress("integer networks", self.steps(self.test))(self.labelled(self.test))
+        feed = self.progress("integer networks", self.steps(self.test))(self.labeled(self.test))
         return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test, self.loaded))
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Bench:
 
     def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
         title = f"{trials} λ trials, {objective}"
-        snn, held = self.converted(recipe), self.labelled(self.held)
+        snn, held = self.converted(recipe), self.labeled(self.held)
         aim = self.loaded.task.objectives[objective]
         measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held, self.loaded))
         bar = iter(self.progress(title, trials)(range(trials)))
@@ -225,7 +225,7 @@ class Bench:
         found: Search = search(
             measure,
             trials=trials,
-            maximise=aim.maximize,
+            maximize=aim.maximize,
             fixed=(1.0, 0.25),
             report=lambda trial, done, total: advance(),
         )
@@ -274,11 +274,11 @@ def split(
                 f"Give at least {2 * held + 1}, or --calibrate DIR."
             )
         calibration = limit(source, 2 * held)
-        source = pipeline.without(source, calibration.names)
+        source = runs.without(source, calibration.names)
     if len(calibration) < 2:
         raise DataError(f"{calibration.source}: calibration and search need two images. Give more.")
     first = limit(calibration, max(len(calibration) // 2, 1))
-    rest = pipeline.without(calibration, first.names)
+    rest = runs.without(calibration, first.names)
     if Path(calibration.source).resolve() == Path(source.source).resolve():
-        source = pipeline.without(source, calibration.names)
+        source = runs.without(source, calibration.names)
     return first, rest, source if count is None else limit(source, count)

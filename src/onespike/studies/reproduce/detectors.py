@@ -25,7 +25,7 @@ def _measure(bench: Bench, recipe: Recipe) -> dict[str, Any]:
     found = evaluate(
         bench.ann,
         bench.converted(recipe),
-        bench.labelled(bench.test),
+        bench.labeled(bench.test),
         bench.loaded.task.metric(bench.test, bench.loaded),
         progress=bench.progress(f"λ={recipe.scale:.3g}", bench.steps(bench.test)),
     ).to_dict()

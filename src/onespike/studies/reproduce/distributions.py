@@ -29,7 +29,7 @@ STAGES = {
     "post-softmax": (),
 }
 """The three stages of the paper's figure, by the names that their consumers have; softmax is found by its role."""
-SCALES = (1.0, 0.5, 0.252, 0.1)
+HISTOGRAM_SCALES = (1.0, 0.5, 0.252, 0.1)
 BINS, IMAGES = 60, 16
 
 
@@ -38,11 +38,11 @@ def draw(rows: Sequence[Row]) -> Figure:
     for panel, stage in zip(axes, (*STAGES, "spikes"), strict=True):
         own = [row for row in rows if row["stage"] == stage]
         if stage == "spikes":
-            colours = (plots.GREY, plots.GREEN, plots.BLUE, plots.ORANGE)
-            for scale, colour in zip(SCALES, colours, strict=True):
+            colors = (plots.GRAY, plots.GREEN, plots.BLUE, plots.ORANGE)
+            for scale, color in zip(HISTOGRAM_SCALES, colors, strict=True):
                 part = [row for row in own if row["scale"] == scale]
                 xs, shares = [r["value"] for r in part], [r["share"] for r in part]
-                panel.plot(xs, shares, ".-", color=colour, label=f"λ = {scale:g}")
+                panel.plot(xs, shares, ".-", color=color, label=f"λ = {scale:g}")
             panel.legend(frameon=False, fontsize=8)
             panel.set_title("spikes of the pre-QKV activations", fontsize=10)
             panel.set_xlabel("value of the spike, λθ·y")
@@ -95,7 +95,7 @@ def distributions(bench: Bench) -> list[Row]:
         rows = [row for stage, site in chosen.items() for row in _histogram(stage, site, values[site])]
         first = chosen["pre-QKV"]
         threshold = bench.calibrated(preset("sformer"))[first]
-        for scale in SCALES:
+        for scale in HISTOGRAM_SCALES:
             neuron = ScaleFire(
                 threshold.positive, threshold.negative, levels=threshold.levels, scale=Scale(scale)
             )

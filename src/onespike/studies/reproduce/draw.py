@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GREY, "#CC79A7", "#56B4E9")
+COLORS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GRAY, "#CC79A7", "#56B4E9")
 LABELS = {
     **{column: f"energy ratio ({column})" for column in meanings()},
     "top1": "top-1 accuracy, %", "paper top1": "top-1 accuracy, %", "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
@@ -34,13 +34,13 @@ def _bars(rows: Sequence[Row], name: str, measures: Sequence[str]) -> Figure:
             row for row in rows if row.get(measure) is not None or row.get(f"paper {measure}") is not None
         ]
         places = range(len(shown))
-        for offset, key, colour, label in (
-            (-0.2, measure, plots.BLUE, "measured here"), (0.2, f"paper {measure}", plots.GREY, "in the paper"),
+        for offset, key, color, label in (
+            (-0.2, measure, plots.BLUE, "measured here"), (0.2, f"paper {measure}", plots.GRAY, "in the paper"),
         ):  # fmt: skip
             values = [row.get(key) for row in shown]
             if any(v is not None for v in values):
                 drawn = panel.barh(
-                    [p + offset for p in places], [v or 0 for v in values], 0.38, color=colour, label=label
+                    [p + offset for p in places], [v or 0 for v in values], 0.38, color=color, label=label
                 )
                 panel.bar_label(
                     drawn, ["" if v is None else f"{v:.3g}" for v in values], padding=2, fontsize=8
@@ -71,16 +71,16 @@ def _curves(rows: Sequence[Row], over: str, measures: Sequence[str], by: str | N
                 if (by is None or r[by] == group) and r.get(measure) is not None and r.get(over) is not None
             ]  # fmt: skip
             own.sort(key=lambda row: float(row[over]))
-            colour = COLOURS[place % len(COLOURS)]
+            color = COLORS[place % len(COLORS)]
             errors = [r.get("error") or 0.0 for r in own] if measure == "top1" else None
             panel.errorbar(
-                [r[over] for r in own], [r[measure] for r in own], errors, fmt="o-", color=colour, label=group,
+                [r[over] for r in own], [r[measure] for r in own], errors, fmt="o-", color=color, label=group,
                 elinewidth=1, capsize=2,
             )  # fmt: skip
             paper = [r for r in own if r.get(f"paper {measure}") is not None]
             if paper:
                 values = [r[f"paper {measure}"] for r in paper]
-                panel.plot([r[over] for r in paper], values, "s--", color=plots.GREY, label="in the paper")
+                panel.plot([r[over] for r in paper], values, "s--", color=plots.GRAY, label="in the paper")
         original = [row["ann"] for row in rows if row.get("ann") is not None]
         if measure == "top1" and original:
             panel.axhline(original[0], color="black", linewidth=0.8, linestyle=":", label="original network")

@@ -9,7 +9,7 @@ from onespike.studies.reproduce.draw import bars, curves
 from onespike.studies.reproduce.study import Row, study
 from onespike.studies.reproduce.tables import literal, shown
 
-SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
+SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 
 
 @study(
@@ -20,7 +20,7 @@ SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 )
 def scale(bench: Bench) -> list[Row]:
     rows: list[Row] = []
-    for value in SCALES:
+    for value in SWEPT_SCALES:
         measured = bench.measure(literal(bench).replace(scale=value))
         rows.append({"scale": value, "ann": measured["ann"], **shown(measured)})
     return rows

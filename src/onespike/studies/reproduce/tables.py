@@ -106,7 +106,7 @@ def ablation(bench: Bench) -> list[Row]:
 
 @study(
     "table-percentile",
-    "The normalisation scale p, T = 1",
+    "The normalization scale p, T = 1",
     curves("percentile", "top1", PAPER),
     "λ is the same in all rows. The paper's columns are ViT-Base/16 on ImageNet-1K. " + OTHER_DATA,
 )
@@ -123,7 +123,7 @@ def percentile(bench: Bench) -> list[Row]:
 
 
 @study(
-    "table-quantisation",
+    "table-quantization",
     "Is it just quantization? Integer networks, and uniform n-bit activations against SFN at equal energy",
     curves("energy", "top1", by="method"),
     "First the paper's method with a searched λ, the same with 8-bit weights, and post-training quantization of the "
@@ -132,7 +132,7 @@ def percentile(bench: Bench) -> list[Row]:
     "for a row, `minus spiking` the difference to the first row, image by image, with its standard error. Then each "
     "n-bit row is followed by SFN with the λ that spends as many additions (counts).",
 )
-def quantisation(bench: Bench) -> list[Row]:
+def quantization(bench: Bench) -> list[Row]:
     recipe = literal(bench)
     recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
     measured = bench.measure(recipe)

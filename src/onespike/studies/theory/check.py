@@ -132,7 +132,7 @@ def check_claim(name: str, draw: Callable[[random.Random], Claim], trials: int, 
 
 
 def sweep(levels: tuple[int, ...], samples: int, seed: int) -> Tensor:
-    """Coordinates to try a fire function at: every bound with its two neighbours, and random ones between."""
+    """Coordinates to try a fire function at: every bound with its two neighbors, and random ones between."""
     jump = torch.tensor(bounds(levels), dtype=torch.float32)
     around = [torch.nextafter(jump, torch.tensor(way)) for way in (-torch.inf, torch.inf)]
     generator = torch.Generator().manual_seed(seed)

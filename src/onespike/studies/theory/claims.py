@@ -10,7 +10,7 @@ from onespike.errors import UsageError
 from onespike.studies.theory import exact
 
 Vector = Sequence[Fraction]
-Pair = tuple[Fraction, Fraction]
+Sides = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _check_network(
 
 
 def theorem_3(
-    x: Vector, thresholds: Pair, initial: Pair, count: int | None = None, *, unchecked: bool = False
+    x: Vector, thresholds: Sides, initial: Sides, count: int | None = None, *, unchecked: bool = False
 ) -> Claim:
     """|ō_IF − o_M| ≤ (C_v + C_θ)/T for the dual neurons and inputs of either sign and any size (eqs. 34–42).
 

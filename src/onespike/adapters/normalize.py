@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onespike.adapters.base import LoadedModel, describe_normalisation
+from onespike.adapters.base import LoadedModel, describe_normalization
 from onespike.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
-KNOWN: dict[str, Normalisation] = {
+KNOWN: dict[str, Normalization] = {
     "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "CLIP": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
-"""The normalisations that published networks use, and that are mistaken for each other."""
+"""The normalizations that published networks use, and that are mistaken for each other."""
 
 
-def normalisation(transform: Callable[[Image], Tensor]) -> Normalisation | None:
+def normalization(transform: Callable[[Image], Tensor]) -> Normalization | None:
     """What a transform subtracts and divides by, seen from a black and a white image; None where it does neither.
 
     >>> from onespike.adapters.bundled import to_input
-    >>> mean, std = normalisation(to_input)
-    >>> describe_normalisation(mean, std)
+    >>> mean, std = normalization(to_input)
+    >>> describe_normalization(mean, std)
     'mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616'
     """
     from PIL import Image
 
-    black, white = (transform(Image.new("RGB", (256, 256), colour)) for colour in ("black", "white"))
+    black, white = (transform(Image.new("RGB", (256, 256), color)) for color in ("black", "white"))
     if not isinstance(black, Tensor) or black.dim() != 3 or len(black) != 3:
         return None
     low, high = black.flatten(1).double().mean(1), white.flatten(1).double().mean(1)
@@ -48,21 +48,21 @@ def normalisation(transform: Callable[[Image], Tensor]) -> Normalisation | None:
     return tuple(mean), tuple(deviation)
 
 
-def exchanged(x: Tensor, old: Normalisation, new: Normalisation) -> Tensor:
-    """An input (or a batch of them) as the other normalisation would have given it."""
+def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
+    """An input (or a batch of them) as the other normalization would have given it."""
     (mean, std), (other_mean, other_std) = (
         tuple(torch.tensor(part).view(3, 1, 1) for part in n) for n in (old, new)
     )
     return (x * std + mean - other_mean) / other_std
 
 
-def renormalised(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
+def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
     """The same network, fed with another mean and standard deviation than its library's."""
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
-            "a normalisation is three means and three positive deviations, such as --mean 0.5,0.5,0.5."
+            "a normalization is three means and three positive deviations, such as --mean 0.5,0.5,0.5."
         )
-    old, transform = normalisation(loaded.transform), loaded.transform
+    old, transform = normalization(loaded.transform), loaded.transform
     if old is None:
         raise UsageError(
             f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out --mean."
@@ -71,6 +71,6 @@ def renormalised(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
     return dataclasses.replace(
         loaded,
         transform=lambda image: exchanged(transform(image), old, new),
-        preprocessing=f"{loaded.preprocessing}, then {describe_normalisation(*new)} instead",
+        preprocessing=f"{loaded.preprocessing}, then {describe_normalization(*new)} instead",
         replaced=loaded.replaced or old,
     )

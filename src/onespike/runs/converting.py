@@ -1,0 +1,96 @@
+"""The verb `convert`: a loaded network and images → a pair of networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from onespike.adapters import LoadedModel
+from onespike.adapters.base import first_line
+from onespike.conversion.network import convert
+from onespike.errors import LoadError, OnespikeError, UsageError, out_of_memory, unknown
+from onespike.passes import no_progress, prepare
+from onespike.passes.base import Progress
+from onespike.recipe import Recipe
+from onespike.runs import storage
+from onespike.runs.contents import digest
+from onespike.runs.inputs import Inputs, batches_of, steps
+from onespike.runs.pair import NetworkPair
+from onespike.runtime.batches import call, to
+from onespike.runtime.devices import place_
+from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.processes import ALONE, Processes
+from onespike.tasks import Items
+
+
+def convert_network(
+    loaded: LoadedModel,
+    items: Items,
+    recipe: Recipe,
+    *,
+    batch_size: int = 16,
+    device: str = "cpu",
+    device_map: str | None = None,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
+    work: Path | None = None,
+) -> NetworkPair:
+    """Calibrate a loaded network on images, improve that by the recipe's passes and convert a copy of it.
+
+    A long pass keeps what it needs to resume in the folder `work`.
+    """
+    ann = place_(loaded.model, device, device_map)
+    check_forward(loaded, ann, items)
+    thresholds = prepare(
+        ann,
+        batches_of(items, loaded, batch_size, processes),
+        Inputs(items, loaded, batch_size),
+        recipe,
+        total=steps(items, batch_size, processes),
+        folder=work if processes.is_main else None,
+        progress=progress,
+        provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
+        processes=processes,
+        task=loaded.task,
+    )
+    data = {
+        "source": items.source,
+        "names": list(items.names),
+        "sha256": [digest(item) for item in items],
+    }
+    return NetworkPair(
+        loaded, ann, convert(ann, thresholds, recipe, share_weights=True), recipe, thresholds, data
+    )
+
+
+def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
+    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours."""
+    first = dataclasses.replace(items, items=items.items[:1])
+    try:
+        with evaluating(ann), torch.inference_mode():
+            call(ann, to(next(batches_of(first, loaded, 1)), device_of(ann)))
+    except OnespikeError:
+        raise
+    except Exception as error:  # whatever a network and its preprocessing may raise
+        if out_of_memory(error):
+            raise
+        raise LoadError(
+            f"{loaded.spec}: the network fails on the image {first[0].name} after its own preprocessing "
+            f"({loaded.preprocessing}): {first_line(error)}. Correct its configuration."
+        ) from error
+
+
+def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:
+    """The recipe for the whole network, or for its backbone alone."""
+    if scope not in ("all", "backbone"):
+        raise unknown("scope", scope, ("all", "backbone"))
+    if scope == "all":
+        return recipe
+    if not loaded.backbone:
+        raise UsageError(f"{loaded.spec} has no backbone apart from the rest. Leave --scope out.")
+    if recipe.include != Recipe().include:
+        raise UsageError("--scope backbone and --include both say what spikes. Give one of them.")
+    return recipe.replace(include=loaded.backbone)

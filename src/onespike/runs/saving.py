@@ -1,0 +1,61 @@
+"""The verbs `save` and `load`: a pair of networks ↔ a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalization, renormalized
+from onespike.conversion.network import convert
+from onespike.runs import storage
+from onespike.runs.pair import NetworkPair
+from onespike.runtime.devices import check_device, place_
+from onespike.runtime.validated import understood
+
+
+def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None = None) -> None:
+    loaded = pair.loaded
+    storage.save(
+        folder,
+        model=pair.ann,
+        network={
+            "spec": loaded.spec,
+            "weights": loaded.weights,
+            "attention": loaded.attention,
+            "preprocessing": loaded.preprocessing,
+            "published_top1": loaded.published_top1,
+            **({} if loaded.replaced is None else {"normalization": normalization(loaded.transform)}),
+        },
+        recipe=pair.recipe,
+        thresholds=pair.thresholds,
+        data=pair.data,
+        reference_weights=reference_weights,
+        configuration=loaded.save_configuration,
+    )
+
+
+def load_run(folder: Path, *, device: str = "cpu", device_map: str | None = None) -> NetworkPair:
+    """Build a saved network and its converted copy again; the logits are the same to the bit."""
+    check_device(device)
+    run = storage.load(folder)
+    with understood(folder, storage.REMEDY):
+        loaded = _load_network(run)
+        ann = place_(loaded.model, device, device_map)
+        snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
+    return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
+
+
+def _load_network(run: storage.Run) -> LoadedModel:
+    spec, attention = run.network["spec"], run.network["attention"]
+    if (run.folder / storage.CONFIGURATION).is_dir():
+        spec = f"{spec.partition(':')[0]}:{run.folder / storage.CONFIGURATION}"
+    if run.holds_weights:  # under the names that the network has in memory
+        loaded = load_model(spec, random_weights=True, attention=attention)
+        load_checkpoint_(loaded.model, run.weights_file)
+    else:  # under the names that their publisher gave them
+        loaded = load_model(spec, weights=run.weights_file, attention=attention)
+    if given := run.network.get("normalization", run.network.get("normalisation")):  # earlier runs: with an s
+        loaded = renormalized(loaded, *given)
+    known: dict[str, Any] = {k: run.network.get(k) for k in ("spec", "weights", "published_top1")}
+    return dataclasses.replace(loaded, **known)
