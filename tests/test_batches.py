@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onespike.runtime.batches import count, first, join, split, take, to
+from onespike.runtime.batches import count, join, split, take, take_first, to
 
 ROWS = torch.arange(12.0).view(4, 3)
 FORMS: list[Any] = [
@@ -24,7 +24,7 @@ def test_parts_hold_every_input_once(batch: Any) -> None:
     assert count(batch) == 4
     assert [count(part) for part in split(batch, 3)] == [3, 1]
     assert count(take(batch, torch.tensor([3, 0]))) == 2
-    assert [count(part) for part in first([batch, batch], 6)] == [4, 2]
+    assert [count(part) for part in take_first([batch, batch], 6)] == [4, 2]
     assert type(to(batch, "cpu")) is type(batch)
     assert count(join(list(split(batch, 3)))) == 4
 
