@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 # Before any hub client is imported: a test that reaches for the network must fail, not wait.
@@ -31,3 +32,22 @@ def assets() -> Path:
     if not folder.is_dir():
         pytest.skip("the larger test files are absent: name their folder in ONESPIKE_ASSETS")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A real browser without a window, for pages; it keeps what it has asked for and said."""
+    chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and driver_path):
+        pytest.skip("no browser here: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="the browser test needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(driver_path))
+    yield driver
+    driver.quit()

@@ -44,13 +44,58 @@ def test_every_public_name_is_documented_with_an_example():
     assert [name for name in public if name not in shown] == []
 
 
-def test_it_builds_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages, built once."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'onespike[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    commands = (tmp_path / "site" / "commands" / "index.html").read_text(encoding="utf-8")
-    assert "onespike doctor" in commands
-    assert "<svg" in (tmp_path / "site" / "method" / "index.html").read_text(encoding="utf-8")
+    assert done.returncode == 0, (
+        done.stderr
+    )  # a warning is an error: a page without a place in the menu, a dead link
+    return folder
+
+
+def page(site: Path, name: str) -> str:
+    return (site / name / "index.html").read_text(encoding="utf-8")
+
+
+def test_pages_have_help_figures_and_equations(site):
+    assert "onespike doctor" in page(site, "commands")
+    assert "<svg" in page(site, "method")
+    for name in ("method", "passes-method", "energy"):
+        assert page(site, name).count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"')
+    unfinished = [p.parent.name for p in site.rglob("index.html") if "arithmatex" in p.read_text("utf-8")]
+    assert unfinished == []  # every equation was typeset
+
+
+def test_pages_ask_nobody_for_anything(site):
+    for file in site.rglob("*.html"):
+        found = re.findall(
+            r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", file.read_text("utf-8")
+        )
+        assert [url for url in found if "canonical" not in url] == [], file
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_fit_the_screen_and_copy_what_can_be_run(site, browser, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    for name in ("", "commands", "api", "fronts", "passes-method", "energy", "glossary"):
+        browser.get((site / name / "index.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, name
+    browser.get((site / "index.html").as_uri())
+    script = """
+        const wide = c => c.scrollWidth > c.clientWidth + 1;
+        const commands = [...document.querySelectorAll(".language-bash code")];
+        const code = document.querySelector(".language-pycon code");
+        code.setAttribute("data-md-copying", "");
+        return [commands.length, commands.filter(wide).length, code.innerText];
+    """
+    commands, cut, copied = browser.execute_script(script)
+    assert commands > 2 and cut == 0
+    assert ">>>" not in copied and "(True, True)" not in copied
+    compile(copied, "copied", "exec")

@@ -281,12 +281,12 @@ PRESETS: dict[str, Preset] = {
     "sformer": Preset(
         "The paper's method to the letter; seconds.",
         "ViT-Tiny: 19.3 points lost (75.8 to 56.5 %) at counts 0.273, binary 0.156.",
-        "docs/passes.md",
+        "docs/fronts.md",
     ),
     "best": Preset(
         "All passes within a binary ratio of 0.2; ViT-Tiny: about ten minutes.",
         "ViT-Tiny, passes up to allocate: 75.8 to 75.9 % at counts 0.722, binary 0.197.",
-        "docs/passes.md",
+        "docs/fronts.md",
         {
             "passes": ("nearest", "layout", "positions", "center", "allocate", "correct", "refit", "tune"),
             "budget": 0.2,
