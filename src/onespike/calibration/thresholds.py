@@ -29,6 +29,7 @@ class SiteThreshold:
         center: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
         offset: what the value of its spikes starts from; the center where it is None.
         gain: powers of two by which the step of each position is larger; None for 1.
+        typical: the mean magnitude of a usual row, about the center; rows have steps by their own; None without.
         change: what is added to the weight behind the spikes, and in a last column to its bias; None for nothing.
     """
 
@@ -45,12 +46,13 @@ class SiteThreshold:
     center: Tensor | None = None
     offset: Tensor | None = None
     gain: Tensor | None = None
+    typical: Tensor | None = None
     change: Tensor | None = None
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """Center, offset and gain, those that there are."""
-        named = {"center": self.center, "offset": self.offset, "gain": self.gain}
+        """What the neuron holds beside its thresholds, as far as it is there."""
+        named = {name: getattr(self, name) for name in ("center", "offset", "gain", "typical")}
         return {name: value for name, value in named.items() if value is not None}
 
 

@@ -133,10 +133,13 @@ class Neurons(Places, Visitor):
             return None
         return site
 
-    def standing(self, operand: Operand) -> nn.Module:
-        """What stands at a site, for the rows of its input that are visited."""
+    def standing(self, operand: Operand, x: Tensor | None = None) -> nn.Module:
+        """What stands at a site, for the rows of its input that are visited; with x, as that input settles it."""
         site, rows = self[operand.site.key], operand.rows
-        return site.cut(rows.cut) if rows is not None and isinstance(site, Neuron) else site
+        if not isinstance(site, Neuron):
+            return site
+        site = site if rows is None else site.cut(rows.cut)
+        return site if x is None else site.settled(x)
 
     def value(self, operand: Operand, x: Tensor) -> Tensor:
         """What the site passes on for this input, whoever visits."""
@@ -148,7 +151,7 @@ class Neurons(Places, Visitor):
 
     def fire(self, operand: Operand, x: Tensor) -> tuple[Tensor, Tensor]:
         """The signed counts of one step, for those who count them, and the value passed on."""
-        neuron: Any = self.standing(operand)
+        neuron: Any = self.standing(operand, x)
         current = x.detach()  # firing has no gradient: it passes straight through
         if self.clock is not None:
             fired, value = self.clock.fire(self.owner, operand.site.key, neuron, current)

@@ -50,6 +50,8 @@ def _operand(
 ) -> _Operand | None:
     """The code of an operand whose unit and offset may differ along `kept`; None if they differ along another axis."""
     code: Code = neuron.code()
+    if code.typical is not None:  # gains would have to be known before the input
+        return None
     up, down, q, p = (_spread(x, kept) for x in (*code.units(), *(times or (None, None))))
     if up is None or down is None or q is None or p is None:
         return None

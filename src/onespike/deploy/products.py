@@ -131,9 +131,13 @@ class IntegerLinear(IntegerProduct):
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
         ready = self.prepared(neuron, lambda: self.weight, -1)
         if ready is not None:
-            gain = ready[0].gain
-            if gain is None or gain.numel() in (1, x.shape[-2] if x.dim() > 1 else 1):
-                value = kernels.multiply(x.reshape(-1, x.shape[-1]), *ready)
+            spikes = ready[0]
+            if neuron.settles:  # a gain for each row of this input
+                rows: Any = neuron.code().settled(x).gain
+                spikes = spikes._replace(gain=rows.expand(*x.shape[:-1], 1).flatten())
+            gain = spikes.gain
+            if neuron.settles or gain is None or gain.numel() in (1, x.shape[-2] if x.dim() > 1 else 1):
+                value = kernels.multiply(x.reshape(-1, x.shape[-1]), spikes, *ready[1:])
                 if value is not None:
                     return value.view(*x.shape[:-1], value.shape[-1])
         return self.plain(x, neuron)
@@ -143,7 +147,7 @@ class IntegerLinear(IntegerProduct):
         units = self.units(neuron, x, -1)
         with torch._C.DisableTorchFunction():  # this product is not one of the network's
             sums = F.linear(units.nan_to_num(nan=0.0).to(self.exact), self.weight.to(self.exact))
-        value = self.finished(sums, neuron, neuron.code().gain, -1)
+        value = self.finished(sums, neuron, neuron.code().settled(x).gain, -1)
         value = value if self.bias is None else value + self.bias
         # no integer is NaN; a row that holds one is NaN altogether, as in float
         return value + units.sum(-1, keepdim=True) * 0.0

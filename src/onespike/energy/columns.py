@@ -210,6 +210,7 @@ def _strict(reading: str, addition: str, width: str) -> Rule:
             Item("lanes and signs joined", ledger.joined(reading), addition),
             Item("neuron updates", ledger.updates, "neuron update"),
             Item("thresholds compared", ledger.compared, addition),
+            Item("rows measured and shifted", ledger.measured, addition),
         ]
 
     return rule

@@ -53,7 +53,7 @@ class Ledger(Visitor):
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         started = time.perf_counter()
         place: Neurons = operand.place
-        site, neuron = operand.site, place.standing(operand)
+        site, neuron = operand.site, place.standing(operand, x)
         row = self.sites.get(site)
         if row is None:
             row = self.sites[site] = SiteCount(
@@ -73,7 +73,7 @@ class Ledger(Visitor):
         offset = code.offset
         if offset is not None and site.operation not in ("linear", "conv"):
             row.constant_macs += synapses.macs / _shared(offset, x)
-        row.fire(code, x.numel(), synapses.outputs)
+        row.fire(code, x.numel(), synapses.outputs, by_row=_by_row(place[site.key]))
         if self.every > 1:
             return self._sample(row, operand, neuron, x, synapses.fan_out)
         started = time.perf_counter()
@@ -182,6 +182,11 @@ class Ledger(Visitor):
     def compared(self) -> float:
         """Comparisons with thresholds."""
         return sum(row.compared for row in self.sites.values())
+
+    @property
+    def measured(self) -> float:
+        """Additions that measure the magnitudes of rows, and shifts of what leaves their products."""
+        return sum(row.measured for row in self.sites.values())
 
     @property
     def one_step(self) -> bool:
@@ -310,6 +315,10 @@ def _shared(offset: Tensor, x: Tensor) -> int:
     return math.prod(
         x.shape[axis] for axis in (-2, -1) if offset.dim() < -axis or offset.shape[axis] < x.shape[axis]
     )
+
+
+def _by_row(neuron: Any) -> bool:
+    return isinstance(neuron, Neuron) and neuron.settles
 
 
 def _count_inputs(ledger: Ledger, model: nn.Module, args: Any, kwargs: Any) -> None:

@@ -28,6 +28,8 @@ class SiteCount:
     """Additions that join the sums of lanes and of both signs at each output, by reading."""
     compared: float = 0.0
     """Comparisons with thresholds."""
+    measured: float = 0.0
+    """Additions of magnitudes, where rows have steps by their own, and one shift of each output."""
     spikes: float = 0.0
     active: int = 0
     saturated: int = 0
@@ -47,9 +49,10 @@ class SiteCount:
         self.active += round(total.active)
         self.saturated += round(total.saturated)
 
-    def fire(self, code: Code, elements: int, outputs: int) -> None:
+    def fire(self, code: Code, elements: int, outputs: int, by_row: bool = False) -> None:
         """Take in what firing costs whatever is fired: comparisons, and the sums that its product joins."""
         self.compared += elements * len(code.levels).bit_length()  # a search among the levels, halving them
+        self.measured += elements + outputs if by_row else 0
         for name, reading in READINGS.items():
             sums = reading.lanes(code.largest) * code.worths
             self.joined[name] = self.joined.get(name, 0.0) + outputs * (sums - 1)

@@ -137,7 +137,7 @@ class Survey(Ledger):
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         output = super().visit(operand, x)
         site, place = operand.site, operand.place
-        neuron = place.standing(operand)
+        neuron = place.standing(operand, x)
         if isinstance(neuron, Neuron) and self.sites[site].visits <= self.visits and x.numel():
             started = time.perf_counter()
             row = self.details.get(str(site))

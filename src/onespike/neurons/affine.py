@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from onespike.errors import UsageError
-from onespike.neurons.base import neuron
-from onespike.neurons.code import Code
+from onespike.neurons.base import Neuron, neuron
+from onespike.neurons.code import Code, row_gain
 from onespike.neurons.scale_and_fire import ScaleFire
 
 
@@ -18,13 +18,15 @@ class AffineFire(ScaleFire):
     """o = offset + gain·step±·G((x − center)/gain): only G is sent as spikes (eqs. 8–14 for the rest).
 
     A product with the constant offset is itself constant, W·(offset + s) = W·offset + W·s, so it is a bias.
-    The gain is a power of two for each position, so that dividing and multiplying by it are exact shifts.
+    The gain is a power of two for each position, so that dividing and multiplying by it are exact shifts. With `typical`
+    each row (a token) multiplies it by a power of two of its own magnitude (`row_gain`), whatever its position.
 
     Args:
         *args: as for `ScaleFire`.
         center: what is subtracted before the neuron fires; it broadcasts against the input.
         offset: what is added to the spikes' value; the center by default.
         gain: powers of two that broadcast against the input; 1 by default.
+        typical: the mean |x − center| of a row whose gain stays as it is; None where magnitudes play no part.
         **kwargs: as for `ScaleFire`.
 
     >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), center=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
@@ -35,6 +37,7 @@ class AffineFire(ScaleFire):
     center: Tensor
     offset: Tensor
     gain: Tensor
+    typical: Tensor | None
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class AffineFire(ScaleFire):
         center: Tensor | None = None,
         offset: Tensor | None = None,
         gain: Tensor | None = None,
+        typical: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -50,6 +54,12 @@ class AffineFire(ScaleFire):
         constants["gain"] = torch.ones(()) if gain is None else gain
         for name, value in constants.items():
             self.register_buffer(name, value.detach().to(torch.float32, copy=True))
+        given = None if typical is None else typical.detach().to(torch.float32, copy=True)
+        self.register_buffer("typical", given)
+        if given is not None and not (given.numel() == 1 and 0 < float(given) < float("inf")):
+            raise UsageError(
+                f"{self.name}: the magnitude of a typical row must be one finite number above 0."
+            )
         if bool((self.gain.frexp().mantissa != 0.5).any()):
             raise UsageError(f"{self.name}: a gain must be a power of two, so that applying it is exact.")
         self._settle_sides()
@@ -61,27 +71,55 @@ class AffineFire(ScaleFire):
         """Whether its value holds a constant part, which products of two activations pay for."""
         self._constants = known and (self.shifts or bool((self.center != 0).any()))
 
+    @property
+    def settles(self) -> bool:  # type: ignore[override]
+        """Whether rows have steps by their own magnitude."""
+        return self.typical is not None
+
+    def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(x − center) / gain and the gain."""
+        centered, gain = x.float() - self.center, self.gain
+        if self.typical is not None:
+            gain = gain * row_gain(centered, self.typical)
+        return centered / gain, gain
+
+    def settled(self, x: Tensor) -> Neuron:
+        """The same neuron with the gains that the rows of this input have."""
+        if self.typical is None:
+            return self
+        twin: Any = self._with({"gain": self._scaled(x.detach())[1]})
+        twin._buffers["typical"] = None
+        return twin  # type: ignore[no-any-return]
+
     def counts(self, x: Tensor) -> Tensor:
         """±G(|x − center|/(gain·step±) + ½)."""
-        return super().counts((x.float() - self.center) / self.gain)
+        return super().counts(self._scaled(x)[0])
+
+    def plain(self, x: Tensor) -> Tensor:
+        """offset + gain·step±·counts."""
+        scaled, gain = self._scaled(x)
+        return self.code()._replace(gain=gain, typical=None).decode(super().counts(scaled), x.dtype)
 
     def code(self) -> Code:
         """offset + gain·step±·spikes; the offset is left out where it is 0."""
         offset = self.offset if self.shifts else None
-        return super().code()._replace(center=self.center, gain=self.gain, offset=offset)
+        return (
+            super().code()._replace(center=self.center, gain=self.gain, offset=offset, typical=self.typical)
+        )
 
     def in_range(self, x: Tensor) -> Tensor:
         """Where the largest count does not clip x − center."""
-        return super().in_range((x.float() - self.center) / self.gain)
+        return super().in_range(self._scaled(x)[0])
 
     def row_steps(self) -> Tensor | None:
         """Without constants, a neuron whose steps are the gain times as large."""
-        step = None if self._constants else super().row_steps()
+        step = None if self._constants or self.settles else super().row_steps()
         if step is None or self.gain.dim() > 3 or (self.gain.dim() and self.gain.shape[-1] > 1):
             return None
         return step * self.gain
 
     def fast(self, x: Tensor) -> Tensor | None:
         """The plain neuron's fast path, between the constants."""
-        values = super().fast((x.float() - self.center) / self.gain)
-        return None if values is None else values.mul_(self.gain).add_(self.offset).to(x.dtype)
+        scaled, gain = self._scaled(x)
+        values = super().fast(scaled)
+        return None if values is None else values.mul_(gain).add_(self.offset).to(x.dtype)

@@ -212,6 +212,13 @@ class Neuron(Float32):
         changed = {name: value for name, value in kept.items() if value is not self._buffers[name]}
         return self._with(changed) if changed else self
 
+    settles = False
+    """Whether its steps depend on the input."""
+
+    def settled(self, x: Tensor) -> Neuron:
+        """The same neuron with the steps that it has for this input: what those who count and decode work with."""
+        return self
+
     def _with(self, buffers: Mapping[str, Tensor]) -> Neuron:
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **buffers}
@@ -235,6 +242,10 @@ class Neuron(Float32):
         """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""
         return self.fused(x, decoded=True)
 
+    def plain(self, x: Tensor) -> Tensor:
+        """`decode(counts(x))` in the type of x."""
+        return self.decode(self.counts(x), x.dtype)
+
     def straight(self, value: Tensor, x: Tensor) -> Tensor:
         """A value that x fired, with x's gradient where it is asked for and nothing was clipped; steps are constants."""
         return straight_through(value, x, self.in_range(x.detach())) if wants_gradient(x) else value
@@ -248,7 +259,7 @@ class Neuron(Float32):
         if wants_gradient(x):
             return self.straight(self.forward(x.detach()), x)
         values = self.fast(x)
-        return self.decode(self.counts(x), x.dtype) if values is None else values
+        return self.plain(x) if values is None else values
 
     def extra_repr(self) -> str:
         signs = ("+", "-")

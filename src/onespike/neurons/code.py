@@ -2,6 +2,7 @@
 
     o = offset + gain · unit± · y,   y an integer, |y| ≤ largest
 
+The gain of a row is a power of two: fixed by its position, or by the row's own magnitude when it comes, or both.
 Ledger, binary lanes, integer inference, exports and the report read this one record.
 """
 
@@ -11,6 +12,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from onespike.errors import UsageError
+from onespike.neurons.fire_functions import power_of_two
+
+FINEST, COARSEST = 2.0**-1, 2.0**14
+"""How much finer or coarser than usual the steps of a row may be."""
+
+
+def row_gain(x: Tensor, typical: Tensor) -> Tensor:
+    """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
+
+    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
+
+    >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
+    [1.0, 2.0, 8.0, 0.5]
+    """
+    ratio = x.float().abs().mean(-1, keepdim=True) * (2**0.5 / typical)
+    return power_of_two(ratio.clamp(FINEST, COARSEST))
 
 
 class Code(NamedTuple):
@@ -23,6 +42,7 @@ class Code(NamedTuple):
         center: what is subtracted before the neuron fires; None for nothing.
         gain: a power of two for each row, by which its steps are larger; None for 1.
         offset: what the value starts from; None for 0.
+        typical: the mean |x − center| of a usual row; where it is given, `row_gain` multiplies the gain of each row.
 
     >>> code = Code(torch.tensor(0.5), torch.tensor(0.25), (1, 2, 3), offset=torch.tensor(1.0))
     >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
@@ -35,6 +55,7 @@ class Code(NamedTuple):
     center: Tensor | None = None
     gain: Tensor | None = None
     offset: Tensor | None = None
+    typical: Tensor | None = None
 
     @property
     def largest(self) -> int:
@@ -65,6 +86,10 @@ class Code(NamedTuple):
 
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values that signed counts stand for, rounded to `dtype` once."""
+        if self.typical is not None:
+            raise UsageError(
+                "this code's gains depend on the input. Take those of one input first: neuron.settled(x).decode(spikes)."
+            )
         count = spikes.float()
         if self.positive is not None and self.negative is not None:
             # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
@@ -77,7 +102,16 @@ class Code(NamedTuple):
             value = value + self.offset
         return value.to(dtype)
 
+    def settled(self, x: Tensor) -> Code:
+        """The code of this one input, whose gains are fixed."""
+        if self.typical is None:
+            return self
+        centered = x if self.center is None else x - self.center
+        gain = row_gain(centered, self.typical)
+        return self._replace(gain=gain if self.gain is None else self.gain * gain, typical=None)
+
     def coordinate(self, x: Tensor) -> Tensor:
         """What the levels see of an activation, in units of the spikes' own values: (x − center) / gain."""
+        gain = self.settled(x).gain
         x = x if self.center is None else x - self.center
-        return x if self.gain is None else x / self.gain
+        return x if gain is None else x / gain

@@ -74,7 +74,7 @@ def fire_exponential(a: Tensor, top: int) -> Tensor:
     >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
     tensor([ 0.,  1.,  2.,  4., 32.])
     """
-    return a.floor().clamp(max=1) + (_power_of_two(a.clamp(1, top)) - 1)
+    return a.floor().clamp(max=1) + (power_of_two(a.clamp(1, top)) - 1)
 
 
 def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
@@ -89,10 +89,15 @@ def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
     offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
     # Dense and sparse part are added, not chosen between: below M the power is 1, above M the floor is M.
     # A NaN is lost in the mask and kept by the floor.
-    return a.floor().clamp(max=M) + (_power_of_two((a - offset).clamp(1, 2**tail), carry) - 1)
+    return a.floor().clamp(max=M) + (power_of_two((a - offset).clamp(1, 2**tail), carry) - 1)
 
 
-def _power_of_two(a: Tensor, carry: int = 0) -> Tensor:
+def power_of_two(a: Tensor, carry: int = 0) -> Tensor:
+    """The largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN.
+
+    >>> power_of_two(torch.tensor([0.7, 1.0, 3.9]))
+    tensor([0.5000, 1.0000, 2.0000])
+    """
     pattern = a.view(torch.int32)
     return ((pattern + carry if carry else pattern) & EXPONENT).view(torch.float32)
 

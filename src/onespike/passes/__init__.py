@@ -5,6 +5,7 @@ from onespike.passes import nearest as nearest
 from onespike.passes import layout as layout
 from onespike.passes import positions as positions
 from onespike.passes import center as center
+from onespike.passes import tokens as tokens
 from onespike.passes import allocate as allocate
 from onespike.passes import correct as correct
 from onespike.passes import refit as refit

@@ -16,6 +16,7 @@ from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass, kind
 from onespike.passes.budget import fit, measured, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
+from onespike.passes.tokens import sample_gain
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
 """Steps that are tried, in units of the mean magnitude of a channel where it is not zero."""
@@ -86,9 +87,11 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
     found = []
     for group in groups:
         if group.gain < 2**20:
-            sizes = (group.rows - center).abs() / group.gain
-            worth = information(row, group, axes.position, sizes) * group.gain**2
-            found.append(Evidence(sizes, worth, group.weight))
+            gain = sample_gain(threshold, group)
+            sizes = (group.rows - center).abs() / gain
+            of_rows = threshold.typical is not None and group.positions is None
+            known = row.of_rows(group.rows) if of_rows else information(row, group, axes.position, sizes)
+            found.append(Evidence(sizes, known * gain**2, group.weight))
     if threshold.role == "softmax":
         return found
     fired = torch.cat([part.sizes.flatten() for part in found])
@@ -151,7 +154,7 @@ def allocate(state: PassState, given: PassContext) -> PassState:
     curves: Curves = {}
     for site, t in state.spiking.items():
         shown = evidence(t, drawn[site], known[site], state.axes(site))
-        layouts = state.layouts or (t.levels,)
+        layouts = state.layouts.get(site, (t.levels,))
         curves[site] = [curve(t, levels, shown, known[site], state, given.energy) for levels in layouts]
     additions = additions_within(given.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)

@@ -50,11 +50,11 @@ class PassContext:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass takes and returns: thresholds and recipe, and the layouts that `allocate` may choose from."""
+    """What a pass takes and returns: thresholds and recipe, and the layouts that `allocate` may choose from at a site."""
 
     thresholds: Thresholds
     recipe: Recipe
-    layouts: tuple[tuple[int, ...], ...] = ()
+    layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @cached_property
     def spiking(self) -> dict[str, SiteThreshold]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
-from torch import Tensor, nn
+from torch import nn
 
 from onespike.conversion.network import convert
 from onespike.energy.columns import holdable
 from onespike.energy.ledger import Ledger, metered
 from onespike.errors import UsageError, unknown
 from onespike.passes.base import PassContext, PassState
+from onespike.passes.layout import reaching, steps_of_largest
 from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of, evaluating
 
@@ -86,15 +88,13 @@ def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> 
 
 
 def scaled(state: PassState, factor: float) -> PassState:
-    """Every step times a factor; softmax sites keep theirs."""
-
-    def times(side: Tensor) -> Tensor:
-        return side * factor
-
-    return state.with_sites(
-        {
-            site: {"positive": times(t.positive), "negative": times(t.negative)}
-            for site, t in state.spiking.items()
-            if t.role != "softmax"
-        }
-    )
+    """Every step times a factor; softmax sites keep theirs. Tails of the pass `layout` reach as far as before."""
+    changes = {}
+    for site, t in state.spiking.items():
+        if t.role != "softmax":
+            found = replace(t, positive=t.positive * factor, negative=t.negative * factor)
+            levels = t.levels
+            if site in state.layouts:
+                levels = reaching(levels, steps_of_largest(state, found))
+            changes[site] = {"positive": found.positive, "negative": found.negative, "levels": levels}
+    return state.with_sites(changes)

@@ -1,4 +1,4 @@
-"""Pass `layout`: the integers a site may fire, chosen for what a spike costs."""
+"""Pass `layout`: the integers a site may fire, chosen for what a spike costs, up to the largest value seen."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import torch
 
+from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import reading_of
 from onespike.energy.signed_digits import naf_weight
 from onespike.neurons import mixed_levels
+from onespike.neurons.fire_functions import recognize
 from onespike.passes.base import PassContext, PassState, calibration_pass
 
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = (2, 3, 4), 2048
+FINER, FARTHEST = 8, 2**20
+"""How much finer the steps of a site may become in other passes, and the largest level that a tail ends at."""
 
 
 def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
@@ -25,16 +29,51 @@ def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
     return tuple(every[naf_weight(every) <= digits].tolist())
 
 
+def steps_of_largest(state: PassState, threshold: SiteThreshold) -> int:
+    """How many steps the largest value seen has, in the largest steps of its site."""
+    step = float(torch.maximum(threshold.positive.max(), threshold.negative.max())) * state.scale(
+        threshold.site
+    )
+    return min(int(threshold.largest / step) + 1, FARTHEST)
+
+
+def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
+    """The levels with a tail to the first that is not below `largest`: the same tail longer, or integers of two digits.
+
+    >>> reaching((1, 2, 3, 5, 9), 12)
+    (1, 2, 3, 5, 9, 17)
+    >>> reaching((1, 2, 3, 5), 20)
+    (1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 20)
+    """
+    if levels[-1] >= largest:
+        return levels
+    pattern = recognize(levels)
+    if pattern is not None and pattern[1] > 1:
+        return mixed_levels(pattern[0], (largest - pattern[0]).bit_length())
+    every = [2**k for k in range(largest.bit_length() + 1)]
+    pairs = {a + sign * b for a in every for b in every if b < a for sign in (-1, 1)} | set(every)
+    beyond = sorted(y for y in pairs if y > levels[-1])
+    last = next(y for y in beyond if y >= largest)
+    return (*levels, *(y for y in beyond if y <= last))
+
+
 @calibration_pass("layout")
 def layout(state: PassState, given: PassContext) -> PassState:
     """Uniform up to 64 and a tail to 2111; where binary digits are paid for, all integers of at most two digits.
 
-    Steps stay as they are, those of softmax sites too: more levels cost nothing where spikes are counted, and the
-    step decides what is lost. Where digits are paid for, `allocate` chooses for each site how many of them a spike
-    may have: two are cheap, and large values want more.
+    The tail is longer where it would not reach the largest value seen, with steps that are an eighth of what they are
+    now: a network may have activations that are thousands of thresholds large, and clipping them destroys it. Steps
+    stay, those of softmax sites too: more levels cost nothing where spikes are counted. Where digits are paid for,
+    `allocate` chooses for each site how many of them a spike may have: two are cheap, and large values want more.
     """
-    layouts: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
+    usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(given.energy).by_digits:
-        layouts = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
-    changed = state.with_sites({site: {"levels": layouts[0]} for site in state.spiking})
+        usual = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
+    layouts: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for site, threshold in state.spiking.items():
+        farthest = (
+            1 if threshold.role == "softmax" else min(FINER * steps_of_largest(state, threshold), FARTHEST)
+        )
+        layouts[site] = tuple(reaching(levels, farthest) for levels in usual)
+    changed = state.with_sites({site: {"levels": choices[0]} for site, choices in layouts.items()})
     return replace(changed, layouts=layouts)

@@ -26,18 +26,62 @@ SAMPLES = 2**17
 """Values kept of each site, shared by the groups of its positions."""
 
 
+OCTAVES = 64
+"""Magnitudes of rows that are told apart: 2⁻³² to 2³¹."""
+
+
 @dataclass
 class Fisher:
-    """Sums over inputs at one site, by position and channel: squared gradients, |x|, and how many elements."""
+    """Sums over inputs at one site, by position and channel: squared gradients, |x|, and how many elements.
+
+    At inputs of linear maps `by_octave` holds squared gradients by the octave of a row's mean magnitude and by channel,
+    and `rows` how many rows each octave has.
+    """
 
     information: Tensor
     magnitude: Tensor
     elements: float
     fan_out: float
+    by_octave: Tensor | None = None
+    rows: Tensor | None = None
+
+    def add_rows(self, x: Tensor, gradient: Tensor) -> None:
+        """Take in the rows of an input of a linear map and their gradients."""
+        if self.by_octave is None or self.rows is None:
+            self.by_octave, self.rows = (
+                x.new_zeros(OCTAVES, x.shape[-1]).double(),
+                x.new_zeros(OCTAVES).double(),
+            )
+        at = octave(x).flatten()
+        self.by_octave.index_add_(0, at, gradient.double().pow(2).flatten(0, -2))
+        self.rows.index_add_(0, at, torch.ones_like(at, dtype=torch.double))
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """Fisher information of the elements of rows, by what rows of their magnitude had.
+
+        In an octave without rows it is that of the nearest one for an error of the same relative size.
+        """
+        if self.by_octave is None or self.rows is None:
+            raise UsageError("passes: rows were seen at inputs of linear maps only.")
+        seen = self.rows.nonzero().flatten()
+        every = torch.arange(OCTAVES, device=seen.device)
+        nearest = seen[(every[:, None] - seen).abs().argmin(1)]
+        table = (self.by_octave / self.rows.clamp(min=1)[:, None])[nearest]
+        return (table * 4.0 ** (nearest - every).double()[:, None]).to(x)[octave(x)]
 
     def mean(self, kept: tuple[int, ...]) -> Tensor:
         """Fisher information of one element, by the axes kept."""
         return reduced(self.information[None], kept, "mean") / self.elements
+
+
+def octave(x: Tensor) -> Tensor:
+    """The octave of each row's mean magnitude, from 0 to 63.
+
+    >>> octave(torch.tensor([[1.0, 3.0], [0.0, 0.0], [0.2, 0.4]])).tolist()
+    [33, 0, 30]
+    """
+    exponent = x.float().abs().mean(-1).frexp().exponent
+    return (exponent.long() - 1 + OCTAVES // 2).clamp(0, OCTAVES - 1) * (x != 0).any(-1)
 
 
 Probe = Callable[[str, Tensor, Operand], Tensor]
@@ -84,10 +128,13 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
             raise one_size(site, list(row.magnitude.shape), list(size.shape))
         row.magnitude += size
         row.elements += x.numel() / size.numel()
-        x = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        value = x.detach()
+        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
 
         def add(gradient: Tensor) -> None:
             row.information += reduced(gradient.double().pow(2), keep)
+            if operand.site.operation == "linear" and value.dim() > 1:
+                row.add_rows(value, gradient)
 
         x.register_hook(add)
         return x

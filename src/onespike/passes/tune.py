@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import Reading, additions_within, reading_of
 from onespike.errors import UsageError
+from onespike.neurons.code import row_gain
 from onespike.neurons.fire_functions import fire_function
 from onespike.neurons.gradient import in_range, straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
@@ -64,6 +65,7 @@ class _Site:
     reading: Reading
     drives: bool
     fan_out: float = 0.0
+    typical: Tensor | None = None
 
 
 class Learner(nn.Module):
@@ -84,7 +86,7 @@ class Learner(nn.Module):
             self.starts[site] = (step.clamp(min=1e-12).log(), center, offset, gain)
             self.fixed[site] = _Site(
                 fire_function(t.levels, t.rounding or state.recipe.rounding), t.levels[-1],
-                bool((t.negative > 0).any()), reading_of(column), state.drives(site),
+                bool((t.negative > 0).any()), reading_of(column), state.drives(site), typical=t.typical,
             )  # fmt: skip
             key = self.keys[site]
             self.moves[f"{key}_step"] = torch.zeros_like(step)
@@ -165,7 +167,10 @@ class Training:
     def _visit(self, site: str, x: Tensor, operand: Operand) -> Tensor:
         fixed = self.learner.fixed[site]
         fixed.fan_out = operand.synapses.mean_fan_out
-        value, cost = fired(x, *self.learner.constants(site), fixed)
+        log_step, center, offset, gain = self.learner.constants(site)
+        if fixed.typical is not None:
+            gain = gain * row_gain((x - center).detach(), fixed.typical)
+        value, cost = fired(x, log_step, center, offset, gain, fixed)
         self.spent.append(cost)
         return value
 

@@ -23,7 +23,7 @@ from onespike.runtime.validated import parse, sealed, understood, unsealed
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
 CONFIGURATION = "network"
-SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "change")
+SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "typical", "change")
 EARLIER = {"center": "centre"}
 """How the tensors of an earlier run spell a name."""
 

@@ -1,0 +1,65 @@
+"""Pass `tokens`: steps by a token's own magnitude, in powers of two, at inputs of linear maps of any length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.neurons.code import row_gain
+from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.passes.statistics import Sample, samples
+from onespike.sites import Site
+
+
+def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | None:
+    """The median over rows of mean |x − center|; of those that are not zero if most are; None if all are."""
+    rows = torch.cat([group.rows for group in groups]).float()
+    sizes = (rows if center is None else rows - center).abs().mean(-1).flatten()
+    middle = sizes.median()
+    if not bool(middle > 0):
+        middle = sizes[sizes > 0].median() if bool((sizes > 0).any()) else middle
+    return middle if bool(middle > 0) else None
+
+
+def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
+    """The gain of each sampled row: of its position, and of its magnitude where that counts."""
+    gain = torch.tensor(group.gain)
+    if threshold.typical is None:
+        return gain
+    rows = group.rows if threshold.center is None else group.rows - threshold.center
+    return gain * row_gain(rows, threshold.typical)
+
+
+def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:
+    """How much smaller the top percent of the values over their gains begins than that of the values."""
+    center = torch.zeros(()) if threshold.center is None else threshold.center
+    sizes = torch.cat([(group.rows - center).abs().float().flatten() for group in groups])
+    gains = torch.cat(
+        [sample_gain(threshold, group).expand_as(group.rows).float().flatten() for group in groups]
+    )
+    rank = max(1, round(len(sizes) * (1 - percentile / 100)))
+    before, after = (float(x.kthvalue(rank).values) for x in (sizes, sizes / gains))
+    return after / before if before > 0 and after > 0 else 1.0
+
+
+@calibration_pass("tokens")
+def tokens(state: PassState, given: PassContext) -> PassState:
+    """gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, taken when the token comes.
+
+    A few tokens of many networks are hundreds of times as large as the others (massive activations): one step for all
+    clips them or loses the others. The gain is a factor of the row that leaves the product, and asks for no position.
+    Thresholds follow: they stand as far out among the values over their gains as they stood among the values.
+    """
+    changes = {}
+    for site, groups in samples(state, given).items():
+        if Site.parse(site).operation == "linear":
+            old = state.thresholds[site]
+            found = typical_magnitude(groups, old.center)
+            if found is not None:
+                factor = shrunk(replace(old, typical=found), groups, state.recipe.percentile)
+                sides = {"positive": old.positive * factor, "negative": old.negative * factor}
+                changes[site] = {"typical": found, **sides}
+    return state.with_sites(changes)
