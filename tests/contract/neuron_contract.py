@@ -128,6 +128,7 @@ class NeuronContract:
         given.fill_(5.0)
         assert cell.positive == 0.75
 
+    @pytest.mark.compiles
     def test_traces_as_one_graph_and_exports(self) -> None:
         cell, x = self.make(), inputs().reshape(4, -1)
         torch._dynamo.reset()

@@ -156,6 +156,7 @@ def test_a_network_takes_it_and_gives_what_a_metered_one_gives(kind: str, calls:
     assert ledger.sites[next(s for s in ledger.sites if s.key == "matmul1_lhs")].macs > 0
 
 
+@pytest.mark.compiles
 def test_where_it_steps_aside(calls: list[int]) -> None:
     snn, x = spiking()
     snn(x)  # its weights want gradients
@@ -200,6 +201,7 @@ def test_constants_that_are_loaded_later_are_seen() -> None:
     assert cell.row_steps() is None
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_compiler_sees_one_operator_and_no_break(kind: str) -> None:
     snn, x = spiking(**MASKS[kind])
@@ -219,6 +221,7 @@ def test_a_compiler_sees_one_operator_and_no_break(kind: str) -> None:
     )  # stem, head, attend
 
 
+@pytest.mark.compiles
 def test_the_operators_keep_their_word() -> None:
     """Shapes, strides and types of the fake results are those of the real ones."""
     q, k, v = operands()

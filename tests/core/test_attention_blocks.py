@@ -154,6 +154,7 @@ def test_several_timesteps_and_gradients_keep_one_block(blocks):
     assert torch.equal(torch.autograd.functional.jacobian(lambda x: one(x).sum(), x), gradient)
 
 
+@pytest.mark.compiles
 def test_compiling_keeps_one_graph(blocks):
     model, x = network(), inputs()
     snn = convert(model, calibrate(model, [x]))

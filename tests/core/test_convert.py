@@ -318,6 +318,7 @@ def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
     assert all(p.grad is not None and bool(p.grad.any()) for p in snn.parameters())
 
 
+@pytest.mark.compiles
 def test_gradients_of_passes_integers_and_compiled_networks():
     model, x = transformer(), sequences()
     centered = onespike.spike(model, [x], passes=("center",), **FINE)
@@ -329,6 +330,7 @@ def test_gradients_of_passes_integers_and_compiled_networks():
     torch.testing.assert_close(gradient(compiled, x), gradient(snn, x))
 
 
+@pytest.mark.compiles
 def test_an_exported_program_holds_nothing_for_gradients():
     model, x = transformer(), sequences()
     snn = onespike.spike(model, [x])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -300,6 +302,37 @@ def test_batches_add_up():
     for column in MEASURES:
         assert split.accumulates(column) == whole.accumulates(column)
     assert (split.macs, split.functions) == (whole.macs, whole.functions)
+
+
+def test_each_thread_has_a_network_and_a_ledger_of_its_own():
+    """A shared one would mix up both operands of a product: it is refused, and the copies add up."""
+    model, x = transformer(), sequences(8)
+    snn, batches = convert(model, calibrate(model, [x])), x.split(1)
+    with metered(snn) as whole:
+        for batch in batches:
+            snn(batch)
+        copies = [copy.deepcopy(snn) for _ in range(3)]
+
+    def count(number: int) -> Ledger:
+        with metered(copies[number]) as ledger:
+            for batch in batches[number::3]:
+                copies[number](batch)
+        return ledger
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(count, range(3))
+        for other in others:
+            first.merge(other)
+        assert first.inputs == whole.inputs == 8
+        for double in (False, True):
+            assert first.ratio("counts", double) == pytest.approx(whole.ratio("counts", double))
+        with metered(snn) as ledger:
+            for attempt in (lambda: snn(batches[0]), lambda: metered(snn).__enter__()):
+                with pytest.raises(UsageError, match=r"in another thread.*copy\.deepcopy.*Ledger\.merge"):
+                    pool.submit(attempt).result()
+            snn(batches[0])
+    assert ledger.inputs == 1 and ledger.sites
+    assert all(place.visitor is None for place in snn.modules() if isinstance(place, Places))
 
 
 def test_saturation_and_activity_are_counted():

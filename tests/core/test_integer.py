@@ -236,6 +236,7 @@ def test_gradients_pass_straight_through() -> None:
     assert torch.allclose(x.grad, fast.two.weight.sum(0).expand(4, -1), atol=1e-5)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("model", "x"), [(Block, X), (Pictures, IMAGES)])
 def test_compiled_and_exported_programs_give_the_same_bits(model: type[nn.Module], x: Tensor) -> None:
     fast = onespike.optimize(snn(model, x, io="spiking"), integer_units=True)

@@ -153,16 +153,24 @@ def test_copies_within_a_forward_start_anew():
             assert torch.equal(other(x), output)
 
 
-def test_it_compiles_with_clocks_of_threads():
-    """Where no side has to be mirrored, T passes are one graph."""
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(nn.Tanh, "sformer"), (nn.ReLU, "sformer"), (nn.LogSigmoid, "if"), (nn.LogSigmoid, "ecmt")],
+)
+def test_it_compiles_and_exports(function, name):
+    """T passes are one graph, also where a side that is off takes back what the other sent."""
+    torch.compiler.reset()
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
-    recipe, x = Recipe(steps=3), rows(16)
+    network = nn.Sequential(nn.Linear(4, 8), function(), nn.Linear(8, 8), function(), nn.Linear(8, 3)).eval()
+    recipe, x = preset(name, steps=3), rows(16)
     snn = convert(network, calibrate(network, [x], recipe), recipe)
     with torch.inference_mode():
         compiled = torch.compile(snn, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), snn(x))
-        torch.testing.assert_close(compiled(-2 * x), snn(-2 * x))
+        exported = torch.export.export(snn, (x,)).module()
+        for inputs in (x, -2 * x):
+            torch.testing.assert_close(compiled(inputs), snn(inputs))
+            torch.testing.assert_close(exported(inputs), snn(inputs))
 
 
 def test_a_part_that_runs_by_itself_leaves_nothing_behind():

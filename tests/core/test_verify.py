@@ -50,6 +50,7 @@ class Skips(nn.Module):
         return self.head(self.often(h))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("compiled", [False, True])
 def test_silent_neurons_are_named(compiled):
     torch.manual_seed(0)
@@ -78,6 +79,7 @@ class OnlyCompiled(nn.Module):
         return self.head(h if torch.compiler.is_compiling() else self.middle(h))
 
 
+@pytest.mark.compiles
 def test_a_neuron_that_only_the_compiled_network_skips():
     model = OnlyCompiled()
     snn = convert(model, calibrate(model, rows().split(32)))
@@ -88,6 +90,7 @@ def test_a_neuron_that_only_the_compiled_network_skips():
     assert not any("ticks" in name for name, _ in snn.named_buffers())
 
 
+@pytest.mark.compiles
 def test_dead_neurons():
     model = mlp()
     snn = convert(model, calibrate(model, [rows()]))

@@ -13,7 +13,10 @@ import pytest
 
 from onespike.kernels import build, cache
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason=f"no kernels here: {build.note()}")
+pytestmark = [
+    pytest.mark.skipif(build.library() is None, reason=f"no kernels here: {build.note()}"),
+    pytest.mark.processes,
+]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or ""
 PLANTED = """
 #include <stdio.h>

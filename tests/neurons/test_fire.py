@@ -158,6 +158,7 @@ def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(function))(a), function(a))
 
 
+@pytest.mark.compiles
 @needs_cpp
 @pytest.mark.parametrize("levels", [mixed_levels(8), (1, 5, 6)])
 def test_compiled_code_keeps_every_bit(levels: tuple[int, ...]) -> None:

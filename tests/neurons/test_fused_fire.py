@@ -188,6 +188,7 @@ def test_the_largest_level_of_all_is_exact() -> None:
     assert fire_exponential(torch.tensor([3e7]), 2**24).item() == 2**24
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compiler", ["", "false", "missing-compiler"])
 def test_without_a_compiler_the_plain_form_runs(tmp_path: Path, compiler: str) -> None:
     script = (

@@ -129,6 +129,7 @@ def test_half_precision_and_back_does_not_move_a_threshold() -> None:
     assert network.half()[1].weight.dtype == torch.float16
 
 
+@pytest.mark.compiles
 @needs_cpp
 def test_a_new_scale_compiles_nothing_new() -> None:
     shared = Scale(0.5)

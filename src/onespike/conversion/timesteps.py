@@ -39,7 +39,6 @@ class Passes:
     now: int = 1
     membranes: dict[tuple[str, str, int], Membrane] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
-    mirrors: dict[Neuron, Neuron] = field(default_factory=dict)
 
 
 class Clock:
@@ -102,12 +101,8 @@ class Clock:
             passes.membranes[place] = Membrane(received, potential, value)
             return fired, value.to(x.dtype, copy=True)
         kept = passes.membranes[place]
-        if (
-            neuron not in passes.mirrors
-        ):  # from the second step a current can be negative where the mean is not
-            passes.mirrors[neuron] = neuron.mirrored()
         received = now * x.float()
-        fired, value, kept.potential = passes.mirrors[neuron].step(received - kept.received, kept.potential)
+        fired, value, kept.potential = neuron.step(received - kept.received, kept.potential)
         kept.received, kept.emitted = received, kept.emitted + value
         return fired, (kept.emitted / now).to(x.dtype)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -321,8 +322,9 @@ def _by_row(neuron: Any) -> bool:
     return isinstance(neuron, Neuron) and neuron.settles
 
 
-def _count_inputs(ledger: Ledger, model: nn.Module, args: Any, kwargs: Any) -> None:
-    ledger.inputs += count(args or kwargs)
+def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwargs: Any) -> None:
+    if thread == get_ident():
+        ledger.inputs += count(args or kwargs)
 
 
 def _has_unruled(owner: Neurons) -> bool:
@@ -332,6 +334,9 @@ def _has_unruled(owner: Neurons) -> bool:
 @contextmanager
 def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
     """Within this context every forward of a converted network is counted; the outputs do not change.
+
+    It counts forwards of its own thread, and refuses those of others: give them copies of the network and ledgers of
+    their own, and add these up with `Ledger.merge`.
 
     Args:
         model: a converted network.
@@ -355,7 +360,9 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     with ExitStack() as stack:
         if places:
             stack.enter_context(visiting(model, ledger))
-        forwards = model.register_forward_pre_hook(partial(_count_inputs, ledger), with_kwargs=True)
+        forwards = model.register_forward_pre_hook(
+            partial(_count_inputs, ledger, get_ident()), with_kwargs=True
+        )
         stack.callback(forwards.remove)
         if ledger.every == 1:
             stack.enter_context(AnalogFunctions(ledger.functions))

@@ -100,6 +100,11 @@ class AffineFire(ScaleFire):
         scaled, gain = self._scaled(x)
         return self.code()._replace(gain=gain, typical=None).decode(super().counts(scaled), x.dtype)
 
+    def mirrored_counts(self, x: Tensor) -> Tensor:
+        """Mirrored at the center."""
+        y = (x.float() - self.center) / self.gain
+        return super().counts(y) - super().counts(-y)
+
     def code(self) -> Code:
         """offset + gain·step±·spikes; the offset is left out where it is 0."""
         offset = self.offset if self.shifts else None

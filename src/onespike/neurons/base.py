@@ -190,21 +190,18 @@ class Neuron(Float32):
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """One step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
 
-        The half step of eq. 11 is in the decision and never in v.
+        The half step of eq. 11 is in the decision and never in v. After the first step a current can be negative
+        where the mean is not, so a side that is off then fires with the threshold of the other.
         """
         latent = current if potential is None else potential + current
-        fired = self.counts(latent)
+        first = potential is None or all(self._on) or not self.two_sided
+        fired = self.counts(latent) if first else self.mirrored_counts(latent)
         value = self.decode(fired)
         return fired, value, latent - value
 
-    def mirrored(self) -> Neuron:
-        """The same neuron with both sides on, if it has two: one that was off takes the other's threshold."""
-        if all(self._on) or not self.two_sided:
-            return self
-        one = torch.where(self.positive > 0, self.positive, self.negative)
-        twin = self._with({"positive": one, "negative": one})
-        twin._settle_sides()
-        return twin
+    def mirrored_counts(self, x: Tensor) -> Tensor:
+        """`counts` of a neuron with one side, as if the other had the same threshold."""
+        return self.counts(x) - self.counts(-x)
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
         """The same neuron for a part of its input, where `part` takes that part of what broadcasts to it."""

@@ -110,12 +110,18 @@ class DualIntegrateFire(IntegrateFire):
         """
         parts = torch.stack([current.clamp(min=0), (-current).clamp(min=0)])
         latent = parts if potential is None else potential + parts
+        both = self.thresholds()
+        on = (
+            self._on if potential is None else (True, True)
+        )  # a branch that was off takes the other's threshold
+        if not all(self._on):
+            both = (both[0].maximum(both[1]),) * 2
         fired = torch.stack(
             [
-                self.fire(size, threshold) if on else torch.zeros_like(size)
-                for size, threshold, on in zip(latent, self.thresholds(), self._on, strict=True)
+                self.fire(size, threshold) if fires else torch.zeros_like(size)
+                for size, threshold, fires in zip(latent, both, on, strict=True)
             ]
         )
-        value = torch.stack([step * spike for step, spike in zip(self.steps(), fired, strict=True)])
+        value = torch.stack([theta / self.largest * spike for theta, spike in zip(both, fired, strict=True)])
         signed = torch.where(current < 0, 0 - fired.sum(0), fired.sum(0))
         return signed, value[0] - value[1], latent - value

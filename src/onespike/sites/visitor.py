@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from onespike.errors import UsageError
 from onespike.sites.coverage import Coverage, Owners
 from onespike.sites.product import Operand, Product
 from onespike.sites.rules import rule_of
@@ -158,7 +160,29 @@ class Sites(TorchFunctionMode):
 class Places(nn.ModuleDict):
     """What stands at the sites of one module of a converted network, and who visits them just now."""
 
-    visitor: Visitor | None = None
+    visit_of: tuple[int, Visitor] | None = None
+    """The thread that lets a visitor in, and the visitor: what one forward counts, another must not disturb."""
+
+    @property
+    def visitor(self) -> Visitor | None:
+        """Who sees the operands instead of the neurons, if anybody does.
+
+        Raises:
+            UsageError: another thread has let a visitor in.
+        """
+        if self.visit_of is None:
+            return None
+        thread, visitor = self.visit_of
+        if not torch.compiler.is_compiling() and thread != get_ident():
+            raise UsageError(
+                "this network is metered or observed in another thread. Give each thread a network of its own "
+                "(copy.deepcopy) and a ledger of its own, and add them up with Ledger.merge."
+            )
+        return visitor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles take no visitor along."""
+        return {name: value for name, value in self.__dict__.items() if name != "visit_of"}
 
 
 @contextmanager
@@ -180,11 +204,11 @@ def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
         with plain(model), owners.following(), Sites(visitor, owners):
             yield
         return
-    before = [place.visitor for place in places]
+    before = [place.visit_of if place.visitor else None for place in places]
     for place in places:
-        place.visitor = visitor
+        place.visit_of = get_ident(), visitor
     try:
         yield
     finally:
         for place, earlier in zip(places, before, strict=True):
-            place.visitor = earlier
+            place.visit_of = earlier
