@@ -53,6 +53,11 @@ def test_a_name_of_two_classes_needs_another_one():
     assert labels(match_classes(folders("n03126707"), NAMES, IDS)) == {"n03126707": 3}
 
 
+def test_wordnet_ids_that_nobody_knows_name_the_extra():
+    with pytest.raises(DataError, match=r"'n01484850' is none of .*pip install 'onespike\[timm\]'"):
+        match_classes(folders("n01484850"), NAMES)
+
+
 def test_a_folder_that_is_no_class():
     with pytest.raises(DataError) as error:
         match_classes(folders("crane", "great wight shark"), NAMES, None, "timm:x")

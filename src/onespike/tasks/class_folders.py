@@ -59,7 +59,7 @@ def _numbers(
                 "Name all folders by the numbers of their classes."
             )
         if not found:
-            raise _no_class(folder, names, source, network)
+            raise _no_class(folder, names, source, network, not ids)
         number = next(iter(found))
         twin = next((f for f, n in numbers.items() if n == number), None)
         if twin is not None:
@@ -93,9 +93,11 @@ def _plain(name: str) -> str:
     return " ".join(re.split(r"[\s_,-]+", name.lower())).strip()
 
 
-def _no_class(folder: str, names: Sequence[str], source: str, network: str) -> DataError:
+def _no_class(folder: str, names: Sequence[str], source: str, network: str, no_ids: bool) -> DataError:
     close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if no_ids and re.fullmatch(r"n\d{8}", folder):
+        hint = " WordNet ids of ImageNet's classes are known where timm is installed: pip install 'onespike[timm]'."
     return DataError(
         f"{source}: the folder {folder!r} is none of the {len(names)} classes of {network}, which begin with "
         f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
