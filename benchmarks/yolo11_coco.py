@@ -9,7 +9,8 @@ working folder beside the installed torch; neither is a dependency. The network 
 is `results`, the function from its outputs to COCO results, and for passes `objects`, that to tensors. The images are dealt into parts. Each part is evaluated by a
 network whose thresholds and λ come from the other parts: half of their images for calibration, half for the search. So
 every image is evaluated once, and never by a network that was fitted to it. The intervals are of a paired bootstrap
-over images. With `--passes` images are padded to one size, and there is no search: all images of the other parts calibrate, without their annotations.
+over images. With `--passes` images are padded to one size, and there is no search: all images of the other parts
+calibrate, without their annotations. `--budget` without passes chooses the λ that spends this much.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from onespike.runtime.atomic import write_atomically
 from onespike.runtime.figures import png
 from onespike.runtime.forward import evaluating
 from onespike.search import Measurement, search
+from onespike.search.objective import scale_within
 from onespike.tasks import (
     AveragePrecision,
     Coco,
@@ -277,7 +279,11 @@ def main() -> None:
         else:
             thresholds = onespike.calibrate(network, (x for x, _ in feed(rest[::2])))
             snn = onespike.convert(network, thresholds, onespike.preset("sformer"))
-            found.append(search_scale(snn, coco, list(feed(rest[1::2])), of, options.trials).best.scale)
+            held = feed(rest[1::2])
+            if options.budget is None:
+                found.append(search_scale(snn, coco, list(held), of, options.trials).best.scale)
+            else:
+                found.append(scale_within(snn, next(held)[0], options.energy, options.budget))
             set_scale_(snn, found[-1])
         chosen = list(range(part, len(items), options.parts))
         record = onespike.evaluate(network, snn, feed(chosen), metric, ledger=ledger).to_dict()

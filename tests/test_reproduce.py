@@ -89,6 +89,13 @@ def test_every_study_is_written_whole_and_never_measured_twice(name, tmp_path, m
     assert again == rows
 
 
+def test_studies_score_a_detector_by_its_own_headline(tmp_path):
+    rows = STUDIES["table-percentile"].measure(scenes(tmp_path))
+    assert {row["metric"] for row in rows} == {"mask AP, %"}
+    assert len({row["ann"] for row in rows}) == 1
+    assert max(row["score"] for row in rows) > 0.5 * rows[0]["ann"] > 0
+
+
 def test_an_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     measured, whole = [], Bench._measure
 

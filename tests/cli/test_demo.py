@@ -29,4 +29,4 @@ def test_demo(cli, monkeypatch, tmp_path, vit_weights):
     rows = {row["scale"]: row for row in record["sweep"]}
     assert list(rows) == [1.0, 0.25]
     assert rows[0.25]["counts"] == record["energy"]["counts"]
-    assert rows[0.25]["top1"] == record["snn"]["top1"]
+    assert rows[0.25]["score"] == record["snn"]["top1"]

@@ -28,7 +28,7 @@ def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
     )  # fmt: skip
     result = cli(*words)
     assert result.code == 0, result.err
-    assert "paper top1" in result.out
+    assert "paper score" in result.out
     names = {file.suffix for file in (tmp_path / "out").iterdir()}
     assert names == {".csv", ".json", ".md", ".png"}
 

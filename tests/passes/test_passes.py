@@ -262,7 +262,7 @@ def test_constants_of_products_of_activations_are_charged():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("nearest,centre", "unknown pass 'centre'.*center"),
+        ("nearest,centr", "unknown pass 'centr'.*center"),
         ("nearest,nearest", "'nearest' is given twice"),
         ("nearest,tune", "'tune' needs 'allocate'"),
     ],

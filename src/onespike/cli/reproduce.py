@@ -83,10 +83,12 @@ def reproduce(
         place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
         try_folder(place)
         loaded = load_model(spec, weights=weights, pretrained=pretrained)
-        if study.task != loaded.task.name:
-            if name == "all":
-                continue
-            raise UsageError(f"{study.name} is about {study.task}, and {spec} is not. Give another --model.")
+        if study.task not in (None, loaded.task.name):
+            reason = f"{study.name} is about {study.task}, and {spec} is not. Give another --model."
+            if name != "all":
+                raise UsageError(reason)
+            output.line(reason)
+            continue
         count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
         sets = _images(loaded, data, annotations, calibrate, calibration_images, count)
         runs.check_forward(loaded, loaded.model, sets[0])

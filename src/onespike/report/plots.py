@@ -13,6 +13,7 @@ from onespike.energy.ledger import Ledger
 from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import png as png
 from onespike.search.pareto import front as unbeaten
+from onespike.tasks import Headline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,34 +121,34 @@ def draw_ledger(axes: Any, energy: Mapping[str, float], own: str | None = None) 
     axes.set_xlabel("energy relative to the original's MACs")
 
 
-def draw_scales(axes: Any, rows: Sequence[Mapping[str, float]], original: float, chosen: float) -> None:
+def draw_scales(axes: Any, rows: Sequence[Mapping[str, Any]], headline: Headline, chosen: float) -> None:
     ordered = sorted(rows, key=lambda row: row[PAPER])
     axes.plot(
-        [r[PAPER] for r in ordered], [r["top1"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
+        [r[PAPER] for r in ordered], [r["score"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
     )
     for place, row in enumerate(ordered):
         offset = (
             (6, -12) if place % 2 else (-8, 9)
         )  # neighbors on different sides, so that they do not overlap
         axes.annotate(
-            f"λ={row['scale']:g}", (row[PAPER], row["top1"]), xytext=offset,
+            f"λ={row['scale']:g}", (row[PAPER], row["score"]), xytext=offset,
             textcoords="offset points", fontsize=8,
         )  # fmt: skip
         if row["scale"] == chosen:
-            axes.plot(row[PAPER], row["top1"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
-    axes.axhline(original, color=GRAY, ls="--", label="original")
+            axes.plot(row[PAPER], row["score"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
+    axes.axhline(headline.original, color=GRAY, ls="--", label="original")
     axes.margins(x=0.08, y=0.08)
     axes.set_xlabel(f"energy ratio ({PAPER})")
-    axes.set_ylabel("top-1 accuracy, %")
+    axes.set_ylabel(headline.title)
     axes.legend(frameon=False, loc="lower right")
 
 
 def overview(
-    energy: Mapping[str, float], rows: Sequence[Mapping[str, float]], original: float, chosen: float
+    energy: Mapping[str, float], rows: Sequence[Mapping[str, Any]], headline: Headline, chosen: float
 ) -> Figure:
-    """Accuracy over energy for several λ, and the ledger of the chosen one."""
+    """The headline over energy for several λ, and the ledger of the chosen one."""
     made, (left, right) = figure(10.0, 4.0, columns=2)
-    draw_scales(left, rows, original, chosen)
+    draw_scales(left, rows, headline, chosen)
     left.set_title("accuracy against energy")
     draw_ledger(right, energy)
     right.set_title(f"energy ledger at λ = {chosen:g}")

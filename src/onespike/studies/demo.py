@@ -40,11 +40,11 @@ def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, li
             progress=progress,
             title=f"λ = {scale:g}",
         ).to_dict()
-        rows.append({"scale": scale, "top1": swept["snn"]["top1"], "kl": swept["kl"], **swept["energy"]})
-        original = swept["ann"]["top1"]
+        headline = pair.loaded.task.headline(swept)
+        rows.append({"scale": scale, "score": headline.spiking, "kl": swept["kl"], **swept["energy"]})
     set_scale_(pair.snn, recipe.scale)
     record = result.to_dict()
-    overview = plots.overview(record["energy"], rows, original, recipe.scale)
+    overview = plots.overview(record["energy"], rows, headline, recipe.scale)
     files: dict[str, str | bytes] = {
         "demo.json": json.dumps({**record, "sweep": rows, "sweep_images": SWEEP_IMAGES}, indent=1) + "\n",
         "overview.png": plots.png(overview),

@@ -159,8 +159,8 @@ class Bench:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
 
     def measure(self, recipe: Recipe) -> dict[str, Any]:
-        """Accuracy, divergence, energy and time of the network under a recipe, on the test images."""
-        return self.once("measure " + spell(recipe), lambda: self._measure(recipe))
+        """The headline, divergence, energy and time of the network under a recipe, on the test images."""
+        return self.once("score " + spell(recipe), lambda: self._measure(recipe))
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)
@@ -179,13 +179,15 @@ class Bench:
             progress=self.progress(title, steps),
         )
         record = result.to_dict()
+        headline = self.loaded.task.headline(record)
         rows = [row for row in result.ledger.sites.values() if row.spiking]
         return {
-            "ann": record["ann"]["top1"],
-            "top1": record["snn"]["top1"],
-            "error": record["standard_error"],
-            "agreement": record["agreement"],
-            "kl": record["kl"],
+            "metric": headline.title,
+            "ann": headline.original,
+            "score": headline.spiking,
+            "error": headline.error,
+            "agreement": record.get("agreement"),
+            "kl": record.get("kl"),
             **record["energy"],
             "pairs": _number(result.ledger.ratio("nonzero", double=True)),
             "firing": sum(r.spikes for r in rows) / max(sum(r.elements for r in rows) / recipe.steps, 1),

@@ -16,10 +16,16 @@ Row = dict[str, Any]
 COLORS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GRAY, "#CC79A7", "#56B4E9")
 LABELS = {
     **{column: f"energy ratio ({column})" for column in meanings()},
-    "top1": "top-1 accuracy, %", "paper top1": "top-1 accuracy, %", "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
+    "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
     "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels a side": "levels a side",
     "seconds": "seconds", "ms an image": "ms an image", "firing": "spikes a neuron and input",
 }  # fmt: skip
+
+
+def _label(rows: Sequence[Row], measure: str) -> str:
+    """The name of an axis; a score has that of its metric."""
+    named = [row["metric"] for row in rows if row.get("metric")] if measure == "score" else []
+    return str(named[0]) if named else LABELS.get(measure, measure)
 
 
 def bars(name: str, *measures: str) -> Callable[[Sequence[Row]], Figure]:
@@ -49,7 +55,7 @@ def _bars(rows: Sequence[Row], name: str, measures: Sequence[str]) -> Figure:
         panel.invert_yaxis()
         panel.grid(False, axis="y")
         panel.margins(x=0.15)
-        panel.set_xlabel(LABELS.get(measure, measure))
+        panel.set_xlabel(_label(rows, measure))
     made.legend(*(axes[0] if len(measures) > 1 else axes).get_legend_handles_labels(), loc="outside upper right",
                 ncols=2, frameon=False, fontsize=8)  # fmt: skip
     return made
@@ -72,7 +78,7 @@ def _curves(rows: Sequence[Row], over: str, measures: Sequence[str], by: str | N
             ]  # fmt: skip
             own.sort(key=lambda row: float(row[over]))
             color = COLORS[place % len(COLORS)]
-            errors = [r.get("error") or 0.0 for r in own] if measure == "top1" else None
+            errors = [r.get("error") or 0.0 for r in own] if measure == "score" else None
             panel.errorbar(
                 [r[over] for r in own], [r[measure] for r in own], errors, fmt="o-", color=color, label=group,
                 elinewidth=1, capsize=2,
@@ -82,7 +88,7 @@ def _curves(rows: Sequence[Row], over: str, measures: Sequence[str], by: str | N
                 values = [r[f"paper {measure}"] for r in paper]
                 panel.plot([r[over] for r in paper], values, "s--", color=plots.GRAY, label="in the paper")
         original = [row["ann"] for row in rows if row.get("ann") is not None]
-        if measure == "top1" and original:
+        if measure == "score" and original:
             panel.axhline(original[0], color="black", linewidth=0.8, linestyle=":", label="original network")
         if log:
             panel.set_xscale("log")
@@ -90,7 +96,7 @@ def _curves(rows: Sequence[Row], over: str, measures: Sequence[str], by: str | N
             panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
             panel.minorticks_off()
         panel.set_xlabel(LABELS.get(over, over))
-        panel.set_ylabel(LABELS.get(measure, measure))
+        panel.set_ylabel(_label(rows, measure))
         if panel.get_legend_handles_labels()[1]:
             panel.legend(frameon=False, fontsize=8)
     return made

@@ -34,7 +34,7 @@ class Study:
         measure: from a bench to rows.
         draw: from rows to a figure.
         note: how our numbers and the paper's may be compared.
-        task: the name of the task whose networks it measures.
+        task: the name of the task whose networks it measures; any if there is none.
         essential: the columns that a terminal shows; all of them if there are none.
     """
 
@@ -44,7 +44,7 @@ class Study:
     measure: Callable[[Bench], list[Row]]
     draw: Callable[[Sequence[Row]], Figure]
     note: str
-    task: str = "classification"
+    task: str | None = None
     essential: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ def study(
     draw: Callable[[Sequence[Row]], Figure],
     note: str,
     network: str = "cifar10-vit",
-    task: str = "classification",
+    task: str | None = None,
     essential: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Bench], list[Row]]], Callable[[Bench], list[Row]]]:
     """Registers a function from a bench to rows as a study."""

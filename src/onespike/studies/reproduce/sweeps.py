@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onespike.energy.columns import PAPER
+from onespike.errors import DataError
 from onespike.recipe import preset
 from onespike.studies.reproduce.bench import Bench
 from onespike.studies.reproduce.draw import bars, curves
@@ -15,7 +16,7 @@ SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 @study(
     "figure-scale",
     "Accuracy and energy over the scaling factor λ",
-    curves("scale", "top1", PAPER, log=True),
+    curves("scale", "score", PAPER, log=True),
     "The paper's figure has no table; it states λ = 0.252 as a good compromise for ViT-Base/16.",
 )
 def scale(bench: Bench) -> list[Row]:
@@ -29,7 +30,7 @@ def scale(bench: Bench) -> list[Row]:
 @study(
     "sweep-levels",
     "How many levels: M of eq. 12, and N of linear and exponential fire functions",
-    curves("levels a side", "top1", PAPER, by="fire function"),
+    curves("levels a side", "score", PAPER, by="fire function"),
     "λ is searched for each row, without labels. With one level more a side a spike costs no more additions unless it "
     "is fired.",
 )
@@ -50,12 +51,14 @@ def levels(bench: Bench) -> list[Row]:
 @study(
     "sweep-softmax-threshold",
     "The softmax threshold: the largest output or a percentile of them, a site, a head or the model at a time",
-    bars("threshold", "top1", PAPER),
+    bars("threshold", "score", PAPER),
     "Eq. 16 divides the largest softmax output seen by the largest level, so one outlier sets the step. A percentile "
     "makes the step finer and clips what is above.",
 )
 def softmax(bench: Bench) -> list[Row]:
     base = literal(bench)
+    if not any(threshold.role == "softmax" for threshold in bench.calibrated(base).values()):
+        raise DataError(f"sweep-softmax-threshold: {bench.loaded.spec} has no softmax. Give a transformer.")
     rows: list[Row] = []
     for title, value in (
         ("largest, a site", "site"), ("largest, a head", "head"), ("largest, the model", "model"),

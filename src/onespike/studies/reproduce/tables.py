@@ -15,7 +15,7 @@ OTHER_DATA = (
     "The paper measures on ImageNet-1K; with another network or other images the orderings can be compared, the "
     "numbers cannot."
 )
-SHOWN = ("top1", "error", "kl", *searchable())
+SHOWN = ("metric", "score", "error", "kl", *searchable())
 
 
 def literal(bench: Bench) -> Recipe:
@@ -34,15 +34,16 @@ def shown(measured: dict[str, Any]) -> Row:
 @study(
     "table-classification",
     "Accuracy on image classification, T = 1",
-    bars("network", "top1"),
+    bars("network", "score"),
     "The paper's rows are ImageNet-1K. " + OTHER_DATA,
+    task="classification",
 )
 def classification(bench: Bench) -> list[Row]:
     recipe = literal(bench)
     measured = bench.measure(recipe)
     own = paper.network_of(bench.loaded.spec)
     rows = [
-        {"network": name, "paper ann": numbers["original"][0], "paper top1": numbers["SFormer T=1"][0]}
+        {"network": name, "paper ann": numbers["original"][0], "paper score": numbers["SFormer T=1"][0]}
         for name, numbers in paper.ENERGY.items()
     ]
     ours: Row = {
@@ -60,7 +61,7 @@ def classification(bench: Bench) -> list[Row]:
 @study(
     "table-energy",
     "Accuracy and energy: the original network, ECMT and SFormer over timesteps",
-    bars("method", "top1", "energy"),
+    bars("method", "score", "energy"),
     "`energy` is each method's own count: ECMT counts non-zero spikes (pairs of them in products of two "
     "activations), SFormer counts a spike of size y as y additions. The columns behind it count both alike. "
     + OTHER_DATA,
@@ -75,16 +76,16 @@ def energy(bench: Bench) -> list[Row]:
     ):
         measured = bench.measure(recipe)
         rows.append({"method": method, "ann": measured["ann"], "energy": measured[own], **shown(measured)})
-    rows.insert(0, {"method": "original", "ann": rows[0]["ann"], "top1": rows[0]["ann"], "energy": 1.0})
+    rows.insert(0, {"method": "original", "ann": rows[0]["ann"], "score": rows[0]["ann"], "energy": 1.0})
     for row in rows:
-        row["paper top1"], row["paper energy"] = numbers[row["method"]]
+        row["paper score"], row["paper energy"] = numbers[row["method"]]
     return rows
 
 
 @study(
     "table-ablation",
     "Scaling strategy × fire function, T = 1",
-    bars("variant", "top1"),
+    bars("variant", "score"),
     "Unscaled is λ = 1; scaled is λ searched for each fire function without labels, on images of its own. The softmax is never scaled. "
     "The paper's column is EVA on ImageNet-1K. " + OTHER_DATA,
 )
@@ -99,7 +100,7 @@ def ablation(bench: Bench) -> list[Row]:
             measured = bench.measure(recipe)
             rows.append(
                 {"variant": variant, "scale": recipe.scale, **shown(measured),
-                 "paper top1": paper.ABLATION[kind, scaled]}
+                 "paper score": paper.ABLATION[kind, scaled]}
             )  # fmt: skip
     return rows
 
@@ -107,17 +108,17 @@ def ablation(bench: Bench) -> list[Row]:
 @study(
     "table-percentile",
     "The normalization scale p, T = 1",
-    curves("percentile", "top1", PAPER),
+    curves("percentile", "score", PAPER),
     "λ is the same in all rows. The paper's columns are ViT-Base/16 on ImageNet-1K. " + OTHER_DATA,
 )
 def percentile(bench: Bench) -> list[Row]:
     base = literal(bench)
     rows: list[Row] = []
-    for p, (top1, ratio) in paper.PERCENTILE.items():
+    for p, (score, ratio) in paper.PERCENTILE.items():
         measured = bench.measure(base.replace(percentile=p))
         rows.append(
             {"percentile": p, "scale": base.scale, "ann": measured["ann"], **shown(measured),
-             "paper top1": top1, "paper counts": ratio}
+             "paper score": score, "paper counts": ratio}
         )  # fmt: skip
     return rows
 
@@ -125,7 +126,7 @@ def percentile(bench: Bench) -> list[Row]:
 @study(
     "table-quantization",
     "Is it just quantization? Integer networks, and uniform n-bit activations against SFN at equal energy",
-    curves("energy", "top1", by="method"),
+    curves("energy", "score", by="method"),
     "First the paper's method with a searched λ, the same with 8-bit weights, and post-training quantization of the "
     "original: weights per output channel, activations per tensor or per channel, both clipped to the least squared "
     "error; torchao quantizes linear maps alone, with a range per token. `energy` is the ratio of the `column` that holds "
@@ -136,26 +137,28 @@ def quantization(bench: Bench) -> list[Row]:
     recipe = literal(bench)
     recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
     measured = bench.measure(recipe)
-    rows: list[Row] = [
-        {
-            "method": row["network"], "column": row["column"], "energy": measured[row["column"]],
-            "scale": recipe.scale if "spiking" in row["network"] else None, "ann": row["ann"]["top1"],
-            "top1": row["snn"]["top1"], "error": row["standard_error"], "kl": row["kl"],
-            "minus spiking": row["beside"]["difference"], "its error": row["beside"]["standard_error"],
-        }
-        for row in bench.rivals(recipe)
-    ]  # fmt: skip
+    rows: list[Row] = []
+    for row in bench.rivals(recipe):
+        found, beside = (bench.loaded.task.headline(part) for part in (row, row["beside"]))
+        rows.append(
+            {
+                "method": row["network"], "column": row["column"], "energy": measured[row["column"]],
+                "scale": recipe.scale if "spiking" in row["network"] else None, "metric": found.title,
+                "ann": found.original, "score": found.spiking, "error": found.error, "kl": row.get("kl"),
+                "minus spiking": beside.difference, "its error": beside.error,
+            }
+        )  # fmt: skip
     for bits in (3, 4, 5, 6, 8):
         uniform = preset("uniform", levels=f"bits:{bits}")
         measured = bench.measure(uniform)
-        found: list[tuple[str, int | None, Recipe, Row]] = [("uniform", bits, uniform, measured)]
+        equals: list[tuple[str, int | None, Recipe, Row]] = [("uniform", bits, uniform, measured)]
         for levels in ("mixed:8", "mixed:64+8"):
             equal = bench.at_energy(preset("sformer", levels=levels), PAPER, measured[PAPER])
-            found.append((f"SFN {levels}", None, equal, bench.measure(equal)))
+            equals.append((f"SFN {levels}", None, equal, bench.measure(equal)))
         rows += [
             {"method": method, "bits": number, "scale": own.scale, "column": PAPER, "energy": got[PAPER],
              "ann": got["ann"], **shown(got)}
-            for method, number, own, got in found
+            for method, number, own, got in equals
         ]  # fmt: skip
     return rows
 
@@ -168,9 +171,11 @@ def quantization(bench: Bench) -> list[Row]:
     "network; the last row is one evaluation of the test images.",
 )
 def search_cost(bench: Bench) -> list[Row]:
+    front = bench.loaded.task.front(bench.held)
     rows: list[Row] = []
     for title, trials, objective in (
-        ("top-1, 50 trials", 50, "top1"), ("KL, 12 trials", 12, "kl"), ("KL, 50 trials", 50, "kl"),
+        (f"{bench.loaded.task.objectives[front].title}, 50 trials", 50, front),
+        ("KL, 12 trials", 12, "kl"), ("KL, 50 trials", 50, "kl"),
     ):  # fmt: skip
         found = bench.searched(preset("sformer"), trials, objective)
         measured = bench.measure(preset("sformer", scale=found["scale"]))

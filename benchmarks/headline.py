@@ -1,0 +1,249 @@
+"""The headline: one network on all its images, the paper's method, the passes and integer networks, every pair compared.
+
+    python benchmarks/headline.py --network vit-tiny --out results [--assets ../shared/assets]
+
+Each row is one network, measured on the same images and written as soon as it is known; given again, only missing rows
+are measured. A row keeps the answer to every image, so that any two rows can be paired. Spiking networks are measured
+twice: as they are, for the float columns, and with 8-bit weights, for the integer ones. λ is searched by KL on 64
+calibration images that thresholds have not seen. Energy is counted on the first `--metered` images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import islice
+from pathlib import Path
+
+import torch
+from front import NETWORKS, UNTUNED, Bench, label
+from torch import nn
+
+from onespike import convert, metered, preset
+from onespike.deploy.post_training import Observed, observe, with_integer_weights
+from onespike.energy.columns import integer_reading
+from onespike.report import plots
+from onespike.runs.comparison import rivals
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.forward import evaluating
+from onespike.search import search
+from onespike.search.objective import ScaleObjective
+from onespike.tasks import Classification, batches
+
+TRIALS = 12
+LITERAL = (0.25, None, 0.4, 0.1)
+"""λ of the paper's method; None is searched."""
+BUDGETS = {"counts": (0.247, 0.15, 0.35), "binary": (0.197, 0.14, 0.1)}
+SEARCHED = "the paper, λ searched"
+
+
+class Headline(Bench):
+    """What all rows share: images, calibration, the original's outputs and the ranges of integers."""
+
+    @property
+    def calibration(self) -> list[torch.Tensor]:
+        return [self.inputs[i] for i in range(-(-64 // self.options.batch_size))]
+
+    def observed(self) -> Observed:
+        if "observed" not in self.memory:
+            self.memory["observed"] = observe(self.ann, self.calibration)
+        return self.memory["observed"]
+
+    def searched(self) -> float:
+        """The λ with the least KL on images after those that calibrated."""
+        if "scale" not in self.memory:
+            snn = convert(self.ann, self.base, preset("sformer"), share_weights=True)
+            start = len(self.calibration)
+            held = [(self.inputs[start + i], None) for i in range(start)]
+            aim = Classification().objectives["kl"]
+            measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(None, self.loaded))
+            found = search(measure, trials=TRIALS, maximize=aim.maximize, fixed=(1.0, 0.25))
+            self.memory["scale"] = found.best.scale
+        return self.memory["scale"]
+
+    def answers(self, network: nn.Module, meter: bool = False) -> dict:
+        """The class that a network gives each image, its mean KL from the original and, for spikes, its ledger."""
+        given, truth, divergent, seen, ledger = [], [], 0.0, 0, None
+        with evaluating(network):
+            for x, labels in batches(self.items, self.loaded.transform, self.options.batch_size):
+                if meter and seen < self.options.metered:
+                    with metered(network, ledger) as ledger:
+                        logits = network(x)
+                else:
+                    logits = network(x)
+                log_p = self.original[seen : seen + len(x)].log_softmax(1)
+                divergent += float((log_p.exp() * (log_p - logits.log_softmax(1))).sum())
+                given, truth = given + logits.argmax(1).tolist(), truth + labels.tolist()
+                seen += len(x)
+        right = [int(a == b) for a, b in zip(given, truth, strict=True)]
+        energy = {} if ledger is None else ledger.ratios()
+        return {"right": right, "kl": divergent / seen, "energy": energy}
+
+    def spiking(self, row: dict) -> list[dict]:
+        row = {**row, "scale": row["scale"] or self.searched()} if "scale" in row else row
+        state, _ = self.convert({**row, "energy": row.get("energy_column")})
+        snn = convert(self.ann, state.thresholds, state.recipe, share_weights=True)
+        integer = with_integer_weights(snn, self.ann, self.observed())
+        return [
+            {**row, **self.answers(network, meter=True), "weights": weights}
+            for weights, network in (("float", snn), ("int8", integer))
+        ]
+
+    def integers(self) -> list[dict]:
+        """W8A8 and W4A4 of the original, by our reference and by torchao."""
+        return [
+            {"name": name, "column": rival.column, **self.answers(rival.network), "weights": "integer"}
+            for name, rival in rivals(self.ann, self.observed()).items()
+        ]
+
+
+def wanted() -> list[dict]:
+    rows = [
+        {"name": f"the paper, λ = {scale:g}" if scale else SEARCHED, "scale": scale, "passes": ()}
+        for scale in LITERAL
+    ]
+    return rows + [
+        {"name": f"passes, {column} {ratio:g}", "energy_column": column, "budget": ratio, "passes": UNTUNED}
+        for place in range(3)
+        for column, ratios in BUDGETS.items()
+        for ratio in islice(ratios, place, place + 1)
+    ]
+
+
+def paired(row: dict, other: list[int]) -> tuple[float, float]:
+    """The difference in points, image by image, and its standard error."""
+    gaps = torch.tensor(row["right"]).double() - torch.tensor(other).double()
+    return 100 * float(gaps.mean()), 100 * float(gaps.std(correction=0)) / len(gaps) ** 0.5
+
+
+def column_of(row: dict, column: str) -> str:
+    """The column that holds for a row: with 8-bit weights, the integer reading."""
+    return row.get("column") or (column if row["weights"] == "float" else integer_reading(column))
+
+
+def energy(row: dict, column: str, rows: list[dict]) -> float:
+    name = column_of(row, column)
+    return (
+        row["energy"].get(name) or rows[0]["energy"][name]
+    )  # a comparator's ratio does not depend on spikes
+
+
+def described(rows: list[dict], original: list[int]) -> str:
+    """Two tables per column, within which rows compare: float weights, and integers."""
+    lines = [f"original {100 * sum(original) / len(original):.1f} %, {len(original)} images", ""]
+    for column in BUDGETS:
+        for kinds in (("float",), ("int8", "integer")):
+            base = next(r for r in rows if r["name"] == SEARCHED and r["weights"] == kinds[0])
+            lines += [
+                f"`{column_of(base, column)}`" + (" beside `w8a8` and `w4a4`" if "integer" in kinds else ""), "",
+                "| network | top-1 | minus original | minus the paper, λ searched | KL, nats | energy |",
+                "|---|---|---|---|---|---|",
+            ]  # fmt: skip
+            chosen = [r for r in rows if r["weights"] in kinds and r.get("energy_column", column) == column]
+            for row in sorted(
+                chosen, key=lambda r: (r["weights"] == "integer", len(r["passes"]) if "passes" in r else 0)
+            ):
+                gap, beside = (
+                    "{:+.1f} ± {:.1f}".format(*paired(row, other)) for other in (original, base["right"])
+                )
+                scale = f" ({row['scale']:.3g})" if row["name"] == SEARCHED else ""
+                lines.append(
+                    f"| {row['name']}{scale} | {100 * sum(row['right']) / len(row['right']):.1f} % | {gap} "
+                    f"| {'' if row is base else beside} | {row['kl']:.3g} | {energy(row, column, rows):.3f} |"
+                )
+            lines.append("")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict], original: list[int], title: str, file: Path) -> None:
+    """Top-1 against energy, float columns on the left, integer ones with their comparators on the right."""
+    figure, panels = plots.figure(10, 4.4, columns=2)
+    kinds = (
+        ("the paper", "counts", plots.ORANGE, "s", "-"),
+        ("the paper", "binary", plots.ORANGE, "s", ":"),
+        ("passes", "counts", plots.BLUE, "o", "-"),
+        ("passes", "binary", plots.BLUE, "o", ":"),
+        ("W8A8", "counts", plots.GREEN, "P", ""),
+        ("W4A4", "counts", plots.INK, "X", ""),
+    )
+    for axes, weights in zip(panels, (("float",), ("int8", "integer")), strict=True):
+        for kind, column, color, marker, line in kinds:
+            chosen = [
+                r for r in rows
+                if r["name"].startswith(kind) and r["weights"] in weights and r.get("energy_column", column) == column
+            ]  # fmt: skip
+            chosen.sort(key=lambda r: energy(r, column, rows))
+            if not chosen:
+                continue
+            integer = "" if weights == ("float",) else "-int8"
+            axes.errorbar(
+                [energy(r, column, rows) for r in chosen],
+                [100 * sum(r["right"]) / len(r["right"]) for r in chosen],
+                [paired(r, original)[1] for r in chosen],
+                marker=marker, color=color, linestyle=line, capsize=3, markersize=5,
+                label=f"{kind}: {column}{integer}" if line else f"{kind}, measured",
+            )  # fmt: skip
+        axes.axhline(100 * sum(original) / len(original), color=plots.GRAY, linestyle="--", label="original")
+        axes.set_xlabel(
+            "energy / original, float columns"
+            if weights == ("float",)
+            else "energy / original, 8-bit weights"
+        )
+        axes.set_ylabel("top-1, %")
+        axes.set_xlim(left=0)
+        axes.legend(fontsize=8, loc="lower right", frameon=False)
+    figure.suptitle(title, fontsize=10)
+    write_atomically(file, plots.png(figure))
+
+
+def main() -> None:
+    beside = Path(__file__).resolve().parents[2] / "shared" / "assets"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--network", default="vit-tiny", choices=NETWORKS)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--assets", default=str(beside))
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--calibration", type=int, default=256)
+    parser.add_argument("--metered", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument(
+        "--draw", action="store_true", help="measure nothing: table and figure of what is there"
+    )
+    options = parser.parse_args()
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    record = out / f"headline-{label(options)}.json"
+    kept = json.loads(record.read_text()) if record.is_file() else {"original": [], "rows": []}
+
+    def keep(rows: list[dict]) -> None:
+        kept["rows"] += rows
+        write_atomically(record, json.dumps(kept) + "\n")
+        for row in rows:
+            print(
+                row["name"],
+                row["weights"],
+                "{:+.1f} ± {:.1f}".format(*paired(row, kept["original"])),
+                flush=True,
+            )
+
+    if not options.draw:
+        bench = Headline(NETWORKS[options.network], options)
+        kept["original"] = kept["original"] or bench.answers(bench.ann)["right"]
+        done = {row["name"] for row in kept["rows"]}
+        for row in wanted()[:2]:
+            if row["name"] not in done:
+                keep(bench.spiking(row))
+        if not any(row["weights"] == "integer" for row in kept["rows"]):
+            keep(bench.integers())
+        for row in wanted()[2:]:
+            if row["name"] not in done:
+                keep(bench.spiking(row))
+    text = described(kept["rows"], kept["original"])
+    write_atomically(record.with_suffix(".md"), text)
+    title = f"{options.network}, {len(kept['original'])} images; bars: paired standard error of the difference to the original"
+    draw(kept["rows"], kept["original"], title, record.with_suffix(".png"))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
