@@ -4,6 +4,7 @@
 from onespike.cli.commands import app as app
 from onespike.cli import demo as demo
 from onespike.cli import list as list
+from onespike.cli import run as run
 from onespike.cli import convert as convert
 from onespike.cli import inspect as inspect
 from onespike.cli import evaluate as evaluate

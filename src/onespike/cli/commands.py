@@ -8,8 +8,9 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
@@ -157,6 +158,19 @@ def onespike(
     """
 
 
+_followed: ContextVar[bool] = ContextVar("_followed", default=False)
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """A command that another one follows by itself does not say what to type next."""
+    token = _followed.set(True)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
 Next = tuple[object, ...]
 """The words after `onespike` of the command to type next."""
 
@@ -187,7 +201,8 @@ def command(
             if shared or processes_of().is_main:
                 words = function(*args, **kwargs)
                 sys.stdout.flush()  # results come before
-                say(shlex.join(map(str, ("onespike", *words))), start="next")
+                if not _followed.get():
+                    say(shlex.join(map(str, ("onespike", *words))), start="next")
 
         run.__annotations__ = dict(function.__annotations__)
         app.command(name, cls=Page, epilog="\b\n" + "\n".join(lines))(run)

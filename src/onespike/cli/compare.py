@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,35 +10,11 @@ import typer
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeData, tried
 from onespike.cli.progress import progress
-from onespike.cli.report import FOLDER, RECORD, write_pages
+from onespike.cli.report import write_pages
+from onespike.cli.reported import AGAIN, reported
 from onespike.errors import UsageError
 from onespike.runtime.atomic import try_folder
-from onespike.runtime.validated import read_sealed, understood
-
-AGAIN = "Make the reports again: onespike report RUN --data DIR"
-
-
-@dataclass(frozen=True)
-class _Network:
-    spec: str
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    task: str
-    ann: dict[str, Any]
-    snn: dict[str, Any]
-    energy: dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class _Report:
-    """The schema of a report, as far as `compare` reads it."""
-
-    version: int
-    network: _Network
-    recipe: dict[str, Any]
-    evaluation: _Evaluation | None
+from onespike.runtime.validated import understood
 
 
 @command("onespike compare run-a run-b --data imagenet/val --out compared")
@@ -74,8 +49,7 @@ def _record(
     run: Path, data: str | None, annotations: Path | None, limit: int | None, batch_size: int, device: str
 ) -> dict[str, Any]:
     from onespike import runs
-    from onespike.report.record import VERSION, gather
-    from onespike.runs import storage
+    from onespike.report.record import gather
 
     if data is not None:
         pair = runs.load_run(run, device=device)
@@ -83,11 +57,4 @@ def _record(
         items = runs.choose_labeled(pair.loaded, data, annotations, limit)
         result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)
         return {**record, "evaluation": result.to_dict()}
-    storage.load(run)  # a damaged run is named before its report is believed
-    file = run / FOLDER / RECORD
-    found = read_sealed(_Report, file, AGAIN)
-    if found is None or found["evaluation"] is None or found["version"] != VERSION:
-        raise UsageError(
-            f"{run}: it has no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
-        )
-    return {**found, "run": str(run)}
+    return {**reported(run), "run": str(run)}

@@ -32,7 +32,7 @@ from onespike.recipe import Recipe
     "onespike convert timm:vit_base_patch16_224 --pretrained \\\n    --calibrate imagenet/train --limit 64 --out run",
     shared=True,
 )
-@recipe_options
+@recipe_options()
 def convert(
     model: Annotated[
         str,

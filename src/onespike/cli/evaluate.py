@@ -18,6 +18,7 @@ from onespike.cli.options import (
     Data,
     Device,
     DeviceMap,
+    HeldOut,
     Json,
     Limit,
     Prices,
@@ -44,6 +45,7 @@ def evaluate(
     data: Data,
     annotations: Annotations = None,
     limit: Limit = None,
+    held_out: HeldOut = False,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
     device_map: DeviceMap = None,
@@ -74,7 +76,7 @@ def evaluate(
     from onespike.deploy.integer import optimize_
     from onespike.energy.profiles import DEFAULT
     from onespike.energy.profiles import profile as profile_of
-    from onespike.runs.search_run import searched
+    from onespike.runs.search_run import measurable, searched
     from onespike.tasks import check
 
     refuse_several(device_map)
@@ -83,7 +85,7 @@ def evaluate(
         raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")
     pair = runs.load_run(run, device=device, device_map=device_map)
     task = pair.loaded.task
-    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+    items = measurable(run, pair, data, annotations, limit, held_out=held_out)
     metric = runs.metric_for(pair, items)
     if picture is not None:
         check(task, "picture")

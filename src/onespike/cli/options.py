@@ -43,6 +43,7 @@ Annotations = Annotated[
 Limit = Annotated[
     int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
 ]
+HeldOut = Annotated[bool, typer.Option("--held-out", help="Leave out what calibration or a search has used.")]
 BatchSize = Annotated[
     int, typer.Option(metavar="N", help="Images in one forward pass.", rich_help_panel=DEVICE)
 ]

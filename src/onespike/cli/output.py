@@ -95,13 +95,17 @@ def _analog(rows: list[dict[str, Any]]) -> str:
 
 def evaluation(result: Evaluation, published: float | None = None) -> None:
     """What the task has measured, and the energy ledger with the meaning of its columns."""
+    measured(result.to_dict(), result.steps, published)
+
+
+def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
+    """The same, of an evaluation as it is stored."""
     from onespike.energy.columns import DEFINITION
     from onespike.report.markdown import fairness
     from onespike.tasks import task_of
 
-    record = result.to_dict()
     found = task_of(record).summary(record, published)
-    names = {"ann": "original (ANN)", "snn": f"spiking (SNN, T={result.steps})"}
+    names = {"ann": "original (ANN)", "snn": f"spiking (SNN, T={steps})"}
     rows(
         ("", *found.table.headers, "seconds"),
         [

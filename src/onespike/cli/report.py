@@ -9,8 +9,19 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeData, RunFolder, given, tried
+from onespike.cli.options import (
+    Annotations,
+    BatchSize,
+    Device,
+    HeldOut,
+    Limit,
+    MaybeData,
+    RunFolder,
+    given,
+    tried,
+)
 from onespike.cli.progress import progress
+from onespike.cli.reported import FOLDER
 from onespike.errors import UsageError
 from onespike.runtime.atomic import try_folder, write_atomically
 from onespike.runtime.validated import sealed
@@ -18,8 +29,6 @@ from onespike.runtime.validated import sealed
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
     from onespike.tasks import Items
-
-FOLDER, RECORD = "report", "report.json"
 
 
 @command("onespike report run --data imagenet/val --limit 500")
@@ -34,6 +43,7 @@ def report(
         ),
     ] = None,
     limit: Limit = None,
+    held_out: HeldOut = False,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
 ) -> Next:
@@ -47,21 +57,33 @@ def report(
 
     pair, folder = runs.load_run(run, device=device), out or run / FOLDER
     try_folder(folder)
-    items = _images(pair, data, annotations, limit)
+    items = _images(run, pair, data, annotations, limit, held_out)
     record = gather(run, pair, items, batch_size=batch_size, progress=progress)
     write_pages(folder, "report", html.render(record), markdown.markdown(record), record)
+    if record["evaluation"] is not None:
+        output.line()
+        output.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)
     if data is None:
         return "inspect", run
     return "doctor", run, *given(data=data, annotations=annotations, limit=limit)
 
 
-def _images(pair: NetworkPair, data: str | None, annotations: Path | None, limit: int | None) -> Items | None:
-    from onespike import runs
+def _images(
+    run: Path,
+    pair: NetworkPair,
+    data: str | None,
+    annotations: Path | None,
+    limit: int | None,
+    held_out: bool,
+) -> Items | None:
+    from onespike.runs.search_run import measurable
 
     if data is not None:
-        return runs.choose_labeled(pair.loaded, data, annotations, limit)
+        return measurable(run, pair, data, annotations, limit, held_out=held_out)
     if annotations is not None:
         raise UsageError("--annotations says what is on the images of --data. Give both.")
+    if held_out:
+        raise UsageError("--held-out says which images of --data to take. Give both.")
     return None
 
 

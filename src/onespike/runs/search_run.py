@@ -147,6 +147,26 @@ def searched(folder: Path) -> dict[str, Any]:
     return read_sealed(_Record, folder / FOLDER / RECORD, "Remove it, or search again.") or {}
 
 
+def measurable(
+    folder: Path,
+    pair: NetworkPair,
+    data: str,
+    annotations: Path | None = None,
+    count: int | None = None,
+    *,
+    held_out: bool = False,
+) -> Items:
+    """Inputs to measure a run on; `held_out` leaves out what calibration or a search has used."""
+    if not held_out:
+        return runs.choose_labeled(pair.loaded, data, annotations, count)
+    items = runs.choose_labeled(pair.loaded, data, annotations)
+    for used in (pair.data, {"sha256": searched(folder).get("used", ())}):
+        items = runs.without(items, runs.overlap(used, items))
+    if not items:
+        raise DataError(f"{data}: calibration or a search has used all of its inputs. Give other ones.")
+    return items if count is None else limit_items(items, count)
+
+
 def search_run(
     folder: Path,
     data: str,

@@ -1,0 +1,64 @@
+"""The plan of `onespike run`: which commands lead from a network to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onespike.cli.options import given
+from onespike.recipe import Recipe, preset
+
+TRIALS = 12
+"""Of a search without labels, which needs few."""
+
+
+def good() -> Recipe:
+    """The recipe where none is given: all passes that take no training."""
+    best = preset("best")
+    return best.replace(passes=tuple(name for name in best.passes if name != "tune"))
+
+
+def searches(recipe: Recipe) -> bool:
+    """Whether λ is left to be found: nobody has given one, and no pass chooses steps."""
+    return recipe.neuron == "sfn" and not recipe.passes and "scale" not in recipe.changes()
+
+
+def plan(
+    model: str,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    data: str,
+    calibrate: str,
+    annotations: Path | None,
+    images: int,
+    limit: int | None,
+    own: tuple[str, ...],
+    running: tuple[str, ...],
+) -> tuple[tuple[str, ...], ...]:
+    """The commands, word by word."""
+    from onespike.runs import as_command
+
+    words = as_command.recipe_options(recipe)
+    commands: list[tuple[Any, ...]] = [
+        ("convert", model, *given(calibrate=calibrate, limit=images, out=folder), *words, *own)
+    ]
+    if searches(recipe):
+        energy = () if recipe.budget is None else given(budget=recipe.budget, energy=recipe.energy)
+        asked = given(data=calibrate, trials=TRIALS, objective="kl")
+        commands.append(("search", folder, *asked, *energy, "--resume", *running))
+    measured = given(data=data, annotations=annotations, limit=limit)
+    commands.append(("report", folder, *measured, "--held-out", *running))
+    return tuple(tuple(map(str, words)) for words in commands)
+
+
+def images_wanted(images: int, found: int, shared: bool, searches: bool) -> int:
+    """How many of the inputs calibrate: those that are measured on must be others, and those of a search, too.
+
+    >>> images_wanted(256, 1000, True, False), images_wanted(256, 300, False, False), images_wanted(256, 300, False, True)
+    (250, 256, 200)
+    """
+    most = found // 4 if shared else found
+    if searches:
+        most = min(most, found - max(1, found // 3))
+    return max(1, min(images, most))

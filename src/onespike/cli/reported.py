@@ -1,0 +1,50 @@
+"""The report that stands in a run, read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onespike.errors import UsageError
+from onespike.runtime.validated import read_sealed
+
+FOLDER, RECORD = "report", "report.json"
+AGAIN = "Make the reports again: onespike report RUN --data DIR"
+
+
+@dataclass(frozen=True)
+class _Network:
+    spec: str
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    task: str
+    ann: dict[str, Any]
+    snn: dict[str, Any]
+    energy: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class _Report:
+    """The schema of a report, as far as `compare` reads it."""
+
+    version: int
+    network: _Network
+    recipe: dict[str, Any]
+    evaluation: _Evaluation | None
+
+
+def reported(run: Path) -> dict[str, Any]:
+    """The measured report in a run."""
+    from onespike.report.record import VERSION
+    from onespike.runs import storage
+
+    storage.load(run)  # a damaged run is named before its report is believed
+    found = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
+    if found is None or found["evaluation"] is None or found["version"] != VERSION:
+        raise UsageError(
+            f"{run}: it has no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
+        )
+    return found

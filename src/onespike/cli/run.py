@@ -1,0 +1,168 @@
+"""`onespike run`: the whole way in one command, as a plan of commands that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, app, command, following, processes_of
+from onespike.cli.options import Annotations, BatchSize, Device, Limit, given
+from onespike.cli.plan import good, images_wanted, plan, searches
+from onespike.cli.recipe_options import recipe_options
+from onespike.cli.reported import FOLDER, reported
+from onespike.errors import UsageError
+from onespike.recipe import Recipe
+from onespike.runtime.atomic import refuse_existing, try_new_folder, write_atomically
+from onespike.runtime.validated import read_sealed, sealed
+
+PLAN = "plan.json"
+CALIBRATION_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The schema of a plan: the commands, word by word, and how many of them are done."""
+
+    commands: tuple[tuple[str, ...], ...]
+    done: int
+
+
+@command(
+    "onespike run bundled:cifar10-vit --data bundled:cifar10-test \\\n    --calibrate bundled:cifar10-calibration --out run",
+    "onespike run timm:vit_base_patch16_224 --pretrained --data imagenet/val \\\n    --budget 0.2",
+    interrupted="what is finished is kept. Run the same command again to go on.",
+    needs="onespike.runs",
+)
+@recipe_options(start=good)
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="What to measure on, with labels: see `onespike evaluate --help`."),
+    ],
+    recipe: Recipe,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="What to calibrate on, without labels; else a part of --data."),
+    ] = None,
+    annotations: Annotations = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The run directory to write; by default the network's name."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Convert an untrained network.")
+    ] = False,
+    images: Annotated[
+        int, typer.Option(metavar="N", help="How many images to calibrate on.")
+    ] = CALIBRATION_IMAGES,
+    limit: Limit = None,
+    batch_size: BatchSize = 16,
+    device: Device = "cpu",
+) -> Next:
+    """Convert a network, measure it and write its report.
+
+    Runs convert, search (where λ is to be found), and report, and says each command before it runs it.
+    Images that calibration or a search has used are not measured on. After Ctrl-C the same command
+    goes on where it stopped.
+    """
+    if processes_of().count > 1:
+        raise UsageError("run works in one process. Launch `onespike convert` and `evaluate` in several.")
+    if images < 1:
+        raise UsageError(f"--images must be at least 1, not {images}.")
+    folder = out or Path(f"{Path(model.partition(':')[2]).stem or 'network'}-spiking")
+    running = given(
+        batch_size=None if batch_size == 16 else batch_size, device=None if device == "cpu" else device
+    )
+    own = (*_weights(weights, pretrained, random_weights), *running)
+    found = _count(model, calibrate or data, weights, pretrained, random_weights)
+    shared = calibrate in (None, data)
+    wanted = images_wanted(images, found, shared, searches(recipe))
+    commands = plan(
+        model, folder, recipe, data=data, calibrate=calibrate or data, annotations=annotations, images=wanted,
+        limit=limit, own=own, running=running,
+    )  # fmt: skip
+    follow(folder, commands)
+    _summary(folder, recipe)
+    return "doctor", folder, *given(data=data, annotations=annotations, limit=limit)
+
+
+def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
+    """Run the commands that are not done yet; what is done is written down after each."""
+    journal, finished = folder.with_name(f".{folder.name}.{PLAN}"), folder / PLAN
+    remedy = f"Remove it and {folder}, or choose another --out."
+    known = read_sealed(_Plan, journal, remedy) or read_sealed(_Plan, finished, remedy)
+    done = 0 if known is None else int(known["done"])
+    if known is None:
+        refuse_existing(folder)
+        try_new_folder(folder)
+    elif tuple(map(tuple, known["commands"])) != commands:
+        raise UsageError(f"{folder}: a run with other options is there. {remedy}")
+    elif not done and folder.exists():  # it ended right after the first command
+        done = 1
+    for number, words in enumerate(commands, 1):
+        shown = f"{number}/{len(commands)}: {shlex.join(('onespike', *words))}"
+        if number <= done:
+            output.note(f"{shown} (done before)")
+            continue
+        write_atomically(journal, sealed({"commands": commands, "done": number - 1}))
+        output.note(shown)
+        _type(words)
+    write_atomically(finished, sealed({"commands": commands, "done": len(commands)}))
+    journal.unlink(missing_ok=True)
+
+
+def _type(words: tuple[str, ...]) -> None:
+    """One command of the plan, as if it were typed, but for its `next:` line."""
+    chosen = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    with following(), chosen.make_context(words[0], list(words[1:])) as context:
+        chosen.invoke(context)
+
+
+def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tuple[str, ...]:
+    flags = {"--pretrained": pretrained, "--random-weights": random_weights}
+    return (*given(weights=weights), *(name for name, is_set in flags.items() if is_set))
+
+
+def _count(model: str, source: str, weights: Path | None, pretrained: bool, random_weights: bool) -> int:
+    """How many inputs there are to calibrate on."""
+    from onespike import runs
+    from onespike.adapters import load_model
+
+    loaded = load_model(model, weights=weights, pretrained=pretrained, random_weights=random_weights)
+    return len(runs.choose(source, None, loaded.task))
+
+
+def _summary(folder: Path, recipe: Recipe) -> None:
+    from onespike.report.markdown import figure
+    from onespike.tasks import task_of
+
+    record = reported(folder)
+    evaluation = record["evaluation"]
+    head, column = task_of(evaluation).headline(evaluation), record["energy"]
+    output.line()
+    output.line(f"done           {record['network']['spec']} by {recipe!r}")
+    output.line(
+        f"calibrated on  {record['calibration']['images']} images of {record['calibration']['source']}"
+    )
+    output.line(f"measured on    {evaluation['images']} others of {record['data']['source']}")
+    output.line(f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}")
+    output.line(
+        f"energy         {figure(evaluation['energy'][column], 3)} ({column}, {evaluation['profile']})"
+    )
+    output.line(f"report         {folder / FOLDER / 'report.html'}")

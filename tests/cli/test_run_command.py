@@ -1,0 +1,136 @@
+"""`onespike run`: the whole way in one command, and on from where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from command_line import CALIBRATION, TEST, VIT
+
+from onespike.cli.plan import good, searches
+from onespike.recipe import preset
+from onespike.report import record as report_record
+from onespike.runs import storage
+from onespike.runs.search_run import searched
+
+SMALL = ("run", VIT, "--data", TEST, "--limit", 6, "--images", 4)
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch):
+    """Reports without other λ."""
+    monkeypatch.setattr(report_record, "DRAWN_SCALES", ())
+
+
+def planned(result) -> list[list[str]]:
+    """The commands that it says before it runs them."""
+    lines = [line for line in result.err.splitlines() if ": onespike " in line and line[:1].isdigit()]
+    return [shlex.split(line.partition(": onespike ")[2].removesuffix(" (done before)")) for line in lines]
+
+
+def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = cli(*SMALL, "--calibrate", CALIBRATION, "--passes", "nearest,center", "--budget", "0.3")
+    assert result.code == 0, result.err
+    convert, report = planned(result)
+    assert convert[:2] == ["convert", VIT] and report[:2] == ["report", "cifar10-vit-spiking"]
+    assert "done " in result.out and "top-1 accuracy, %: " in result.out
+    assert result.err.count("next: ") == 1
+    record = json.loads((tmp_path / "cifar10-vit-spiking/report/report.json").read_text())
+    assert record["calibration"]["images"] == 4 and record["data"]["images"] == 6
+    assert record["recipe"]["passes"] == ["nearest", "center"]
+    again = cli(*SMALL, "--calibrate", CALIBRATION, "--passes", "nearest,center", "--budget", "0.3")
+    assert again.code == 0 and again.err.count("(done before)") == 2
+    assert "top-1 accuracy, %: " in again.out
+
+
+def test_without_images_to_calibrate_on_it_takes_a_part_and_measures_on_the_rest(cli, tmp_path, images):
+    out = tmp_path / "run"
+    words = ("run", VIT, "--data", images, "--out", out, "--preset", "sformer", "--scale", 0.3)
+    result = cli(*words)
+    assert result.code == 0, result.err
+    record = json.loads((out / "report/report.json").read_text())
+    assert record["calibration"]["images"] == 2  # a quarter of ten
+    assert record["data"] == {**record["data"], "images": 8, "overlap": 0}
+
+
+def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onespike.cli.plan.TRIALS", 2)
+    result = cli(*SMALL, "--calibrate", CALIBRATION, "--out", "run", "--preset", "sformer")
+    assert [words[0] for words in planned(result)] == ["convert", "search", "report"]
+    assert result.code == 0, result.err
+    found = searched(tmp_path / "run")
+    assert len(found["trials"]) == 2
+    assert storage.load(tmp_path / "run").recipe.scale == found["best"]["scale"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "does"),
+    [
+        (preset("sformer"), True),
+        (preset("sformer", scale=0.3), False),
+        (preset("best"), False),
+        (preset("if"), False),
+    ],
+)
+def test_when_it_searches(recipe, does):
+    assert searches(recipe) is does
+
+
+def test_the_default_has_the_passes_that_take_no_training():
+    assert "allocate" in good().passes and "tune" not in good().passes and good().budget
+
+
+@pytest.mark.parametrize("stopped", ["before", "after"])
+def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
+    """Ctrl-C in the second command; and right after the first, before that is written down."""
+    monkeypatch.chdir(tmp_path)
+    words = (*SMALL, "--calibrate", CALIBRATION, "--out", "run", "--preset", "sformer", "--scale", 0.3)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        patched.setattr(report_record, "gather", interrupted)
+        result = cli(*words)
+        assert result.code == 2
+        assert result.err.splitlines()[-1].endswith("Run the same command again to go on.")
+    before = (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns
+    journal = tmp_path / ".run.plan.json"
+    assert json.loads(journal.read_text())["done"] == 1
+    if stopped == "after":
+        from onespike.runtime.validated import sealed
+
+        journal.write_text(sealed({"commands": json.loads(journal.read_text())["commands"], "done": 0}))
+    other = cli(*words, "--percentile", 2)
+    assert "run: a run with other options is there." in other.message()
+    result = cli(*words)
+    assert result.code == 0, result.err
+    assert result.err.count("(done before)") == 1
+    assert (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns == before
+    assert not journal.exists() and (tmp_path / "run/plan.json").exists()
+
+
+def test_what_is_there_is_not_touched(cli, tmp_path):
+    (tmp_path / "run").mkdir()
+    message = cli(*SMALL, "--out", tmp_path / "run").message()
+    assert message == f"{tmp_path / 'run'} exists. Choose another --out or remove it."
+
+
+def test_damage_is_named(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".run.plan.json").write_text('{"commands": [], "done": 0}')
+    message = cli(*SMALL, "--out", "run").message()
+    assert message.startswith(".run.plan.json: the file is damaged") and "Remove it and run" in message
+
+
+def test_held_out_images_of_an_evaluation(cli, tmp_path, images):
+    out = tmp_path / "run"
+    assert cli("convert", VIT, "--calibrate", images, "--limit", 2, "--out", out).code == 0
+    shown = cli("evaluate", out, "--data", images, "--held-out")
+    assert shown.code == 0 and ", 8 images," in shown.out and "note: " not in shown.out
+    assert "note: 2 of these images" in cli("evaluate", out, "--data", images).out
+    message = cli("report", out, "--held-out").message()
+    assert message == "--held-out says which images of --data to take. Give both."
