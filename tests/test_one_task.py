@@ -15,12 +15,13 @@ WORDS = re.compile(
     "|".join(
         [
             *TASKS,
-            r"classif|(?<!published_)\btop-?[15]\b|detect(?!ron)|segmentation|\bcoco\b|\bbbox|\bsegm\b|(box|mask) AP\b",
+            r"classif|(?<!published_)\btop-?[15]\b|detect(?!ron)|segmentation|\bcoco\b|\bbbox|\bsegm\b|(box|mask) AP\b|perplexity|tokeniz",
         ]
     ),
     re.IGNORECASE,
 )
 ALLOWED = {
+    "kernels/gpu.py": r"triton.language",  # the name of its module
     "recipe.py": r"paper-eva-|classifier head",  # presets are called what the paper calls them
     "studies/reproduce/detectors.py": r".",  # the paper's table of boxes and masks
     "studies/reproduce/paper.py": r"DETECTION|COCO-2017",  # its numbers

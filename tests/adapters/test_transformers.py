@@ -110,10 +110,10 @@ def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(LoadError) as error:
         load_model(f"transformers:{tmp_path}", pretrained=True)
     message = str(error.value)
-    assert message.startswith(
-        f"transformers:{tmp_path}: the folder holds no image classifier or detector that can be loaded ("
+    assert message.startswith(f"transformers:{tmp_path}: the folder holds no network that can be loaded (")
+    assert message.endswith(
+        "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
     )
-    assert message.endswith("Write one there with save_pretrained, of the model and of its image processor.")
 
 
 def test_an_id_without_a_network():

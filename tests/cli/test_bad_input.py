@@ -420,10 +420,10 @@ def test_remedies_are_options(convert):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("preprocessor_config.json", {"image_mean": ["", 0.5, 0.5]}, "the folder holds no image classifier"),
-        ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "the network fails on the image cifar10"),
-        ("preprocessor_config.json", {"size": {"height": 48, "width": 48}}, "the network fails on the image cifar10"),
-        ("config.json", {"hidden_act": 7}, "the folder holds no image classifier"),
+        ("preprocessor_config.json", {"image_mean": ["", 0.5, 0.5]}, "the folder holds no network"),
+        ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "the network fails on cifar10"),
+        ("preprocessor_config.json", {"size": {"height": 48, "width": 48}}, "the network fails on cifar10"),
+        ("config.json", {"hidden_act": 7}, "the folder holds no network"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_does_not_fit(convert, transformers_folder, tmp_path, file, change, message):

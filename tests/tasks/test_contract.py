@@ -1,16 +1,35 @@
-"""Both tasks keep the contract of tasks; outputs of which nothing is known keep that of meanings."""
+"""All tasks keep the contract of tasks; outputs of which nothing is known keep that of meanings."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from task_contract import TaskContract
+from task_contract import TaskContract, number
 
+from language_folders import tokenizer
 from onespike.adapters.detection import run_lengths
+from onespike.adapters.writing import Tokens
 from onespike.errors import DataError, UsageError
-from onespike.tasks import Classification, Detection, Inferred, Numbers, infer, limit, list_coco, list_images
+from onespike.tasks import (
+    Classification,
+    Detection,
+    Embedding,
+    Inferred,
+    Item,
+    Items,
+    Language,
+    Numbers,
+    infer,
+    limit,
+    list_coco,
+    list_images,
+)
 from onespike.tasks.base import task
+from onespike.tasks.embedding import Text, spearman
 from onespike.tasks.objects import drawn, unlike
+from onespike.tasks.windows import Window
 
 
 class TestClassification(TaskContract):
@@ -115,6 +134,72 @@ class TestDetection(TaskContract):
         assert self.task.objective(plain) == "kl"
         with pytest.raises(DataError, match=r"boxes are scored with annotations. Give --annotations FILE"):
             self.task.metric(plain, type("network", (), {"spec": "it", "class_names": None}))
+
+
+class TestLanguage(TaskContract):
+    task = Language(Tokens(tokenizer(), 32), 5)
+
+    def items(self):
+        ids = torch.randint(32, (self.inputs, 5), generator=torch.Generator().manual_seed(1))
+        rows = [Window(row, 7, 4, 20) for row in ids]
+        return Items("text", tuple(Item(f"w{i}", i, Path("t"), i, None, row) for i, row in enumerate(rows)))
+
+    def output(self, seed, noise=0.0):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(self.inputs, 5, 32, generator=generator)
+        return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
+
+    def part(self, output, chosen):
+        return output[chosen]
+
+    def leaves(self, output):
+        return [output]
+
+    def test_every_position_is_drawn_by_itself(self):
+        """The Fisher information of a logit is p(1 − p) at its own position."""
+        scores, total = torch.randn(1, 3, 4), torch.zeros(1, 3, 4)
+        for seed in range(3000):
+            leaf = scores.clone().requires_grad_()
+            self.task.drawing(1, torch.Generator().manual_seed(seed))(leaf, torch.arange(1)).backward()
+            total += leaf.grad.square()
+        p = scores.softmax(-1)
+        assert torch.allclose(total / 3000, p * (1 - p), atol=0.03)
+
+    def test_divergence_is_a_mean_over_positions(self):
+        a, b = torch.randn(2, 5, 7), torch.randn(2, 5, 7)
+        longer = self.task.divergence(a.repeat(1, 3, 1), b.repeat(1, 3, 1))
+        assert torch.allclose(self.task.divergence(a, b), longer)
+
+
+class TestEmbedding(TaskContract):
+    task = Embedding(8)
+
+    def items(self):
+        rows = [Text(f"text {i}", i % 3, float(i % 3)) for i in range(self.inputs)]
+        return Items("texts", tuple(Item(f"t{i}", i, Path("t"), i, None, row) for i, row in enumerate(rows)))
+
+    def output(self, seed, noise=0.0):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(self.inputs, 16, generator=generator)
+        return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
+
+    def part(self, output, chosen):
+        return output[chosen]
+
+    def leaves(self, output):
+        return [output]
+
+    def test_divergence_is_one_minus_the_cosine(self):
+        a, b = self.output(0), self.output(0, 0.5)
+        cosine = torch.nn.functional.cosine_similarity(a, b).sum()
+        assert number(self.task.divergence(a, b)) == pytest.approx(self.inputs - number(cosine), rel=1e-4)
+
+    def test_spearman_is_scipys(self):
+        from scipy.stats import spearmanr
+
+        a, b = torch.randint(5, (30,)).double(), torch.randn(30).double()
+        assert spearman(a, b) == pytest.approx(float(spearmanr(a, b).statistic))
+        assert spearman(torch.ones(4), torch.arange(4.0)) is None
 
 
 @pytest.mark.parametrize("shape", [(6, 1), (6, 3, 4, 4), (6, 5, 7)])

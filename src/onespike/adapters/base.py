@@ -43,6 +43,8 @@ class LoadedModel:
         collate: makes the network's input of several images' tensors; they are stacked if it is None.
         backbone: globs of the sites in the backbone, for networks that have more than one.
         replaced: the library's own mean and deviation, where the user gave others.
+        length: tokens that the network is fed with at once; None for one that does not read text.
+        of_length: the same network, fed with another number of tokens.
     """
 
     model: nn.Module
@@ -59,6 +61,14 @@ class LoadedModel:
     backbone: tuple[str, ...] = ()
     replaced: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     class_ids: tuple[str, ...] | None = None
+    length: int | None = None
+    of_length: Callable[[int], LoadedModel] | None = None
+
+    def with_length(self, length: int) -> LoadedModel:
+        """The same network, fed with this many tokens at once."""
+        if self.of_length is None:
+            raise UsageError(f"{self.spec} reads no text, and --length is for text. Leave it out.")
+        return self.of_length(length)
 
     def batches(
         self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)

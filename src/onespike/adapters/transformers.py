@@ -23,6 +23,7 @@ from onespike.adapters.base import (
 )
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import backbone_of, padded, processed
+from onespike.adapters.writing import causal, encoder, takes_first
 from onespike.errors import LoadError, UsageError
 from onespike.tasks import Classification
 
@@ -34,13 +35,16 @@ RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  #
 
 @adapter("transformers")
 def load(name: str, source: Source) -> LoadedModel:
-    """An image classifier or detector with its own image processor; code from the hub is never trusted."""
+    """A network with its own image processor or tokenizer; code from the hub is never trusted."""
     spec = f"transformers:{name}"
     library = require("transformers", "transformers", spec)
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
     with _quiet(library), _failures(spec, name):
         config = library.AutoConfig.from_pretrained(name, **where)
-        processor = library.AutoImageProcessor.from_pretrained(name, **where)
+        kind = _kind(config)
+        _refuse_headless(library, spec, config)
+        reader = library.AutoTokenizer if kind in TEXTS else library.AutoImageProcessor
+        processor = reader.from_pretrained(name, **where)
         if source.attention:
             model = _build(library, name, source, config, where, source.attention)
         else:
@@ -50,7 +54,21 @@ def load(name: str, source: Source) -> LoadedModel:
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = _build(library, name, source, config, where, "eager")
+        if kind == "writes":
+            return causal(spec, source, model.config, processor, model)
+        if kind == "embeds":
+            return encoder(spec, source, model.config, processor, model, takes_first(Path(name)))
         return _loaded(spec, source, config, processor, model)
+
+
+def _refuse_headless(library: Any, spec: str, config: Any) -> None:
+    """A decoder without its language head neither writes nor embeds."""
+    writes, masks = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
+    if _kind(config) == "embeds" and type(config) in writes and type(config) not in masks:
+        raise LoadError(
+            f"{spec}: {_architecture(config)} has no language head, and nothing can be scored. "
+            f"Save the network with its head, a {writes[type(config)].__name__}."
+        )
 
 
 def _loaded(spec: str, source: Source, config: Any, processor: Any, model: nn.Module) -> LoadedModel:
@@ -81,12 +99,23 @@ HEADS = {
     "ForObjectDetection": ("boxes", "AutoModelForObjectDetection"),
     "ForUniversalSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
     "ForInstanceSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
+    "ForCausalLM": ("writes", "AutoModelForCausalLM"),
+    "LMHeadModel": ("writes", "AutoModelForCausalLM"),
+    "ForMaskedLM": ("embeds", "AutoModel"),
+    "ForPreTraining": ("embeds", "AutoModel"),
 }
 """How the name of an architecture ends → what it finds and the class that builds it; all others classify."""
+TEXTS = ("writes", "embeds")
+
+
+def _architecture(config: Any) -> str:
+    return str((getattr(config, "architectures", None) or [""])[0])
 
 
 def _head(config: Any) -> tuple[str | None, str]:
-    architecture = (getattr(config, "architectures", None) or [""])[0]
+    architecture = _architecture(config)
+    if architecture.endswith("Model") and getattr(config, "vocab_size", None):
+        return HEADS["LMHeadModel"] if architecture.endswith("LMHeadModel") else HEADS["ForMaskedLM"]
     found = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
     return found or (None, "AutoModelForImageClassification")
 
@@ -109,10 +138,14 @@ def _build(
     library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
 ) -> nn.Module:
     classifier = getattr(library, _head(config)[1])
+    more = _without_pooler(library, config)
     if source.random:
-        model: nn.Module = classifier.from_config(config, attn_implementation=attention, dtype=torch.float32)
+        model: nn.Module = classifier.from_config(
+            config, attn_implementation=attention, dtype=torch.float32, **more
+        )
         return model
     settings = {
+        **more,
         "config": config,
         "attn_implementation": attention,
         "dtype": "float32",
@@ -141,6 +174,15 @@ def _build(
     return model
 
 
+def _without_pooler(library: Any, config: Any) -> dict[str, bool]:
+    """Encoders are built without the layer that only their pre-training used, where they let one choose."""
+    if _kind(config) != "embeds" or type(config) not in library.MODEL_MAPPING:
+        return {}
+    architecture = library.MODEL_MAPPING[type(config)]
+    chosen = "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
+    return {"add_pooling_layer": False} if chosen else {}
+
+
 def _attention(model: Any) -> str | None:
     attention: str | None = model.config._attn_implementation
     return attention
@@ -156,8 +198,8 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except Exception as error:
         if Path(name).is_dir():
             raise LoadError(
-                f"{spec}: the folder holds no image classifier or detector that can be loaded ({first_line(error)}). "
-                "Write one there with save_pretrained, of the model and of its image processor."
+                f"{spec}: the folder holds no network that can be loaded ({first_line(error)}). "
+                "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
             ) from error
         raise cannot_download(spec, error) from error
 

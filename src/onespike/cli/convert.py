@@ -15,6 +15,7 @@ from onespike.cli.options import (
     BatchSize,
     Device,
     DeviceMap,
+    Length,
     Limit,
     Mean,
     Std,
@@ -30,6 +31,7 @@ from onespike.recipe import Recipe
 @command(
     "onespike convert bundled:cifar10-vit \\\n    --calibrate bundled:cifar10-calibration --out run",
     "onespike convert timm:vit_base_patch16_224 --pretrained \\\n    --calibrate imagenet/train --limit 64 --out run",
+    "onespike convert transformers:SmolLM2-135M --pretrained \\\n    --calibrate text.txt --length 512 --limit 32 --out run",
     shared=True,
 )
 @recipe_options()
@@ -42,7 +44,8 @@ def convert(
         ),
     ],
     calibrate: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder with images, or bundled:cifar10-calibration.")
+        str,
+        typer.Option(metavar="DIR", help="Folder with images, bundled:cifar10-calibration, or a text file."),
     ],
     out: Annotated[
         Path,
@@ -71,6 +74,7 @@ def convert(
     ] = "all",
     mean: Mean = None,
     std: Std = None,
+    length: Length = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -78,13 +82,14 @@ def convert(
 ) -> Next:
     """Convert a network and write a run directory.
 
-    Thresholds are calibrated on unlabeled images. The weights come from --weights or --pretrained; bundled
+    Thresholds are calibrated on unlabeled images or text. The weights come from --weights or --pretrained; bundled
     networks have theirs.
     """
     from onespike import runs
     from onespike.adapters import load_model, renormalized
     from onespike.passes import check_recipe
     from onespike.runtime.devices import check_device
+    from onespike.tasks import check
 
     recipe = recipe.replace(passes=check_recipe(recipe))
     if reference_weights and weights is None:
@@ -94,8 +99,11 @@ def convert(
     loaded = load_model(
         model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
     )
+    if length is not None:
+        loaded = loaded.with_length(length)
     items = runs.choose(calibrate, limit, loaded.task)
     if mean is not None or std is not None:
+        check(loaded.task, "normalization")
         loaded = renormalized(loaded, numbers("mean", mean), numbers("std", std))
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
     recipe = runs.in_scope(recipe, loaded, scope)
@@ -115,7 +123,7 @@ def convert(
         shutil.rmtree(work, ignore_errors=True)
     output.network(pair)
     output.sites(pair.snn, brief=True)
-    output.line(f"calibrated on  {len(items)} images of {items.source}")
+    output.line(f"calibrated on  {len(items)} {loaded.task.unit} of {items.source}")
     output.line(f"written to     {out}")
     images = held_out(calibrate)
     return ("inspect", out) if images is None else ("evaluate", out, "--data", images)

@@ -73,7 +73,7 @@ def _figures(measured: Checkup) -> None:
     if ann is None or snn is None:
         output.line("accuracy       no labels, so the divergence to the original stands for the loss")
     else:
-        output.line(f"accuracy       original {ann:.2f} %{published}, spiking {snn:.2f} %")
+        output.line(f"{measured.headline.title}: original {ann:.2f}{published}, spiking {snn:.2f}")
     output.line(f"divergence     {measured.kl:.4f} nats on {measured.probe_images} images")
     output.line()
     order = sorted(measured.kinds, key=lambda k: measured.kinds[k])

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @command(
     "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
     "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json --picture both.png",
+    "onespike evaluate run --data text.txt --limit 32 --batch-size 4",
     shared=True,
 )
 def evaluate(
@@ -67,10 +68,10 @@ def evaluate(
     ] = None,
     json_file: Json = None,
 ) -> Next:
-    """Measure a run on labeled images.
+    """Measure a run on labeled images, or on text.
 
-    The original and the spiking network see the same images in one pass: accuracy, agreement, KL divergence and
-    the energy ledger. Without labels (no sub-folders) there is no accuracy.
+    The original and the spiking network see the same inputs in one pass: accuracy or perplexity, agreement, KL
+    divergence and the energy ledger. Without labels (no sub-folders) there is no accuracy.
     """
     from onespike import runs
     from onespike.deploy.integer import optimize_
@@ -95,7 +96,7 @@ def evaluate(
     ):
         seen = runs.overlap(used, items)
         if seen:
-            output.line(f"note: {len(seen)} of these images were used for {purpose}, first {seen[0]}")
+            output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
     result = runs.evaluate_pair(

@@ -31,21 +31,26 @@ DEVICE = "Device"
 FILE, FOLDER, NEW_FOLDER = tried(try_file), tried(try_folder), tried(try_new_folder)
 
 Data = Annotated[
-    str, typer.Option(metavar="DIR", help="Folder with one sub-folder per class, or bundled:cifar10-test.")
+    str,
+    typer.Option(
+        metavar="DIR", help="Folder with one sub-folder per class, bundled:cifar10-test, or a text file."
+    ),
 ]
 MaybeData = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Images to measure on: one sub-folder a class, or see --annotations."),
+    typer.Option(
+        metavar="DIR", help="Images to measure on: one sub-folder a class, or see --annotations; or a text."
+    ),
 ]
 Annotations = Annotated[
     Path | None, typer.Option(metavar="FILE", help="COCO's instances JSON; --data is then its image folder.")
 ]
 Limit = Annotated[
-    int | None, typer.Option(metavar="N", help="Use N images, evenly spaced over the sorted list.")
+    int | None, typer.Option(metavar="N", help="Use N inputs, evenly spaced over the sorted list.")
 ]
 HeldOut = Annotated[bool, typer.Option("--held-out", help="Leave out what calibration or a search has used.")]
 BatchSize = Annotated[
-    int, typer.Option(metavar="N", help="Images in one forward pass.", rich_help_panel=DEVICE)
+    int, typer.Option(metavar="N", help="Inputs in one forward pass.", rich_help_panel=DEVICE)
 ]
 Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …", rich_help_panel=DEVICE)]
 DeviceMap = Annotated[
@@ -71,6 +76,12 @@ Prices = Annotated[
 ]
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]
+Length = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Tokens of one window (or of a text, at most), for networks that read text."
+    ),
+]
 Mean = Annotated[
     str | None, typer.Option(metavar="R,G,B", help="Feed the network with this mean, not its library's.")
 ]

@@ -100,7 +100,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
 
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
     """The same, of an evaluation as it is stored."""
-    from onespike.energy.columns import DEFINITION
+    from onespike.energy.columns import DEFINITION, READINGS
     from onespike.report.markdown import fairness
     from onespike.tasks import task_of
 
@@ -124,18 +124,29 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
     energy(record)
     line(DEFINITION)
     line(fairness(record))
+    if found.parts is not None:
+        each, number = found.parts
+        shown = ", ".join(
+            f"{column} {ratio * record['original_pj'] / number / 1e6:.4g} µJ"
+            for column, ratio in record["energy"].items()
+            if ratio is not None and column in READINGS
+        )
+        line(f"energy per {each}: original {record['original_pj'] / number / 1e6:.4g} µJ; {shown}")
 
 
 def energy(record: Mapping[str, Any]) -> None:
     """The ratio of each column, and against an original that leaves its dead work out."""
     from onespike.energy.columns import meanings
-    from onespike.report.markdown import figure
+    from onespike.report.markdown import figure, of_what_spikes
 
     alive = 1 - (record["dead_share"] or 0.0)
-    shown = _table("energy", "ratio", "without dead work", "meaning", right=(1, 2))
+    shown = _table("energy", "ratio", "of what spikes", "without dead work", "meaning", right=(1, 2, 3))
     for column, ratio in record["energy"].items():
         without = None if ratio is None else ratio / alive
-        shown.add_row(column, figure(ratio, 3), figure(without, 3), escape(meanings()[column]))
+        spiking = of_what_spikes(record, column)
+        shown.add_row(
+            column, figure(ratio, 3), figure(spiking, 3), figure(without, 3), escape(meanings()[column])
+        )
     console().print(shown)
 
 
@@ -155,12 +166,14 @@ def compared(found: list[dict[str, Any]], profile: str) -> None:
             for row, value in zip(found, shown, strict=True)
         ],
     )  # fmt: skip
-    line("differences are of the same images, with their paired standard errors")
+    line("differences are of the same inputs, with their paired standard errors")
 
 
 def _difference(row: Mapping[str, Any]) -> str:
     if row.get("difference") is None:
         return "–"
+    if row["standard_error"] is None:
+        return f"{row['difference']:+.2f}"
     return f"{row['difference']:+.2f} ± {row['standard_error']:.2f}"
 
 

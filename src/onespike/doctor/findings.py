@@ -82,7 +82,7 @@ def rule(function: Rule) -> Rule:
 def _normalization(m: Checkup) -> Iterator[Finding]:
     ann, published = m.headline.original, m.published
     better = m.better_normalization
-    if ann is None:
+    if ann is None or (published is None and better is None):
         return
     error = math.sqrt(ann * (100 - ann) / m.evaluation["images"])
     below = published is not None and published - ann > max(3 * error, 2.0)

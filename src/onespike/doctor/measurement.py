@@ -209,8 +209,11 @@ def _normalizations(
     pair: NetworkPair, items: Items, inputs: Sequence[Any]
 ) -> tuple[dict[str, float], str | None]:
     """How often the original network is right under each known normalization, and the one that is clearly better."""
-    given, task = normalization(pair.loaded.transform), pair.loaded.task
-    if given is None or not items.labeled or not all(isinstance(x, Tensor) for x in inputs):
+    task = pair.loaded.task
+    if not items.labeled or not all(isinstance(x, Tensor) for x in inputs):
+        return {}, None
+    given = normalization(pair.loaded.transform)
+    if given is None:
         return {}, None
     labels = torch.tensor([item.label for item in items]).split([len(x) for x in inputs])
     right, fit = dict[str, Tensor](), dict[str, float]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from onespike.energy.ledger import metered
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.remembered import Remembered
 from onespike.sites import Operand, Visit, visiting
 from onespike.tasks import Meaning
 from onespike.tasks.base import exact
@@ -53,23 +55,29 @@ class Probe:
 
     def __init__(self, ann: nn.Module, batches: Iterable[Any], task: Meaning) -> None:
         self.task = task
-        self.parts: list[tuple[Any, Any]] = []
+        self.ann, self.answers = ann, Remembered()
         device = device_of(ann)
-        with evaluating(ann):
-            for inputs in batches:
-                inputs = to(inputs, device)
-                self.parts.append((inputs, exact(call(ann, inputs))))
+        self.parts: list[tuple[int, Any]] = [(place, to(x, device)) for place, x in enumerate(batches)]
+
+    def _expected(self, place: int, inputs: Any) -> Any:
+        """The original network's answer, in double precision: kept, or computed anew where it is large."""
+
+        def compute() -> Any:
+            with evaluating(self.ann):
+                return exact(call(self.ann, inputs))
+
+        return self.answers(place, compute)
 
     @property
     def images(self) -> int:
         """Number of inputs."""
-        return sum(count(inputs) for inputs, _ in self.parts)
+        return sum(count(inputs) for _, inputs in self.parts)
 
     def halves(self) -> tuple[list[Any], Probe]:
         """Inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
-        rest = object.__new__(Probe)
-        rest.task, rest.parts = self.task, self.parts[1::2] or self.parts
-        return [inputs for inputs, _ in self.parts[::2]], rest
+        rest = copy.copy(self)  # which knows the same answers
+        rest.parts = self.parts[1::2] or self.parts
+        return [inputs for _, inputs in self.parts[::2]], rest
 
     def sweep(
         self,
@@ -87,7 +95,7 @@ class Probe:
             set_scale_(snn, scale)
             found = self.distance(snn)
             with evaluating(snn), metered(snn) as ledger:
-                call(snn, take(self.parts[0][0], slice(0, COUNTED)))
+                call(snn, take(self.parts[0][1], slice(0, COUNTED)))
             agreement = 100 * float(found.agrees.double().mean())
             ratio = ledger.ratio(column)
             energy = None if math.isnan(ratio) else ratio
@@ -99,8 +107,8 @@ class Probe:
     def distance(self, snn: nn.Module) -> Distance:
         total, agrees = 0.0, []
         with evaluating(snn):
-            for inputs, expected in self.parts:
-                found = exact(call(snn, inputs))
+            for place, inputs in self.parts:
+                expected, found = self._expected(place, inputs), exact(call(snn, inputs))
                 total += float(self.task.divergence(expected, found))
                 agrees.append(self.task.differences(expected, found) == 0)
         together = torch.cat(agrees).cpu()

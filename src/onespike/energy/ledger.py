@@ -204,6 +204,11 @@ class Ledger(Visitor):
         return self.analog_products / max(self.macs, 1)
 
     @property
+    def head_share(self) -> float:
+        """The share of the original's MACs that is its output layer's: of a small language model, over half."""
+        return sum(row.macs for _, row in self.products() if row.role == "head") / max(self.macs, 1)
+
+    @property
     def analog_macs(self) -> int:
         """Multiply-accumulates that remain: products without a spiking operand, norms, activation functions."""
         return self.analog_products + sum(self.functions.values())
@@ -264,6 +269,10 @@ class Ledger(Visitor):
             return math.nan
         prices = prices or profile()
         return _energy_pj(self.items(column, double), prices) / _energy_pj(original(self), prices)
+
+    def original_pj(self, prices: Profile | None = None) -> float:
+        """What the original network spends on everything that was counted."""
+        return _energy_pj(original(self), prices or profile())
 
     def parts(self, column: str, prices: Profile | None = None) -> dict[str, float]:
         """What a column's ratio is made of, by what it is paid for; what costs nothing is left out."""

@@ -109,7 +109,8 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
 def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
     """The mean squared gradient of the log-probability of what is drawn from the output, at each site of the original.
 
-    What is drawn is the task's: a class, say. One backward pass per batch and no labels. The result is kept, since it
+    What is drawn is the task's: a class, say. Where a position means nothing by itself, as in a text, all positions
+    are taken together, and inputs may differ in length. One backward pass per batch and no labels. The result is kept, since it
     does not depend on the thresholds.
     """
     if "fisher" in given.memory:
@@ -120,7 +121,8 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
 
     def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place = axes[site]
-        keep = place.center + place.step + (() if place.position is None else (place.position,))
+        fixed = place.position is not None and given.task.positional
+        keep = place.center + place.step + ((place.position,) if fixed and place.position is not None else ())
         fan = operand.synapses.mean_fan_out
         size = reduced(x.detach().abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onespike.energy.columns import holdable
 from onespike.tasks import task_of
 
 
@@ -79,13 +80,21 @@ def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[st
 
 def fairness(evaluation: Mapping[str, Any]) -> str:
     """What must be known beside every ratio: the hardware, what stays analog, and what is dead in both networks."""
-    dead = evaluation.get("dead_share")
+    dead, head = evaluation.get("dead_share"), evaluation.get("head_share")
     shares = [
-        f"{100 * evaluation['analog_share']:.1f} % of the MACs stay analog: only the strict columns charge them"
+        f"{100 * evaluation['analog_share']:.1f} % of the MACs stay analog"
+        + (f" (the output layer has {100 * head:.1f} %)" if head else "")
+        + ": only the strict columns charge them"
     ]
     if dead is not None:
         shares.append(f"{100 * dead:.1f} % cannot reach the output and are dead work in the original, too")
     return f"prices of {evaluation['profile']}; " + "; ".join(shares)
+
+
+def of_what_spikes(evaluation: Mapping[str, Any], column: str) -> float | None:
+    """The ratio over the products that spike alone; for columns that charge nothing else."""
+    ratio, spiking = evaluation["energy"][column], 1 - evaluation["analog_share"]
+    return ratio / spiking if ratio is not None and spiking > 0 and column in holdable() else None
 
 
 def _energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:

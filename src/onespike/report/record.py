@@ -25,6 +25,7 @@ from onespike.runs.as_command import convert_command
 from onespike.runs.search_run import searched
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.remembered import Remembered
 from onespike.tasks import Items, Objective, Score, limit
 
 VERSION = 3
@@ -80,7 +81,7 @@ def gather(
     items = task.named(items, pair.loaded)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
     objective = task.objectives[task.front(items)]
-    original = Remembered(pair.ann) if objective.compares else pair.ann
+    original = Once(pair.ann) if objective.compares else pair.ann
     result = runs.evaluate_pair(
         dataclasses.replace(pair, ann=original),
         items,
@@ -131,18 +132,16 @@ def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     }
 
 
-class Remembered(nn.Module):
-    """A network that runs once for inputs that come again in the same order."""
+class Once(nn.Module):
+    """A network that runs once for inputs that come again in the same order, as far as there is room for its outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.outputs, self.place = model, list[Any](), 0
+        self.model, self.answers, self.place = model, Remembered(), 0
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self.place == len(self.outputs):
-            self.outputs.append(self.model(*inputs, **named))
         self.place += 1
-        return self.outputs[self.place - 1]
+        return self.answers(self.place - 1, lambda: self.model(*inputs, **named))
 
 
 def _swept(
@@ -181,7 +180,7 @@ def _at(
     original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
 ) -> tuple[float, float]:
     """An objective's value and the energy of a network on these batches."""
-    if isinstance(original, Remembered):
+    if isinstance(original, Once):
         original.place = 0
     with evaluating(snn), metered(snn) as ledger:
         for inputs, labels in feed:

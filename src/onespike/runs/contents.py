@@ -26,7 +26,9 @@ def network_digest(model: nn.Module) -> str:
 
 
 def digest(item: Item) -> str:
-    """What tells whether two images are the same: the file's hash, or the name within a bundled strip."""
+    """What tells whether two inputs are the same: the contents' hash, or the name within a bundled strip."""
+    if item.sha256 is not None:
+        return item.sha256
     if item.row is not None:
         return item.name
     state = item.path.stat()

@@ -78,7 +78,7 @@ def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
         if out_of_memory(error):
             raise
         raise LoadError(
-            f"{loaded.spec}: the network fails on the image {first[0].name} after its own preprocessing "
+            f"{loaded.spec}: the network fails on {first[0].name} after its own preprocessing "
             f"({loaded.preprocessing}): {first_line(error)}. Correct its configuration."
         ) from error
 

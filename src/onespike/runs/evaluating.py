@@ -47,5 +47,6 @@ def evaluate_pair(
 
 def verify_run(folder: Path, data: str, count: int = 8) -> Verification:
     """Whether every neuron of a saved run takes part, on a few images."""
-    pair, items = load_run(folder), choose(data, count)
+    pair = load_run(folder)
+    items = choose(data, count, pair.loaded.task)
     return verify(pair.snn, next(batches_of(items, pair.loaded, count)))

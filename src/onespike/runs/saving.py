@@ -25,6 +25,7 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
             "attention": loaded.attention,
             "preprocessing": loaded.preprocessing,
             "published_top1": loaded.published_top1,
+            **({} if loaded.length is None else {"length": loaded.length}),
             **({} if loaded.replaced is None else {"normalization": normalization(loaded.transform)}),
         },
         recipe=pair.recipe,
@@ -57,5 +58,7 @@ def _load_network(run: storage.Run) -> LoadedModel:
         loaded = load_model(spec, weights=run.weights_file, attention=attention)
     if given := run.network.get("normalization", run.network.get("normalisation")):  # earlier runs: with an s
         loaded = renormalized(loaded, *given)
+    if length := run.network.get("length"):
+        loaded = loaded.with_length(length)
     known: dict[str, Any] = {k: run.network.get(k) for k in ("spec", "weights", "published_top1")}
     return dataclasses.replace(loaded, **known)

@@ -40,6 +40,7 @@ class _Network:
     preprocessing: str = ""
     published_top1: float | None = None
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from onespike.energy.ledger import Ledger, metered
 from onespike.errors import DataError
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.remembered import Remembered
 from onespike.search import LOWEST, Hopeless, Measurement
 from onespike.tasks import Objective, Score
 
@@ -27,7 +28,7 @@ def every_of(column: str | None) -> int:
 
 
 class ScaleObjective:
-    """Measures one λ on a fixed set of inputs, which stay in memory, with the original's outputs where they are needed.
+    """Measures one λ on a fixed set of inputs, which stay in memory, with the original's outputs as far as there is room.
 
     A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes of the first
     batch are counted (one row in `EVERY`, always the same ones), so that counting costs little. A compiled network is
@@ -59,7 +60,8 @@ class ScaleObjective:
     ) -> None:
         self.snn, self.objective, self.score, self.energy = snn, objective, score, energy
         self.run: Callable[..., Any] = torch.compile(snn) if compiled else snn
-        self.parts: list[tuple[Any, Any, Any]] = []
+        self.ann, self.answers = ann, Remembered()
+        self.parts: list[tuple[Any, Any]] = []
         self.images = self.forwards = 0
         device = device_of(ann)
         with evaluating(ann):
@@ -69,27 +71,38 @@ class ScaleObjective:
                     raise DataError(
                         "search: the images have no labels. Use --objective kl, which needs none."
                     )
-                expected = call(ann, inputs) if objective.compares else None
-                self.parts.append((inputs, expected, labels))
+                self.parts.append((inputs, labels))
+                if objective.compares:
+                    self._expected(len(self.parts) - 1)
                 self.images += size
-                self.forwards += size if objective.compares else 0
         if not self.images:
             raise DataError(
                 "search: there are no images to search on. Give a folder with images of their own."
             )
+
+    def _expected(self, place: int) -> Any:
+        """The original network's output: kept, or computed anew where it is large."""
+
+        def compute() -> Any:
+            inputs, _ = self.parts[place]
+            self.forwards += count(inputs)
+            with evaluating(self.ann):
+                return call(self.ann, inputs)
+
+        return self.answers(place, compute) if self.objective.compares else None
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
         score, ledger = self.score(), Ledger(every=every_of(self.energy))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
         with evaluating(self.snn):
-            for step, (inputs, expected, labels) in enumerate(self.parts, 1):
+            for step, (inputs, labels) in enumerate(self.parts, 1):
                 if step == 1 and self.energy is not None:
                     with metered(self.snn, ledger):
                         output = call(self.snn, inputs)
                 else:
                     output = call(self.run, inputs)
-                score.update(expected, output, labels, count(inputs))
+                score.update(self._expected(step - 1), output, labels, count(inputs))
                 self.forwards += count(inputs)
                 # where energy counts too, a trial with a poor metric may be on the front
                 asks = self.energy is None and self.objective.partial and step in quarters

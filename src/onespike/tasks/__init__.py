@@ -26,6 +26,7 @@ from onespike.tasks.coco import read_coco as read_coco
 from onespike.tasks.coco import unlabeled as unlabeled
 from onespike.tasks.detection import AveragePrecision as AveragePrecision
 from onespike.tasks.detection import Detection as Detection
+from onespike.tasks.embedding import Embedding as Embedding
 from onespike.tasks.images import Item as Item
 from onespike.tasks.images import Items as Items
 from onespike.tasks.images import batches as batches
@@ -35,3 +36,4 @@ from onespike.tasks.images import read_image as read_image
 from onespike.tasks.inferred import Inferred as Inferred
 from onespike.tasks.inferred import Numbers as Numbers
 from onespike.tasks.inferred import infer as infer
+from onespike.tasks.language import Language as Language

@@ -23,7 +23,13 @@ Drawing = Callable[[Any, Tensor], Tensor]
 
 
 class Meaning(Protocol):
-    """What a network's output means, for search, passes and doctor: no labels, no data."""
+    """What a network's output means, for search, passes and doctor: no labels, no data.
+
+    Attributes:
+        positional: whether a position means the same in every input, as a patch of an image does.
+    """
+
+    positional: ClassVar[bool]
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """How to draw for a batch of this size from a network's own output; parts of the batch share the draw."""
@@ -112,6 +118,7 @@ class Summary:
         cards: (name, figures, small print) of the page's first line.
         details: a longer table, and what it shows.
         examples: how the examples of a report are to be read.
+        parts: what an input consists of, and how many of them were measured: energy is stated for one.
     """
 
     title: str
@@ -123,6 +130,7 @@ class Summary:
     details: Table | None = None
     about_details: str = ""
     examples: str = ""
+    parts: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,12 +164,14 @@ class Task(Meaning, Protocol):
 
     Attributes:
         name: under which evaluations and reports refer to it.
+        unit: what its inputs are called, in the plural.
         objectives: name → what λ can be searched by; `kl` is its divergence.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: what a command asks for and this task does not have → why, with the remedy.
     """
 
     name: ClassVar[str]
+    unit: ClassVar[str]
     bundled: ClassVar[tuple[str, str]]
     cannot: ClassVar[Mapping[str, str]]
 

@@ -146,6 +146,8 @@ class Classification:
     """A network whose output, or whose output's `logits`, scores classes: (inputs, classes)."""
 
     name: ClassVar[str] = "classification"
+    unit: ClassVar[str] = "images"
+    positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
     cannot: ClassVar[Mapping[str, str]] = {
         "picture": "--picture draws boxes, and this network classifies. Leave it out."

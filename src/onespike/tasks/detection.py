@@ -167,6 +167,8 @@ class Detection:
     found: Callable[[Any], Sequence[Found]]
     masks: bool = False
     name: ClassVar[str] = "detection"
+    unit: ClassVar[str] = "images"
+    positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:scenes-calibration", "bundled:scenes-test")
     cannot: ClassVar[Mapping[str, str]] = {
         "calibrate": "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",

@@ -35,13 +35,25 @@ STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibr
 
 @dataclass(frozen=True)
 class Item:
-    """One image: a file, or one row of a strip; `name` is how records refer to it, `id` its number in a COCO file."""
+    """One input: a file, one row of a strip, or a part of a file that has been read already.
+
+    Attributes:
+        name: how records refer to it.
+        label: what it is scored by: a class, or a number by which a metric finds the truth.
+        path: the file.
+        row: its place in a file that holds several.
+        id: its number in a COCO file.
+        content: what was read of a file that holds several.
+        sha256: the hash of that content.
+    """
 
     name: str
     label: int | None
     path: Path
     row: int | None = None
     id: int | None = None
+    content: Any = field(default=None, repr=False, compare=False)
+    sha256: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -37,6 +37,8 @@ class Numbers:
 
     The divergence of two outputs is half their mean squared difference, relative to that spread.
     """
+
+    positional: ClassVar[bool] = True
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Normal noise on every number; each tensor counts as one, whatever its size."""
@@ -78,6 +80,8 @@ def infer(output: Any) -> Meaning:
 
 class Inferred:
     """The meaning of whatever output it is shown, for networks that come without a task."""
+
+    positional: ClassVar[bool] = True
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """As the first output says."""

@@ -1,0 +1,202 @@
+"""Language: the next token at every position of a text, drawn from a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from onespike.errors import UsageError
+from onespike.tasks.base import Described, Drawing, Headline, Mean, Metric, Objective, Summary, Table, task
+from onespike.tasks.base import divergence as divergence_objective
+from onespike.tasks.images import Item, Items
+from onespike.tasks.perplexity import Perplexity, WindowPerplexity, divergence, scores_of
+from onespike.tasks.windows import Tokenizer, pack, windows_of
+
+BEST, BEFORE = 3, 24
+"""Next tokens of each network that an example shows, and tokens of the text before them."""
+ALIKE = 0.1
+"""Two networks write the same if no more than this share of next tokens differs."""
+
+
+def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
+    same = scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)
+    return 100 * same.double().mean(1).sum()
+
+
+@task
+@dataclass(frozen=True)
+class Language:
+    """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens).
+
+    Attributes:
+        tokenizer: texts as numbers.
+        length: tokens of one window.
+    """
+
+    tokenizer: Tokenizer
+    length: int
+
+    name: ClassVar[str] = "language"
+    unit: ClassVar[str] = "windows"
+    positional: ClassVar[bool] = False
+    bundled: ClassVar[tuple[str, str]] = ("", "")
+    cannot: ClassVar[Mapping[str, str]] = {
+        "picture": "--picture draws boxes, and this network writes. Leave it out.",
+        "normalization": "--mean and --std are for images, and this network reads text. Leave them out.",
+    }
+
+    @property
+    def objectives(self) -> Mapping[str, Objective]:
+        return {
+            "perplexity": Objective(
+                "perplexity per token",
+                lambda items, network: WindowPerplexity(windows_of(items)),
+                maximize=False,
+                labeled=True,
+            ),
+            "kl": divergence_objective(self),
+            "agreement": Objective(
+                "next tokens as the original, %", lambda items, network: Mean(_agreeing), compares=True
+            ),
+        }
+
+    def drawing(self, size: int, generator: Generator) -> Drawing:
+        """A next token at every position, of that position's own softmax."""
+        seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            terms = []
+            for scores, place in zip(scores_of(output), places.tolist(), strict=True):
+                source = torch.Generator().manual_seed(seeds[place])
+                drawn = torch.multinomial(scores.detach().softmax(-1).cpu(), 1, generator=source)
+                terms.append(scores.log_softmax(-1).gather(-1, drawn.to(scores.device)).sum())
+            return torch.stack(terms).sum()
+
+        return log_probability
+
+    def divergence(self, expected: Any, actual: Any) -> Tensor:
+        """KL of the next token, a mean over positions."""
+        pairs = zip(scores_of(expected), scores_of(actual), strict=True)
+        return torch.stack([divergence(a, b).mean() for a, b in pairs]).sum()
+
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        """The share of positions with another best token; up to a tenth of them, a window counts as the same."""
+        parted = (scores_of(expected).argmax(-1) != scores_of(actual).argmax(-1)).float().mean(1)
+        return torch.where(parted > ALIKE, parted, 0.0)
+
+    def inputs(self, source: str) -> Items:
+        """The windows of a text."""
+        return pack(source, self.tokenizer, self.length)
+
+    def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
+        """The windows of a text: what follows a token is in the text itself."""
+        if annotations is not None:
+            raise UsageError(f"{network.spec} reads text, and has no use for boxes. Leave --annotations out.")
+        return self.inputs(source)
+
+    def named(self, items: Items, network: Described) -> Items:
+        """Windows have their numbers as labels."""
+        return items
+
+    def objective(self, items: Items) -> str:
+        """KL: it is steadier than perplexity, which may fall below the original's by chance."""
+        return "kl"
+
+    def front(self, items: Items) -> str:
+        """Perplexity."""
+        return "perplexity"
+
+    def load(self, item: Item) -> Any:
+        """The tokens of a window."""
+        return item.content.ids
+
+    def metric(self, items: Items, network: Described) -> Metric:
+        """Perplexity of both networks, KL and agreement."""
+        return Perplexity(windows_of(items))
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A window with many tokens is neither right nor wrong."""
+        return None
+
+    def with_length(self, length: int) -> Language:
+        """The same task with windows of another length."""
+        return replace(self, length=length)
+
+    def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
+        """The place of a window where the networks are furthest apart, and what each would write next."""
+        first, second = scores_of(ann)[0], scores_of(snn)[0]
+        place = int(divergence(first.float(), second.float()).argmax())
+        before = self.tokenizer.decode(item.content.ids[max(0, place + 1 - BEFORE) : place + 1].tolist())
+        best = {key: self._best(scores[place]) for key, scores in (("ann", first), ("snn", second))}
+        same = int((first.argmax(-1) == second.argmax(-1)).sum())
+        return {
+            "label": f"“…{before}”",
+            "pictures": {},
+            "agree": same == len(first),
+            **best,
+            "text": [
+                f"{same} of {len(first)} next tokens are the same; furthest apart after token {place + 1}:",
+                *(
+                    f"{key.upper()} " + ", ".join(f"“{token}” {100 * p:.1f} %" for token, p in found)
+                    for key, found in best.items()
+                ),
+            ],
+        }
+
+    def _best(self, scores: Tensor) -> list[list[Any]]:
+        values, tokens = scores.softmax(-1).topk(min(BEST, len(scores)))
+        return [[self.tokenizer.decode([int(t)]), float(v)] for v, t in zip(values, tokens, strict=True)]
+
+    def picture(self, items: Items, metric: Metric) -> bytes:
+        """There are no boxes to draw."""
+        raise UsageError(self.cannot["picture"])
+
+    @staticmethod
+    def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
+        """Perplexity by both conventions and bits per byte of both networks, agreement and KL."""
+        names = ("perplexity", "word_perplexity", "bits_per_byte")
+        rows = tuple(tuple(evaluation[key][name] for name in names) for key in ("ann", "snn"))
+        ann, snn, windows = rows[0][0], rows[1][0], evaluation["windows"]
+        length = evaluation["tokens"] // windows
+        ratio = "" if ann is None or snn is None else f", ×{snn / ann:.3f}"
+        agreement, kl = evaluation["agreement"], evaluation["kl"]
+        return Summary(
+            title="Perplexity",
+            networks=("ann", "snn"),
+            table=Table(("perplexity per token", "per word", "bits per byte"), rows, digits=3),
+            note=f"next token as the original {agreement:.2f} %, KL {kl:.4f} nats per token{ratio}; "
+            f"{windows} windows of {length} tokens; per token as GPTQ counts, per word as lm-eval does",
+            cards=(
+                (
+                    "perplexity",
+                    " → ".join("–" if p is None else f"{p:.2f}" for p in (ann, snn)),
+                    f"original → spiking, per token, {windows} windows of {length} tokens",
+                ),
+                ("next token", f"{agreement:.1f} %", f"same as the original; KL {kl:.3f} nats per token"),
+            ),
+            parts=("token", evaluation["tokens"]),
+            examples="Each example is the place of its window where the two networks are furthest apart.",
+        )
+
+    @staticmethod
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+        """Perplexity of both networks, agreement and KL."""
+        both = {f"{key.upper()} perplexity": (evaluation[key]["perplexity"], 3) for key in ("ann", "snn")}
+        return {
+            **both,
+            "next token as the original %": (evaluation["agreement"], 2),
+            "KL nats per token": (evaluation["kl"], 4),
+        }
+
+    @staticmethod
+    def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
+        """Perplexity per token."""
+        ann, snn = (evaluation[key]["perplexity"] for key in ("ann", "snn"))
+        if labeled:
+            return Headline("perplexity per token", ann, snn, evaluation.get("standard_error"))
+        return Headline("next tokens as the original, %", None, evaluation["agreement"])

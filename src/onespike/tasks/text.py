@@ -1,0 +1,134 @@
+"""A text file, a folder of them, rows of JSON or a dataset → documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onespike.errors import DataError
+
+SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
+DATASETS = "datasets:"
+BETWEEN = "\n\n"
+"""What stands between the rows of a dataset that are one text, as GPTQ joins WikiText."""
+PAIRS = (("sentence1", "sentence2"), ("text", "pair"), ("text1", "text2"))
+"""Names under which rows of JSON hold two texts that belong together."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, or the numbers of its tokens; for pairs the other text, and how alike people find them.
+
+    Attributes:
+        name: how errors and records refer to it.
+        text: what it says; empty where tokens are given.
+        ids: tokens, where the source has been tokenized before.
+        other: the second text of a pair.
+        score: how alike the two are.
+    """
+
+    name: str
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    other: str | None = None
+    score: float | None = None
+
+
+def documents(source: str) -> list[Document]:
+    """Every document of a source, empty ones left out.
+
+    A `.txt` file (or `.md`, `.raw`, `.text`) is one document, a folder has one in each file, a `.jsonl` file one in
+    each row: `{"text": …}`, `{"input_ids": […]}`, or two texts as `{"sentence1": …, "sentence2": …, "score": …}`. A
+    `.tsv` file has a pair in each row, and may have a score. `datasets:NAME[,CONFIGURATION][@SPLIT]` is read by the
+    library of that name, or from a folder that its `save_to_disk` wrote; its rows are joined to one document.
+    """
+    if source.startswith(DATASETS):
+        found = [_dataset(source)]
+    elif Path(source).is_dir():
+        files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        if not files:
+            raise DataError(f"{source}: no text in it. Give files that end in {', '.join(SUFFIXES)}.")
+        found = [document for file in files for document in _file(file)]
+    else:
+        found = list(_file(Path(source)))
+    kept = [d for d in found if d.text.strip() or d.ids]
+    if not kept:
+        raise DataError(f"{source}: there is no text in it. Give a file with some.")
+    return kept
+
+
+def _file(path: Path) -> Iterator[Document]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file. Check the path.")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{path}: it cannot be read ({error.strerror}). Change its permissions.") from error
+    if path.suffix.lower() == ".jsonl":
+        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        yield from (_row(f"{path.name}:{n}", line) for n, line in lines)
+    elif path.suffix.lower() == ".tsv":
+        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        yield from (_pair(f"{path.name}:{n}", line.split("\t")) for n, line in lines)
+    else:
+        yield Document(path.name, text)
+
+
+def _row(name: str, line: str) -> Document:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{name}: this row is not JSON ({error}). Correct it.") from error
+    if isinstance(row, dict):
+        for first, second in PAIRS:
+            if isinstance(row.get(first), str) and isinstance(row.get(second), str):
+                return Document(name, row[first], other=row[second], score=_score(name, row.get("score")))
+        if isinstance(row.get("text"), str):
+            return Document(name, row["text"])
+        ids = row.get("input_ids")
+        if isinstance(ids, list) and all(type(i) is int for i in ids):
+            return Document(name, ids=tuple(ids))
+    raise DataError(f'{name}: a row holds {{"text": …}} or {{"input_ids": […]}}, and this one does not.')
+
+
+def _pair(name: str, cells: list[str]) -> Document:
+    if len(cells) not in (2, 3):
+        raise DataError(f"{name}: {len(cells)} columns. Give two texts and perhaps a score, tabs between.")
+    return Document(name, cells[0], other=cells[1], score=_score(name, cells[2]) if len(cells) == 3 else None)
+
+
+def _score(name: str, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: the score {value!r} is not a number. Correct it.") from error
+
+
+def _dataset(source: str) -> Document:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{source}: this needs datasets. Install it: pip install 'onespike[language]'"
+        ) from error
+    wanted, _, split = source.removeprefix(DATASETS).partition("@")
+    name, _, configuration = wanted.partition(",")
+    try:
+        if Path(name).is_dir():
+            found = datasets.load_from_disk(name)
+            rows = found[split or "test"] if isinstance(found, datasets.DatasetDict) else found
+        else:
+            rows = datasets.load_dataset(name, configuration or None, split=split or "test")
+        texts = rows["text"]
+    except Exception as error:  # whatever the library and the place it reads from may raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise DataError(
+            f"{source}: the dataset cannot be read ({reason}). "
+            "Name one with a column 'text', as datasets:NAME,CONFIGURATION@SPLIT, or a folder of save_to_disk."
+        ) from error
+    return Document(source, BETWEEN.join(texts))

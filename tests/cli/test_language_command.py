@@ -1,0 +1,179 @@
+"""Networks that read text on the command line: convert, evaluate, search, doctor, report, compare; and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from language_folders import bert, llama, text, tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory) -> Path:
+    return llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory) -> Path:
+    return text(tmp_path_factory.mktemp("text") / "story.txt", 0, 127)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    return text(tmp_path_factory.mktemp("text") / "other.txt", 1, 95)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, network, story) -> Path:
+    from onespike import runs
+    from onespike.adapters import load_model
+    from onespike.recipe import Recipe
+
+    folder = tmp_path_factory.mktemp("runs") / "llama"
+    loaded = load_model(f"transformers:{network}", pretrained=True).with_length(16)
+    pair = runs.convert_network(loaded, runs.choose(str(story), None, loaded.task), Recipe(), batch_size=4)
+    runs.save_run(folder, pair)
+    return folder
+
+
+def test_convert_with_passes_and_evaluate(cli, network, story, other, tmp_path):
+    made = cli(
+        "convert", f"transformers:{network}", "--pretrained", "--calibrate", story, "--length", 16,
+        "--batch-size", 4, "--passes", "nearest,layout,center,allocate", "--energy", "binary", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    assert "calibrated on  8 windows of" in made.out and "windows of 16 tokens" in made.out
+    assert "sites          22 of 23 spike; analog: lm_head:linear0_input" in made.out
+    file = tmp_path / "result.json"
+    found = cli("evaluate", tmp_path / "run", "--data", other, "--batch-size", 2, "--json", file)
+    assert found.code == 0, found.err
+    record = json.loads(file.read_text())
+    assert (record["task"], record["windows"], record["tokens"]) == ("language", 6, 96)
+    assert 0 < record["kl"] < 1 and record["snn"]["perplexity"] > 1
+    assert 0.05 < record["head_share"] < 0.2
+    assert "perplexity per token" in found.out and "energy per token: original" in found.out
+    assert "6 windows of 16 tokens; per token as GPTQ counts, per word as lm-eval does" in found.out
+
+
+def test_overlap_is_named_by_contents(cli, run, story, tmp_path):
+    copy = tmp_path / "renamed.txt"
+    shutil.copy(story, copy)
+    found = cli("evaluate", run, "--data", copy, "--limit", 3)
+    assert "note: 3 of these windows were used for calibration, first renamed.txt[0:16]" in found.out
+
+
+def test_search_doctor_report_and_compare(cli, run, other, tmp_path):
+    mine = tmp_path / "run"
+    shutil.copytree(run, mine)
+    found = cli("search", mine, "--data", other, "--trials", 3, "--sampler", "grid", "--batch-size", 3)
+    assert found.code == 0 and "best λ" in found.out, found.err
+    found = cli(
+        "search", mine, "--data", other, "--trials", 2, "--objective", "perplexity", "--sampler", "grid"
+    )
+    assert found.code == 0 and "perplexity per token" in found.out, found.err
+    found = cli("doctor", mine, "--data", other, "--images", 4, "--batch-size", 2)
+    assert found.code == 0 and "perplexity per token: original" in found.out, found.err
+    found = cli("report", mine, "--data", other, "--batch-size", 3)
+    assert found.code == 0, found.err
+    assert (
+        "next tokens are the same; furthest apart after token"
+        in (mine / "report" / "report.html").read_text()
+    )
+    found = cli("compare", run, mine, "--data", other, "--out", tmp_path / "compared")
+    assert found.code == 0, found.err
+    assert "SNN perplexity" in (tmp_path / "compared" / "compare.md").read_text()
+
+
+def test_verify_and_integer_comparison(cli, run, other):
+    assert cli("verify", run, "--data", other, "--trials", 2).code == 0
+    found = cli("evaluate", run, "--data", other, "--limit", 4, "--batch-size", 2, "--compare")
+    assert found.code == 0 and " w8a8\n" in found.out, found.err
+
+
+def test_an_encoder_embeds(cli, tmp_path):
+    rows = [("the cat sat", "the cat ran", 0.8), ("red ball", "blue ball on the mat", 0.6),
+            ("once upon the time", "there was a dog", 0.1), ("a b c", "d e", 0.3)]  # fmt: skip
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\t{c}\n" for a, b, c in rows))
+    made = cli(
+        "convert", f"transformers:{bert(tmp_path / 'net')}", "--pretrained", "--calibrate", tmp_path / "pairs.tsv",
+        "--passes", "nearest,allocate", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    file = tmp_path / "result.json"
+    found = cli(
+        "evaluate", tmp_path / "run", "--data", tmp_path / "pairs.tsv", "--batch-size", 3, "--json", file
+    )
+    assert found.code == 0, found.err
+    record = json.loads(file.read_text())
+    assert (record["task"], record["texts"], record["pairs"]) == ("embedding", 8, 4)
+    assert 0.7 < record["cosine"] <= 1 and record["ann"]["spearman"] is not None
+    assert "cosine with the original" in found.out
+
+
+def test_bad_input_is_one_line(cli, network, story, run, tmp_path):
+    def refused(*words):
+        return cli(*words).message()
+
+    convert = ("convert", f"transformers:{network}", "--pretrained", "--out", tmp_path / "run", "--calibrate")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert refused(*convert, tmp_path / "empty.txt").endswith(
+        "there is no text in it. Give a file with some."
+    )
+    (tmp_path / "short.txt").write_text("the cat")
+    assert "3 tokens, fewer than one window of 32" in refused(*convert, tmp_path / "short.txt")
+    (tmp_path / "ids.jsonl").write_text('{"input_ids": [31, 32]}')
+    assert "token 1 has the number 32, and the network knows 32 tokens" in refused(
+        *convert, tmp_path / "ids.jsonl"
+    )
+    assert "--length must be from 2 to 32" in refused(*convert, story, "--length", 64)
+    assert refused(*convert, story, "--mean", "0,0,0", "--std", "1,1,1").endswith("Leave them out.")
+    assert "has no use for boxes" in refused("evaluate", run, "--data", story, "--annotations", "a.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_that_do_not_fit(cli, story, tmp_path):
+    from transformers import LlamaConfig, LlamaModel
+
+    def refused(folder):
+        return cli(
+            "convert",
+            f"transformers:{folder}",
+            "--pretrained",
+            "--calibrate",
+            story,
+            "--out",
+            tmp_path / "run",
+        ).message()
+
+    wrong = llama(tmp_path / "wrong", words=tokenizer(size=50))
+    assert refused(wrong) == (
+        f"transformers:{wrong}: its tokenizer has 50 tokens, and the network knows 32. "
+        "Put the tokenizer that the network was trained with into the folder."
+    )
+    headless = tmp_path / "headless"
+    LlamaModel(LlamaConfig(vocab_size=32, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+               ).save_pretrained(headless)  # fmt: skip
+    tokenizer().save_pretrained(headless)
+    assert "LlamaModel has no language head, and nothing can be scored." in refused(headless)
+    bare = llama(tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    assert "the folder holds no network that can be loaded" in refused(bare)
+
+
+def test_an_image_network_takes_no_length(cli, tmp_path):
+    found = cli(
+        "convert",
+        "bundled:cifar10-vit",
+        "--calibrate",
+        "bundled:cifar10-calibration",
+        "--length",
+        8,
+        "--out",
+        tmp_path / "r",
+    )
+    assert found.message() == "bundled:cifar10-vit reads no text, and --length is for text. Leave it out."

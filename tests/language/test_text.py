@@ -1,0 +1,146 @@
+"""Texts, rows of JSON, tables and datasets become documents and windows; what cannot be read is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from language_folders import sentence, tokenizer
+from onespike.adapters.writing import Tokens
+from onespike.errors import DataError
+from onespike.tasks.embedding import texts
+from onespike.tasks.text import documents
+from onespike.tasks.windows import pack, windows_of
+
+TOKENS = Tokens(tokenizer(), 32)
+
+
+def test_windows_cover_the_text_once(tmp_path):
+    file = tmp_path / "story.txt"
+    file.write_text(sentence(0, 100), encoding="utf-8")
+    items = pack(str(file), TOKENS, 8)
+    ids, _ = TOKENS.encode(file.read_text())
+    windows = [item.content for item in items]
+    assert torch.cat([w.ids for w in windows]).tolist() == ids[: 8 * (len(ids) // 8)]
+    assert [w.following for w in windows] == [ids[i] if i < len(ids) else None for i in range(8, 97, 8)]
+    assert items[0].name == "story.txt[0:8]" and len({item.sha256 for item in items}) == len(items)
+    assert windows_of(items)[3] is windows[3]
+
+
+def test_words_and_bytes_are_those_of_the_text(tmp_path):
+    file, ids = tmp_path / "é.txt", TOKENS
+    file.write_text("the é cat\n\nsat on the mat .  ", encoding="utf-8")
+    (item,) = pack(str(file), ids, 8).items  # <s> and seven words; the eighth follows
+    said = file.read_text(encoding="utf-8")
+    assert item.content.words == len(said.split()) == 8
+    assert item.content.bytes == len(said.encode())
+
+
+def test_documents_of_every_kind(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"text": "the cat"}\n\n{"input_ids": [4, 5]}\n{"sentence1": "a", "sentence2": "b", "score": 2}\n'
+    )
+    found = documents(str(rows))
+    assert [d.name for d in found] == ["rows.jsonl:1", "rows.jsonl:3", "rows.jsonl:4"]
+    assert (found[0].text, found[1].ids, found[2].other, found[2].score) == ("the cat", (4, 5), "b", 2.0)
+    (tmp_path / "pairs.tsv").write_text("the cat\tthe dog\t0.5\nred ball\tblue ball\t0.9\n")
+    (tmp_path / "a.txt").write_text("the cat")
+    assert [d.name for d in documents(str(tmp_path))] == ["a.txt", "pairs.tsv:1", "pairs.tsv:2", *(
+        f"rows.jsonl:{n}" for n in (1, 3, 4)
+    )]  # fmt: skip
+    pairs = texts(str(tmp_path / "pairs.tsv"))
+    assert [item.content.text for item in pairs] == ["the cat", "red ball", "the dog", "blue ball"]
+
+
+def test_rows_without_a_text_have_no_words(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"input_ids": list(range(4, 24))}))
+    window = pack(str(rows), TOKENS, 5)[0].content
+    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [4, 5, 6, 7, 8])
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("a.txt", b" \n\n", "there is no text in it. Give a file with some."),
+        ("a.txt", b"the cat \xff", "byte 8 is not UTF-8. Give a text in UTF-8."),
+        ("a.txt", b"the cat", r"3 tokens, fewer than one window of 8. Give a longer text, or a shorter window: --length 3."),
+        ("a.jsonl", b'{"text": 3}', 'a row holds {"text": …} or {"input_ids": […]}, and this one does not.'),
+        ("a.jsonl", b"{", "a.jsonl:1: this row is not JSON"),
+        ("a.jsonl", b'{"input_ids": [1, 99]}', "token 1 has the number 99, and the network knows 32 tokens (0 to 31)."),
+        ("a.jsonl", b'{"input_ids": [1, -1]}', "token 1 has the number -1"),
+        ("a.tsv", b"a", "a.tsv:1: 1 columns. Give two texts and perhaps a score, tabs between."),
+        ("a.tsv", b"a\tb\tc", "a.tsv:1: the score 'c' is not a number."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(tmp_path, name, contents, message):
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(DataError, match=re.escape(message)):
+        pack(str(tmp_path / name), TOKENS, 8)
+
+
+def test_sources_that_are_not_there(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        documents(str(tmp_path / "none.txt"))
+    with pytest.raises(DataError, match="no text in it"):
+        documents(str(tmp_path))
+
+
+def test_a_dataset_of_the_library(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="the extra `language` is not installed")
+    rows = datasets.Dataset.from_dict({"text": ["the cat", "sat on", "the mat ."]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    (found,) = documents(f"datasets:{tmp_path / 'saved'}")
+    assert found.text == "the cat\n\nsat on\n\nthe mat ."
+    with pytest.raises(DataError, match="the dataset cannot be read"):
+        documents("datasets:nobody/nothing@test")
+
+
+def test_a_dataset_without_the_library(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        DataError, match=r"this needs datasets. Install it: pip install 'onespike\[language\]'"
+    ):
+        documents("datasets:wikitext")
+
+
+def test_both_perplexities_by_hand(tmp_path):
+    """Uniform guesses among V tokens: perplexity V per token, V^(tokens/words) per word."""
+    from onespike.tasks.perplexity import Perplexity
+
+    file = tmp_path / "story.txt"
+    file.write_text(sentence(1, 63), encoding="utf-8")
+    items = pack(str(file), TOKENS, 8)
+    metric = Perplexity(windows_of(items))
+    flat = torch.zeros(len(items), 8, 32)
+    metric.update(flat, flat, torch.arange(len(items)))
+    found = metric.compute()
+    assert found["ann"]["perplexity"] == pytest.approx(32)
+    assert found["ann"]["word_perplexity"] == pytest.approx(32)  # a token is a word here
+    size = len(file.read_bytes())
+    assert found["ann"]["bits_per_byte"] == pytest.approx(63 * 5 / size)
+    assert found["kl"] == 0 and found["agreement"] == 100 and found["difference"] == 0
+
+
+def test_perplexity_is_transformers_own_loss(tmp_path):
+    from language_folders import llama
+    from onespike.adapters import load_model
+
+    loaded = load_model(f"transformers:{llama(tmp_path / 'net')}", pretrained=True).with_length(8)
+    (tmp_path / "t.txt").write_text(sentence(2, 40))
+    items = loaded.task.inputs(str(tmp_path / "t.txt"))
+    metric = loaded.task.metric(items, loaded)
+    with torch.inference_mode():
+        for inputs, labels in loaded.batches(items, 2):
+            output = loaded.model(**inputs)
+            metric.update(output, output, labels)
+        ids = torch.stack([item.content.ids for item in items])
+        expected = float(loaded.model(input_ids=ids, labels=ids).loss)
+    assert metric.compute()["ann"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
