@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from onespike import Recipe, calibrate, convert, runs
 from onespike.adapters import LoadedModel
 from onespike.passes import improve
 from onespike.report import record as gather
-from onespike.tasks import Classification, Task
+from onespike.tasks import Classification, Items, Task
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
@@ -49,5 +50,5 @@ def make_record(run: Path | None = None, task: Task | None = None, **changes) ->
     snn = convert(ann, thresholds, recipe)
     data = {"source": f"images/{HOSTILE}", "names": list(items.names), "sha256": []}
     pair = runs.NetworkPair(loaded, ann, snn, recipe, thresholds, data)
-    unlabeled = runs.Items(HOSTILE, tuple(runs.dataclasses.replace(i, label=None) for i in items), classes)
+    unlabeled = Items(HOSTILE, tuple(replace(i, label=None) for i in items), classes)
     return gather.gather(run or Path(f"run-{HOSTILE}"), pair, unlabeled, batch_size=6)
