@@ -21,6 +21,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = {
+    "conversion/network.py": r"^Embedding(Bag)?$",  # modules of torch
     "kernels/gpu.py": r"triton.language",  # the name of its module
     "recipe.py": r"paper-eva-|classifier head",  # presets are called what the paper calls them
     "studies/reproduce/detectors.py": r".",  # the paper's table of boxes and masks
