@@ -76,3 +76,17 @@ def test_the_recipe_of_a_run_is_converted_again(cli, tmp_path, vit_run):
 
 def test_a_command_that_fails_names_no_other(cli, tmp_path):
     assert "next: " not in cli("inspect", tmp_path).err
+
+
+def test_the_live_page_ends_by_ctrl_c(cli, vit_run, monkeypatch):
+    from onespike.report.server import LiveServer
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LiveServer, "serve_forever", interrupted)
+    result = cli("serve", vit_run, "--port", 0)
+    assert result.out.startswith(f"serving {vit_run} at http://127.0.0.1:") and "warning" not in result.err
+    parsed(following(result))
+    assert "--port must be" in cli("serve", vit_run, "--port", 70000).message()
+    assert "other machines can reach" in cli("serve", vit_run, "--port", 0, "--host", "0.0.0.0").err

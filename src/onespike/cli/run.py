@@ -99,7 +99,7 @@ def run(
     )  # fmt: skip
     follow(folder, commands)
     _summary(folder, recipe)
-    return "doctor", folder, *given(data=data, annotations=annotations, limit=limit)
+    return "serve", folder
 
 
 def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:

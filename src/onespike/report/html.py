@@ -7,14 +7,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onespike.energy.columns import PAPER
+from onespike.energy.columns import PAPER, meanings
 from onespike.errors import LoadError
 from onespike.report import plots
 from onespike.report.markdown import fairness
 from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
+
+if TYPE_CHECKING:
+    from onespike.report.live import Session
 
 TEMPLATES = Path(__file__).parent / "templates"
 APART_DB = 10.0
@@ -150,7 +153,25 @@ def _for_script(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in keys if key in row}
 
 
-def _page(template: str, data: Mapping[str, Any], **values: Any) -> str:
+def live(session: Session, samples: int) -> str:
+    """The page on which a run answers, with so many inputs to try."""
+    pair, own = session.pair, session.scale
+    unit = getattr(pair.loaded.task, "unit", "images")
+    facts = {"scale": own, "samples": samples, "text": unit != "images"}
+    return _page(
+        "live.html", facts, script="live.js", connect="'self'", run=str(session.run), network=pair.loaded,
+        column=pair.recipe.energy, meaning=meanings()[pair.recipe.energy], profile=session.prices, **facts,
+    )  # fmt: skip
+
+
+def _page(
+    template: str,
+    data: Mapping[str, Any],
+    *,
+    script: str = "page.js",
+    connect: str = "'none'",
+    **values: Any,
+) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -162,10 +183,10 @@ def _page(template: str, data: Mapping[str, Any], **values: Any) -> str:
     environment.filters["percent"] = lambda x: "–" if x is None else f"{100 * x:.1f}"
     environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rpartition(",")[0]
     environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"
-    script, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    program, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in (script, "page.css"))
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     # Both kinds of text stand inside <script>: the JSON cannot close it, and only our own script has this hash.
     safe = json.dumps(data).replace("<", "\\u003c")
     return environment.get_template(template).render(
-        **values, script=script, style=style, data=safe, digest=digest
+        **values, script=program, style=style, data=safe, digest=digest, connect=connect
     )

@@ -202,7 +202,7 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
         {
             "site": site,
             "kind": kind(site),
-            "block": _block(site),
+            "block": block_of(site),
             "role": rows[site]["role"],
             "spiking": site in largest,
             "neuron": rows[site]["neuron"],
@@ -211,10 +211,10 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     ]
 
 
-def _block(site: str) -> str:
+def block_of(site: str) -> str:
     """The part of a site's owner up to its first number: what a picture draws as one row.
 
-    >>> _block("blocks.3.attn.qkv:linear0_input"), _block("head:linear0_input")
+    >>> block_of("blocks.3.attn.qkv:linear0_input"), block_of("head:linear0_input")
     ('blocks.3', 'head')
     """
     parts = site.rpartition(":")[0].split(".")

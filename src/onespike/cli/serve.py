@@ -1,0 +1,49 @@
+"""`onespike serve`: a run as a live page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import Device, Prices, RunFolder
+from onespike.errors import UsageError
+
+
+@command(
+    "onespike serve run", "onespike serve run --port 8080 --device cuda", interrupted="the page is closed."
+)
+def serve(
+    run: RunFolder,
+    port: Annotated[int, typer.Option(metavar="N", help="Where it listens; 0 for any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Which address; others than this machine may ask there.")
+    ] = "127.0.0.1",
+    profile: Prices = None,
+    device: Device = "cpu",
+) -> Next:
+    """Open a page on which a run answers.
+
+    Drop an input on it and see both networks' answers, the spikes of every site, energy as it adds up, and
+    what another λ does. Only this machine can reach it. Ctrl-C ends it.
+    """
+    from onespike.energy.profiles import DEFAULT
+    from onespike.energy.profiles import profile as profile_of
+    from onespike.report.live import Session
+    from onespike.report.server import HERE, LiveServer
+    from onespike.runs import load_run
+
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port must be from 0 to 65535, not {port}.")
+    prices = profile_of(profile or DEFAULT)
+    with LiveServer(Session(run, load_run(run, device=device), prices), host, port) as server:
+        if host not in HERE:
+            output.note("warning: other machines can reach this page, and nothing asks them who they are")
+        output.line(f"serving {run} at {server.url} (Ctrl-C ends it)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            output.note("the page is closed")
+    return "report", run

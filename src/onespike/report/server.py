@@ -1,0 +1,112 @@
+"""A small web server for one person: the live page of a run, on this machine unless another address is asked for."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from onespike.errors import OnespikeError, UsageError
+from onespike.report.html import live
+from onespike.report.live import Session
+
+LARGEST = 64 * 2**20
+"""Bytes of an input."""
+HERE = ("127.0.0.1", "localhost", "::1")
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves one session.
+
+    Requests must name this machine (or the address that is served) as their host, and answers are given only to the
+    page itself, so that no other page that is open in a browser can ask.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
+        try:
+            super().__init__((host, port), Handler)
+        except OSError as error:
+            raise UsageError(
+                f"{host}:{port}: {error.strerror or error}. Choose another --port, or 0 for any."
+            ) from error
+        self.session, self.samples = session, session.samples()
+        self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for
+        self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        return f"http://{host if isinstance(host, str) else host.decode()}:{port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET / is the page, POST /answer an answer about what is posted."""
+
+    server: LiveServer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        if not self._is_meant():
+            return
+        if urlsplit(self.path).path == "/":
+            self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"not found", "text/plain")
+
+    def do_POST(self) -> None:
+        if not self._is_meant():
+            return
+        try:
+            found = self._answer()
+        except (OnespikeError, ValueError) as error:
+            self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        else:
+            self._json(HTTPStatus.OK, found)
+
+    def _answer(self) -> dict[str, Any]:
+        asked = urlsplit(self.path)
+        options = {name: values[-1] for name, values in parse_qs(asked.query).items()}
+        length = int(self.headers.get("Content-Length") or 0)
+        if asked.path != "/answer" or not 0 <= length <= LARGEST:
+            self.close_connection = True  # what was sent is not read
+            raise UsageError(f"an input has at most {LARGEST // 2**20} MB.")
+        contents = self.rfile.read(length)
+        scale = float(options["scale"]) if "scale" in options else None
+        session, samples = self.server.session, self.server.samples
+        if "sample" in options:
+            if samples is None:
+                raise UsageError("the inputs that calibrated this run are gone. Drop one of your own.")
+            return session.answer(samples, int(options["sample"]), scale)
+        return session.dropped(contents, options.get("suffix", "").lower(), scale)
+
+    def _is_meant(self) -> bool:
+        """Whether this machine is named, and a question comes from our own page: other sites can send neither."""
+        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        ours = self.command == "GET" or self.headers.get("X-Onespike") == "live"
+        if ours and (self.server.names is None or name in self.server.names):
+            return True
+        self.close_connection = True
+        self._json(
+            HTTPStatus.FORBIDDEN, {"error": "this address is not served. Use the one that was printed."}
+        )
+        return False
+
+    def _json(self, status: HTTPStatus, record: dict[str, Any]) -> None:
+        self._send(status, json.dumps(record).encode(), "application/json")
+
+    def _send(self, status: HTTPStatus, contents: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(contents)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(contents)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: standard error is for errors."""

@@ -1,0 +1,166 @@
+"""The live page: what the server answers, to whom, and the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from onespike import runs
+from onespike.adapters import load_model
+from onespike.errors import OnespikeError
+from onespike.recipe import preset
+from onespike.report.live import Session, picture
+from onespike.report.server import LARGEST, LiveServer
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    items = runs.choose("bundled:cifar10-calibration", 8)
+    return Session(
+        Path("run"), runs.convert_network(load_model("bundled:cifar10-vit"), items, preset("sformer"))
+    )
+
+
+@pytest.fixture(scope="module")
+def server(session):
+    with LiveServer(session) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def png() -> bytes:
+    torch.manual_seed(0)
+    file = io.BytesIO()
+    Image.fromarray((torch.rand(40, 30, 3) * 255).byte().numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def ask(server, query: str, body: bytes = b"", **headers: str):
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=60)
+    connection.request("POST", f"/answer?{query}", body, {"X-Onespike": "live", **headers})
+    with closing(connection):
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+
+
+def test_an_answer_is_that_of_the_run(session, png, tmp_path):
+    found = session.dropped(png, ".png")
+    (tmp_path / "a.png").write_bytes(png)
+    items = runs.choose(str(tmp_path), None)
+    result = runs.evaluate_pair(session.pair, items)
+    assert found["ratio"] == pytest.approx(result.ledger.ratio("counts"), rel=1e-9)
+    assert sum(site["share"] for site in found["sites"]) == pytest.approx(found["ratio"], rel=1e-6)
+    assert found["original_pj"] == pytest.approx(4.6 * result.ledger.macs)
+    assert [line[:3] for line in found["answer"]["text"]] == ["ANN", "SNN"]
+    assert len(found["sites"]) == 51
+    for site in found["sites"]:
+        shape = site["picture"]["width"], site["picture"]["height"]
+        assert len(base64.b64decode(site["picture"]["bytes"])) == shape[0] * shape[1] and max(shape) <= 24
+
+
+def test_the_picture_of_spikes():
+    fired = torch.zeros(1, 2, 48, 10, dtype=torch.int32)
+    fired[0, :, 2:4, 5] = 3
+    seen = picture(fired)
+    assert seen.shape == (24, 10) and seen.dtype == torch.uint8
+    assert seen[1, 5] == 255 and int(seen.sum()) == 255
+
+
+def test_another_scale_for_one_answer_only(session):
+    items = session.samples()
+    plain = session.answer(items, 0)
+    finer = session.answer(items, 0, scale=0.1)
+    assert finer["scale"] == pytest.approx(0.1) and finer["ratio"] > 1.5 * plain["ratio"]
+    assert session.answer(items, 0) == plain
+    with pytest.raises(OnespikeError, match="scale must be in"):
+        session.answer(items, 0, scale=3.0)
+    assert session.scale == pytest.approx(0.25)
+
+
+def test_it_answers_its_own_page_only(server, png):
+    status, found = ask(server, "suffix=.png", png)
+    assert status == 200 and found["ratio"] > 0
+    for headers in ({"Host": "elsewhere.example"}, {"X-Onespike": "no"}):
+        status, found = ask(server, "suffix=.png", png, **headers)
+        assert (status, found["error"]) == (403, "this address is not served. Use the one that was printed.")
+
+
+BAD = {
+    "no image": ("suffix=.png", b"no image", "input.png"),
+    "a foreign suffix": ("suffix=.exe", b"x", "no images in it"),
+    "a path": ("suffix=/../x.png", b"x", "is not the end of a file's name"),
+    "a scale beyond": ("sample=0&scale=7", b"", "scale must be in (0, 1]"),
+    "no number": ("sample=x", b"", "invalid literal"),
+    "no such sample": ("sample=99", b"", "none with the number 99"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_bad_input_is_one_message(server, case):
+    query, body, words = case
+    status, found = ask(server, query, body)
+    assert status == 400 and words in found["error"] and "/tmp" not in found["error"]
+
+
+def test_too_much_is_not_read(server):
+    status, found = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
+    assert status == 400 and "at most 64 MB" in found["error"]
+
+
+def test_a_place_that_is_taken(server, session):
+    with pytest.raises(OnespikeError, match="Choose another --port"):
+        LiveServer(session, port=server.server_address[1])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get_log("browser"), browser.get_log("performance")
+    browser.get(server.url)
+
+    def text(name: str) -> str:
+        return browser.find_element(By.ID, name).text
+
+    def done(count: int) -> None:
+        WebDriverWait(browser, 60).until(lambda _: text("count").startswith(f"{count} input"))
+        WebDriverWait(browser, 60).until(lambda _: text("status").startswith("Done"))
+        WebDriverWait(browser, 60).until(lambda _: float(text("ratio")) == round(float(text("ratio")), 3) > 0)
+
+    (tmp_path / "photo.png").write_bytes(png)
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "photo.png"))
+    done(1)
+    assert "ANN " in text("words") and "SNN " in text("words")
+    drawn = "return [...document.querySelectorAll('#spikes canvas')].filter(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v < 200)).length"
+    assert browser.execute_script(drawn) > 40
+    browser.find_element(By.CSS_SELECTOR, "[data-sample='2']").click()
+    done(2)
+    WebDriverWait(browser, 10).until(lambda _: browser.execute_script("return drawing") > 0)
+    slide = "const s = document.getElementById('scale'); s.value = -60; s.dispatchEvent(new Event('input'))"
+    before = text("saved")
+    browser.execute_script(slide)
+    done(3)
+    assert float(text("scale-shown")) == pytest.approx(0.25 * 4**-0.6, rel=0.01)
+    assert text("saved") != before
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert asked and all(url.startswith((server.url, "data:")) for url in asked)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
