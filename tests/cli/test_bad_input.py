@@ -363,6 +363,20 @@ def test_usage(cli, words):
     assert "Traceback" not in result.err
 
 
+def test_figures_replace_figures_only(cli, tmp_path, vit_run):
+    """`--json run/run.json` would take the run's own record away."""
+    png = noise(tmp_path / "images" / "a.png", 1)
+    for place in (vit_run / "run.json", vit_run / "weights.safetensors", png):
+        before = place.read_bytes()
+        assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", place).message() == (
+            f"{place} exists and holds no figures. Choose another --json or remove it."
+        )
+        assert place.read_bytes() == before
+    out = tmp_path / "figures.json"
+    for _ in range(2):
+        assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", out).code == 0
+
+
 def test_what_the_system_refuses(cli, monkeypatch, vit_run):
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(vit_run / "run.json"))

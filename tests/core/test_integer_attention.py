@@ -14,6 +14,9 @@ from onespike import kernels
 from onespike.neurons.levels import mixed_levels
 
 pytestmark = pytest.mark.skipif(kernels.word_path() is None, reason="no 16-bit products here")
+needs_kernel = pytest.mark.skipif(
+    not kernels.is_fast(), reason="the kernel is for processors with AVX2, and a compiler"
+)
 HEADS, WIDTH, TOKENS = 3, 24, 37
 X = torch.randn(6, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
@@ -74,6 +77,7 @@ def simulated(network: nn.Module, monkeypatch: pytest.MonkeyPatch, x: Tensor) ->
         return network(x)
 
 
+@needs_kernel
 @pytest.mark.parametrize(
     "recipe",
     [{}, {"constants": True}, {"causal": True}, {"causal": True, "constants": True}, {"softmax": "head"}],
@@ -123,6 +127,7 @@ def test_nan_shows_where_it_reaches() -> None:
     assert found[2, 5:].all() and not found[:2].any() and not found[3:].any()
 
 
+@needs_kernel
 def test_products_of_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of one key each fire the same probability, so that the result is v's own value, to the bit."""
     levels = mixed_levels(8)

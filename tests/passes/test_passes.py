@@ -190,6 +190,12 @@ def test_passes_meet_the_budget_and_lower_the_divergence(energy, budget):
     assert divergence(model, better, tokens(seed=5)) < 0.5 * divergence(model, plain, tokens(seed=5))
 
 
+def test_a_budget_that_nothing_meets():
+    """So small that no neuron fires: the energy is 0, which has no logarithm."""
+    with pytest.raises(UsageError, match=r"the budget 1e-09 \(counts\) is not met; the nearest tried was"):
+        chain(*start(attention(), tokens(), budget=1e-9), ("nearest", "allocate"))
+
+
 def test_passes_work_on_a_convolutional_network():
     model = convolutional()
     inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))

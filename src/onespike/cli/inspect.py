@@ -11,7 +11,7 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import FILE, RunFolder, unused
+from onespike.cli.options import JSON, RunFolder, unused
 from onespike.runtime.atomic import write_atomically
 
 
@@ -28,7 +28,7 @@ def inspect(
             "--json",
             metavar="FILE",
             help="Write its recipe to this file, as JSON for the same.",
-            callback=FILE,
+            callback=JSON,
         ),
     ] = None,
 ) -> Next:

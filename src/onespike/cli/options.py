@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from onespike.errors import UsageError
+from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import try_file, try_folder, try_new_folder
+from onespike.runtime.validated import SEAL, parse
 
 P = TypeVar("P", bound=Path | None)
 
@@ -28,7 +29,20 @@ def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
 DEVICE = "Device"
 """The panel of the help for options that say where and in which portions a network runs."""
 
-FILE, FOLDER, NEW_FOLDER = tried(try_file), tried(try_folder), tried(try_new_folder)
+def try_json(path: Path) -> None:
+    """As `try_file`; figures replace older figures, and no record of a run, image or checkpoint named by mistake."""
+    try_file(path)
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        record = parse(dict[str, Any], path.read_bytes(), path, "")
+    except LoadError:
+        record = {SEAL: ""}
+    if SEAL in record:
+        raise UsageError(f"{path} exists and holds no figures. Choose another --json or remove it.")
+
+
+FILE, FOLDER, NEW_FOLDER, JSON = (tried(a) for a in (try_file, try_folder, try_new_folder, try_json))
 
 Data = Annotated[
     str,
@@ -63,7 +77,7 @@ DeviceMap = Annotated[
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures to this file.", callback=FILE),
+    typer.Option("--json", metavar="FILE", help="Write the figures to this file.", callback=JSON),
 ]
 
 Prices = Annotated[

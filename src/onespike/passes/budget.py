@@ -72,7 +72,7 @@ def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> 
         if abs(ratio / goal - 1) <= TOLERANCE:
             return found
         low, high = (factor, high) if ratio > goal else (low, factor)
-        if last is not None and factor != last[0] and ratio != last[1]:
+        if last is not None and factor != last[0] and ratio != last[1] and min(ratio, last[1]) > 0:
             slope = -log(ratio / last[1]) / log(factor / last[0])
             exponent = min(max(slope, 0.1), 2.0)
         last = factor, ratio
