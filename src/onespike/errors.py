@@ -52,6 +52,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     "unknown preset 'sforme'. Did you mean 'sformer'? Known: sformer."
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -22,6 +22,7 @@ from onespike.runtime.options import (
     names,
     number_or_none,
     options,
+    settle,
     yes_or_no,
 )
 
@@ -124,6 +125,7 @@ class Recipe:
     def __post_init__(self) -> None:
         from onespike.neurons import NEURONS, ROUNDINGS, check_scale, parse_levels
 
+        settle(self)
         check_scale(self.scale)
         if not 0 <= self.percentile < 50:
             raise UsageError(f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1.")

@@ -457,3 +457,11 @@ def test_density_levels_are_chosen_for_the_thresholds_that_will_be_used(changes)
         return float((neuron(observed[0]) - observed[0]).double().pow(2).sum())
 
     assert error(nearest.levels) < error(paper.levels)
+
+
+def test_what_is_no_network_or_is_converted_already():
+    model, x = mlp(), rows()
+    with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module, not function"):
+        calibrate(lambda x: x, [x])
+    with pytest.raises(UsageError, match=r"is converted already\. Call revert_ on it first"):
+        calibrate(convert(model, calibrate(model, [x])), [x])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.neuron_contract import bits, inputs, needs_cpp
-from onespike.errors import UsageError
+from onespike.errors import OnespikeError, UsageError
 from onespike.neurons import Scale, ScaleFire, mixed_levels, scale_fire
 
 M = 8
@@ -174,3 +174,19 @@ def test_an_exported_program_keeps_the_scale_as_a_buffer() -> None:
 )
 def test_repr(cell: ScaleFire, text: str) -> None:
     assert repr(cell) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("positive", float("nan"), "must be finite and not negative"),
+        ("negative", -1.0, "must be finite and not negative"),
+        ("scale.value", -0.25, "scale must be in"),
+        ("scale.value", float("nan"), "scale must be in"),
+    ],
+)
+def test_a_damaged_state_is_refused(name: str, value: float, message: str) -> None:
+    cell = ScaleFire(0.5, 0.25, levels=LEVELS, scale=Scale(0.25))
+    state = cell.state_dict() | {name: torch.tensor(value)}
+    with pytest.raises(OnespikeError, match=message):
+        cell.load_state_dict(state)

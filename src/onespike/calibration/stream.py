@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.calibration.observers import Histogram, Maximum
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
-from onespike.errors import CalibrationError
+from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS, parse_levels
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.processes import ALONE, Processes
-from onespike.sites import Site
+from onespike.sites import Places, Site
 from onespike.sites.tracer import Trace, Tracer, merge_traces
 
 
@@ -107,6 +107,10 @@ def calibrate(
     ['0:linear0_input', '2:linear0_input']
     """
     recipe = recipe or Recipe()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"calibrate: the network must be a torch.nn.Module, not {type(model).__name__}.")
+    if any(isinstance(module, Places) for module in model.modules()):
+        raise UsageError("calibrate: this network is converted already. Call revert_ on it first.")
     observers: dict[Site, _SiteObserver] = {}
 
     def observe(site: Site, x: Tensor) -> None:

@@ -29,6 +29,7 @@ def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
 DEVICE = "Device"
 """The panel of the help for options that say where and in which portions a network runs."""
 
+
 def try_json(path: Path) -> None:
     """As `try_file`; figures replace older figures, and no record of a run, image or checkpoint named by mistake."""
     try_file(path)

@@ -76,6 +76,11 @@ class Scale(Float32):
         """Under the name of each neuron that holds it, a copy: files of tensors refuse memory that names share."""
         destination[f"{prefix}value"] = self.value if keep_vars else self.value.detach().clone()
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if not self.value.is_meta:
+            check_scale(float(self.value))
+
     def extra_repr(self) -> str:
         return f"λ={self.value.item():.4g}"
 
@@ -121,17 +126,17 @@ class Neuron(Float32):
         self.scale = scale
         for side, given in (("positive", positive), ("negative", negative)):
             # Cloned, since a threshold shared with its observer would move with it.
-            value = torch.as_tensor(given).detach().to(torch.float32, copy=True)
+            self.register_buffer(side, torch.as_tensor(given).detach().to(torch.float32, copy=True))
+        self._settle_sides()
+
+    def _settle_sides(self) -> None:
+        """Fixes which sides are on, as Python truths, so that no traced code depends on data."""
+        for side, value in (("positive", self.positive), ("negative", self.negative)):
             if not bool(value.isfinite().all()) or bool((value < 0).any()):
                 raise CalibrationError(
                     f"{self.name}: the {side} threshold must be finite and not negative, "
                     f"not {_brief(value)}. Calibrate again, on data without NaN or infinity."
                 )
-            self.register_buffer(side, value)
-        self._settle_sides()
-
-    def _settle_sides(self) -> None:
-        """Fixes which sides are on, as Python truths, so that no traced code depends on data."""
         self._on = (bool((self.positive > 0).any()), bool((self.negative > 0).any()))
         if not any(self._on):
             raise UsageError(

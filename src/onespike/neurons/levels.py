@@ -248,6 +248,8 @@ def parse_levels(spec: str) -> LevelSpec:
     >>> parse_levels("mixed:64+8").largest
     319
     """
+    if not isinstance(spec, str):
+        raise UsageError(f"levels must be text such as 'mixed:8' or '1,2,4', not {spec!r}.")
     text = spec.strip()
     if "," in text:
         return LevelSpec(

@@ -57,6 +57,35 @@ def options(record: Any) -> dict[str, Option]:
     return {f.name: f.metadata["option"] for f in dataclasses.fields(record) if "option" in f.metadata}
 
 
+def settle(record: Any) -> None:
+    """Give the fields of a frozen record their types: a word is read as on the command line, and a list is a tuple.
+
+    Without this, `exclude="fc1:*"` would be taken letter by letter, and its `*` would exclude everything.
+
+    Raises:
+        UsageError: a number is none.
+    """
+    for name, option in options(record).items():
+        value = found = getattr(record, name)
+        if isinstance(value, str) and (option.repeated or option.read is not str):
+            try:
+                found = option.read(value)
+            except ValueError:
+                raise UsageError(
+                    f"{name} must be a number, not {value!r}. Write for example {name}=1."
+                ) from None
+            found = (found,) if option.repeated else found
+        elif isinstance(value, list):
+            found = tuple(value)
+        if option.read in (int, float) and (
+            isinstance(found, bool) or not isinstance(found, (int, option.read))
+        ):
+            kind = "a whole number" if option.read is int else "a number"
+            raise UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
+        if found is not value:
+            object.__setattr__(record, name, found)
+
+
 def _text(value: Any) -> str:
     """What `read` understands as this very value: numbers have as many digits as it takes."""
     if isinstance(value, bool):
