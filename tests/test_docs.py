@@ -44,6 +44,14 @@ def test_every_public_name_is_documented_with_an_example():
     assert [name for name in public if name not in shown] == []
 
 
+def test_every_pass_is_documented():
+    from onespike.passes import PASSES
+
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    missing = [f for f in PASSES.values() if f"::: {f.__module__}.{f.__name__}\n" not in text]
+    assert missing == []
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The pages, built once."""

@@ -11,7 +11,7 @@ from report_record import HOSTILE, make_record
 from onespike.report import html as page
 from onespike.report import markdown as text
 from onespike.report import plots
-from onespike.report.record import _block
+from onespike.report.record import block_of
 from onespike.runtime.validated import sealed
 from onespike.tasks import Classification
 
@@ -169,4 +169,4 @@ def test_blocks_are_drawn_in_the_order_of_execution(record):
     rows = page.blocks(record["sites"])
     assert [row["name"] for row in rows] == ["stem", "blocks.0", "blocks.1", "head"]
     assert [c["index"] for row in rows for c in row["cells"]] == list(range(len(record["sites"])))
-    assert _block(":matmul0_lhs") == "network"
+    assert block_of(":matmul0_lhs") == "network"
