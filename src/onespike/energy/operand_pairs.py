@@ -35,8 +35,9 @@ class Pairs:
         left, now = site.role == "lhs", place.now
         along = -2 if left else -1
         several = place.clock is not None  # timesteps
+        visible = None if several else operand.product.visible
         sums = {
-            name: reading.additions(fired).sum(along, dtype=torch.float64)
+            name: _met(reading.additions(fired), left, visible)
             for name, reading in READINGS.items()
             if reading.over_steps or not several
         }
@@ -63,6 +64,13 @@ class Pairs:
             after = 0.0 if first_earlier is None else float((first_earlier * sums[name]).sum())
             found[name] = pairs + before + after
         return found
+
+
+def _met(added: Tensor, left: bool, visible: Tensor | None) -> Tensor:
+    """What one operand adds along its side of the contracted index; under a mask, what each key or query meets."""
+    if visible is None:
+        return added.sum(-2 if left else -1, dtype=torch.float64)
+    return torch.matmul(added.mT.float(), visible.float()).double() if left else added.double()
 
 
 def _products(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:

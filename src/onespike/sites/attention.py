@@ -55,23 +55,25 @@ def _attention(
         whole = visit.whole_attention(query, key.transpose(-2, -1), value, mask)
         if whole is not None:
             return whole
-    query, key = visited(visit, query, key.transpose(-2, -1))
+    visible = _visible(query, key.transpose(-2, -1), attn_mask, is_causal)
+    query, key = visited(visit, query, key.transpose(-2, -1), visible)
     attend = None if dropout_p else visit.attention(query, key, value)
     if attend is not None:
         mask = _causal(query, key) if is_causal else attn_mask
-        return attend(query, key, _visited_value(visit, query, key, value), mask)
+        return attend(query, key, _visited_value(visit, query, key, value, visible), mask)
     blocks = list(_blocks(visit, query, key, value))
     if len(blocks) < 2:
         weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
-        return torch.matmul(*visited(visit, F.dropout(weights, dropout_p), value))
+        return torch.matmul(*visited(visit, F.dropout(weights, dropout_p), value, visible, weighted=True))
     result = query.new_empty(0)
     for rows in blocks:
         mask = None if attn_mask is None else rows.cut(attn_mask)
         weights = _probabilities(torch.matmul(rows.cut(query), key), mask, is_causal, rows.start)
         weights = F.dropout(weights, dropout_p)
-        lhs = visit(matrix_product(weights, value), "lhs", rows)
+        seen = None if visible is None else rows.cut(visible)
+        lhs = visit(matrix_product(weights, value, seen, weighted=True), "lhs", rows)
         if rows.is_first:
-            value = _visited_value(visit, query, key, value)
+            value = _visited_value(visit, query, key, value, visible)
         block = torch.matmul(lhs, value)
         if rows.is_first:
             result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
@@ -80,10 +82,20 @@ def _attention(
     return result
 
 
-def _visited_value(visit: Sites, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _visited_value(visit: Sites, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
     """The values of attention, where the probabilities that they meet are not there as a whole."""
     weights = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])  # a shape
-    return visit(matrix_product(weights, value), "rhs")
+    return visit(matrix_product(weights, value, visible, weighted=True), "rhs")
+
+
+def _visible(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Which key each query sees; None for all of them. Products that a mask hides are neither made nor counted."""
+    if is_causal:
+        return _causal(query, key)
+    if mask is None:
+        return None
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.expand(*seen.shape[:-2], query.shape[-2], key.shape[-1])
 
 
 def _causal(rows: Tensor, keys: Tensor, start: int = 0) -> Tensor:

@@ -59,6 +59,28 @@ def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
     return Synapses(macs, macs // max(operand.numel(), 1), batch * rows * columns)
 
 
+def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
+    """a @ b of which only the results that are visible are wanted, as in attention under a mask, seen from a or b.
+
+    >>> a, b = torch.zeros(1, 3, 4), torch.zeros(1, 4, 3)
+    >>> found = masked(a, b, a, torch.ones(3, 3).tril() > 0)
+    >>> found.macs, found.fan_out.flatten()
+    (24, tensor([1, 2, 3]))
+    """
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    outputs = int(visible.sum()) * (math.prod(shape) // visible.numel())
+    fan_out = visible.sum(-1 if operand is a else -2, keepdim=True)
+    return Synapses(outputs * a.shape[-1], fan_out, outputs)
+
+
+def weighted(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
+    """a @ b where a is zero at what is not visible, as attention weights are, seen from a or b."""
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])
+    macs = int(visible.sum()) * (math.prod(shape) // visible.numel()) * b.shape[-1]
+    fan_out = b.shape[-1] if operand is a else visible.sum(-2).unsqueeze(-1)
+    return Synapses(macs, fan_out, math.prod(shape[:-1]) * b.shape[-1])
+
+
 def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synapses:
     """Products of groups that end at `ends`, seen from `operand` (a or b).
 

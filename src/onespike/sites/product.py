@@ -20,6 +20,7 @@ class Product(NamedTuple):
         synapses: role → MACs and fan-out as seen from that operand; called only by those who count.
         multiply: the same product of other operands, without a bias.
         groups: of a convolution.
+        visible: which results are wanted, where a mask hides some of them.
     """
 
     operation: str
@@ -27,6 +28,7 @@ class Product(NamedTuple):
     synapses: Callable[[str], Synapses]
     multiply: Callable[..., Tensor]
     groups: int = 1
+    visible: Tensor | None = None
 
 
 class Operand(NamedTuple):

@@ -102,15 +102,32 @@ for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
     _convolution(_transposed, fan_out.transposed_convolution)
 
 
-def matrix_product(lhs: Tensor, rhs: Tensor) -> Product:
-    """lhs @ rhs, with torch's broadcasting."""
+def matrix_product(
+    lhs: Tensor, rhs: Tensor, visible: Tensor | None = None, weighted: bool = False
+) -> Product:
+    """lhs @ rhs, with torch's broadcasting.
+
+    Args:
+        lhs: the first operand.
+        rhs: the second operand.
+        visible: which results are wanted, or which weights are not zero; None for all.
+        weighted: it is the weights of attention, lhs, that a mask makes zero.
+    """
     operands = {"lhs": lhs, "rhs": rhs}
-    return Product("matmul", operands, lambda role: fan_out.matmul(lhs, rhs, operands[role]), torch.matmul)
+
+    def synapses(role: str) -> Synapses:
+        if visible is None:
+            return fan_out.matmul(lhs, rhs, operands[role])
+        return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
+
+    return Product("matmul", operands, synapses, torch.matmul, visible=None if weighted else visible)
 
 
-def visited(visit: Sites, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+def visited(
+    visit: Sites, lhs: Tensor, rhs: Tensor, visible: Tensor | None = None, weighted: bool = False
+) -> tuple[Tensor, Tensor]:
     """Both operands of a matrix product, as the product receives them."""
-    product = matrix_product(lhs, rhs)
+    product = matrix_product(lhs, rhs, visible, weighted)
     return visit(product, "lhs"), visit(product, "rhs")
 
 

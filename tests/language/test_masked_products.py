@@ -1,0 +1,88 @@
+"""Products that a mask hides are not counted: the causal half once, padded keys never."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import onespike
+from onespike.conversion.attach import named_neurons
+from onespike.energy.ledger import metered
+from onespike.neurons import Neuron
+from onespike.sites import attention
+
+
+class Attention(nn.Module):
+    """Attention between two linear maps."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.maps = kind, nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = (m(x).unflatten(-1, (2, 4)).transpose(1, 2) for m in self.maps)
+        if self.kind == "causal":
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            mask = mask if self.kind == "bool" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def spikes(snn, x, key):
+    """|y| at one site of the network."""
+    found = []
+    neuron = next(n for site, n in named_neurons(snn) if site.key == key and isinstance(n, Neuron))
+    handle = neuron.register_forward_pre_hook(lambda m, args: found.append(m.counts(args[0]).abs()))
+    snn(x)
+    handle.remove()
+    return torch.cat(found, -2).double()  # of all blocks of rows
+
+
+@pytest.mark.parametrize("kind", ["causal", "bool", "float"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_causal_half_is_counted_once(kind, blocks, monkeypatch):
+    if blocks:
+        monkeypatch.setattr(attention, "BLOCK", 2 * 3 * 2 * 6)
+    torch.manual_seed(0)
+    model, x = Attention(kind).eval(), torch.randn(3, 6, 8)
+    snn = onespike.convert(model, onespike.calibrate(model, [x]), onespike.Recipe(scale=0.1))
+    with torch.inference_mode():
+        with metered(snn) as ledger:
+            snn(x)
+        rows = {site.key: row for site, row in ledger.sites.items() if site.operation == "matmul"}
+        seen = 6 * 7 // 2
+        assert rows["matmul0_lhs"].macs == rows["matmul1_lhs"].macs == 3 * 2 * seen * 4
+        q, k, weights, v = (spikes(snn, x, f"matmul{n}_{role}") for n in (0, 1) for role in ("lhs", "rhs"))
+        mask = torch.ones(6, 6, dtype=torch.float64).tril()
+        assert rows["matmul0_lhs"].additions["counts"] == float((q * mask.sum(-1, keepdim=True)).sum())
+        assert rows["matmul0_rhs"].additions["counts"] == float((k * mask.sum(0)).sum())
+        assert rows["matmul1_lhs"].additions["counts"] == float(4 * weights.sum())
+        assert rows["matmul1_rhs"].additions["counts"] == float((v * mask.sum(0)[:, None]).sum())
+        pairs = ((q @ k) * mask).sum(), (weights @ v).sum()
+        assert rows["matmul0_lhs"].pairs["counts"] == pytest.approx(float(pairs[0]))
+        assert rows["matmul1_lhs"].pairs["counts"] == pytest.approx(float(pairs[1]))
+
+
+def test_a_cached_token_costs_what_it_costs_in_a_whole_text():
+    """Prefill of seven tokens counts what prefill of six and one decoded token do."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, initializer_range=0.3,
+    )  # fmt: skip
+    model, ids = LlamaForCausalLM(config).eval(), torch.randint(32, (1, 7))
+    snn = onespike.convert(model, onespike.calibrate(model, [{"input_ids": ids, "use_cache": False}]))
+    with torch.inference_mode():
+        with metered(snn) as whole:
+            snn(input_ids=ids)
+        with metered(snn) as parts:
+            cache = snn(input_ids=ids[:, :6], use_cache=True).past_key_values
+            snn(input_ids=ids[:, 6:], past_key_values=cache)
+    assert whole.macs == parts.macs
