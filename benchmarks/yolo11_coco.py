@@ -56,7 +56,7 @@ from onespike.tasks import (
     list_coco,
     read_image,
 )
-from onespike.tasks.coco import evaluated
+from onespike.tasks.coco import figures_of, resampled
 from onespike.tasks.pictures import predictions
 
 PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
@@ -212,33 +212,13 @@ def search_scale(
     return search(measure, trials=trials, fixed=(0.25, 0.1), report=report)
 
 
-def paired(coco: Coco, metric: AveragePrecision, kind: str, draws: int) -> dict[str, float]:
+def paired(metric: AveragePrecision, kind: str, draws: int) -> dict[str, float]:
     """SNN − ANN in AP, and its 95 % interval when images are drawn again, the same for both networks."""
-    random, ids, evaluators = np.random.default_rng(0), sorted(metric.images), {}
-    for network, found in metric.found.items():
-        evaluators[network] = evaluated(coco, found, kind, ids)
-
-    def difference(chosen: np.ndarray) -> float:
-        values = {}
-        for network, evaluator in evaluators.items():
-            cells = original[network].reshape(len(evaluator.params.catIds), 4, len(ids))[:, :, chosen]
-            evaluator.evalImgs = cells.flatten().tolist()
-            evaluator._paramsEval.imgIds = evaluator.params.imgIds = list(range(len(ids)))
-            evaluator.accumulate()
-            precision = evaluator.eval["precision"][:, :, :, 0, -1]
-            values[network] = 100 * precision[precision > -1].mean()
-        return float(values["snn"] - values["ann"])
-
-    original = {network: np.array(e.evalImgs, dtype=object) for network, e in evaluators.items()}
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        stdout, sys.stdout = sys.stdout, nowhere
-        try:
-            point = difference(np.arange(len(ids)))
-            drawn = [difference(random.integers(0, len(ids), len(ids))) for _ in range(draws)]
-        finally:
-            sys.stdout = stdout
+    evaluators = metric.evaluators(kind)
+    ann, snn = (figures_of(evaluators[network])[0]["AP"] for network in ("ann", "snn"))
+    drawn = [after - before for before, after in resampled([evaluators["ann"], evaluators["snn"]], draws)]
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return {"difference": point, "low": float(low), "high": float(high)}
+    return {"difference": snn - ann, "low": float(low), "high": float(high)}
 
 
 def main() -> None:
@@ -289,7 +269,7 @@ def main() -> None:
         record = onespike.evaluate(network, snn, feed(chosen), metric, ledger=ledger).to_dict()
     record |= {"images": len(metric.images), "scale": found}
     del record["seconds"]  # of the last part alone; AP and energy are of all
-    record["paired"] = {kind: paired(coco, metric, kind, options.draws) for kind in ("bbox", "segm")}
+    record["paired"] = {kind: paired(metric, kind, options.draws) for kind in ("bbox", "segm")}
     record["settings"] = {k: str(v) for k, v in vars(options).items()}
     spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.named_neurons(snn)]
     record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}

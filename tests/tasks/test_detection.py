@@ -17,7 +17,7 @@ from pycocotools.cocoeval import COCOeval
 from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
 from onespike.tasks import AveragePrecision, category_ids, limit, list_coco, read_coco, read_image
-from onespike.tasks.coco import FIGURES
+from onespike.tasks.coco import FIGURES, resampled
 from onespike.tasks.coco_schema import decompressed
 
 MODES = ("RGB", "L", "CMYK")
@@ -106,6 +106,35 @@ def test_figures_are_those_of_pycocotools(data, tmp_path):
     rows = [row["ann"]["bbox"] for row in scores["classes"].values()]
     assert sum(rows) / len(rows) == pytest.approx(scores["ann"]["bbox"]["AP"])
     json.dumps(scores)
+
+
+def test_the_error_of_a_difference_is_paired(data):
+    coco = read_coco(data[1])
+    alike, other = guesses(coco.record, 1), guesses(coco.record, 2)
+
+    def computed(ann, snn, ids):
+        metric = AveragePrecision(coco, _of)
+        metric.update(ann, snn, torch.tensor(ids))
+        return metric.compute()
+
+    same = computed(alike, alike, [5, 15, 25])
+    assert (same["difference"], same["standard_error"]) == (0, 0)
+    found = computed(alike, other, [5, 15, 25])
+    assert found["difference"] == pytest.approx(found["snn"]["bbox"]["AP"] - found["ann"]["bbox"]["AP"])
+    each = [computed(alike, other, [i])["difference"] for i in (5, 15, 25)]
+    assert 0 < found["standard_error"] < max(each) - min(each)
+    assert computed(alike, other, [5])["standard_error"] is None
+
+
+def test_images_drawn_once_each_give_ap_itself(data):
+    coco = read_coco(data[1])
+    metric = AveragePrecision(coco, _of)
+    metric.update(found := guesses(coco.record, 1), found, torch.tensor([5, 15, 25]))
+    evaluator = metric.evaluators("bbox")["snn"]
+    drawn = [values[0] for values in resampled([evaluator], 60)]
+    assert (
+        min(abs(value - metric.compute()["snn"]["bbox"]["AP"]) for value in drawn) < 1e-9
+    )  # some draw is all three
 
 
 def _of(found, images):

@@ -172,9 +172,8 @@ def compared(found: list[dict[str, Any]], profile: str) -> None:
 def _difference(row: Mapping[str, Any]) -> str:
     if row.get("difference") is None:
         return "–"
-    if row["standard_error"] is None:
-        return f"{row['difference']:+.2f}"
-    return f"{row['difference']:+.2f} ± {row['standard_error']:.2f}"
+    error = row.get("standard_error")
+    return f"{row['difference']:+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def ledger(result: Evaluation) -> None:

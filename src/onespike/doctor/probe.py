@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
-from onespike.energy.ledger import metered
+from onespike.energy.ledger import known, metered
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.forward import device_of, evaluating
@@ -97,8 +97,7 @@ class Probe:
             with evaluating(snn), metered(snn) as ledger:
                 call(snn, take(self.parts[0][1], slice(0, COUNTED)))
             agreement = 100 * float(found.agrees.double().mean())
-            ratio = ledger.ratio(column)
-            energy = None if math.isnan(ratio) else ratio
+            energy = known(ledger.ratio(column))
             figures = {"kl": found.kl, "agreement": agreement, "energy": energy}
             rows.append({"scale": scale, **figures, "better": found.beats(before)})
         set_scale_(snn, own)

@@ -10,20 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
-    F.layer_norm: ("norm", 2), F.rms_norm: ("norm", 2), F.group_norm: ("norm", 2),
-    F.instance_norm: ("norm", 2), F.batch_norm: ("norm", 1),
-    F.gelu: ("activation", 1), F.silu: ("activation", 1), F.mish: ("activation", 1),
-    F.elu: ("activation", 1), F.softplus: ("activation", 1),
-    torch.sigmoid: ("activation", 1), F.sigmoid: ("activation", 1), Tensor.sigmoid: ("activation", 1),
-    torch.tanh: ("activation", 1), F.tanh: ("activation", 1), Tensor.tanh: ("activation", 1),
-    F.hardswish: ("activation", 1),
-}  # fmt: skip
-"""MACs that an output element of an analog function is charged with; softmax is charged 2 at its site."""
-MULTIPLICATIONS = frozenset(
-    {torch.mul, torch.multiply, Tensor.mul, Tensor.mul_, Tensor.multiply, Tensor.multiply_,
-     torch.addcmul, Tensor.addcmul, Tensor.addcmul_}
+CHARGED = (
+    ("norm", 2, "layer_norm rms_norm group_norm instance_norm normalize local_response_norm"),
+    ("norm", 1, "batch_norm"),
+    ("activation", 1, "gelu silu mish elu selu celu softplus softsign logsigmoid sigmoid tanh hardswish hardsigmoid "
+     "leaky_relu rrelu prelu tanhshrink exp exp2 expm1 log log2 log1p erf sqrt rsqrt reciprocal pow square"),
+    ("activation", 2, "glu"),
 )  # fmt: skip
+"""(kind, MACs that an output element is charged with, functions); softmax is charged 2 at its site."""
+
+
+def _spelled(names: str) -> set[Callable[..., Any]]:
+    """The functions of these names, as torch, its tensors and `F` have them, in place and as operators."""
+    spelled = [form.format(name) for name in names.split() for form in ("{}", "{}_", "__{}__", "__r{}__")]
+    return {getattr(owner, name) for owner in (torch, Tensor, F) for name in spelled if hasattr(owner, name)}
+
+
+FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
+    function: (kind, macs) for kind, macs, names in CHARGED for function in _spelled(names)
+}
+PRODUCTS = _spelled("mul multiply div divide true_divide addcmul addcdiv")
 """Element by element: a gate, a layer scale. One of their factors may be a number, and is then no product of two."""
 PRODUCT = "element-wise product"
 
@@ -47,6 +53,6 @@ class AnalogFunctions(TorchFunctionMode):
         if function in FUNCTION_MACS:
             name, macs = FUNCTION_MACS[function]
             self.macs[name] = self.macs.get(name, 0) + macs * result.numel()
-        elif function in MULTIPLICATIONS and _multiplies_two(args[-2:]):
+        elif function in PRODUCTS and _multiplies_two(args[-2:]):
             self.macs[PRODUCT] = self.macs.get(PRODUCT, 0) + result.numel()
         return result

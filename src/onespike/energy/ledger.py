@@ -315,6 +315,11 @@ class Ledger(Visitor):
         ]
 
 
+def known(ratio: float) -> float | None:
+    """A ratio for JSON: None where a column has none."""
+    return None if math.isnan(ratio) else ratio
+
+
 def _energy_pj(items: Iterable[Item], prices: Profile) -> float:
     """What the operations cost; those that do not occur need no price."""
     return sum((item.number * prices.price(item.operation) for item in items if item.number), 0.0)

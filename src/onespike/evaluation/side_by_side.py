@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from torch import nn
 
 from onespike.conversion.network import scale_of, steps_of
 from onespike.energy.dead_work import dead_work
-from onespike.energy.ledger import Ledger, metered
+from onespike.energy.ledger import Ledger, known, metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import call, count, to
@@ -51,7 +50,7 @@ class Evaluation:
         ratios = self.ledger.ratios(self.prices)
         return {
             **self.metrics,
-            "energy": {k: None if math.isnan(r) else r for k, r in ratios.items()},
+            "energy": {k: known(r) for k, r in ratios.items()},
             "energy_parts": {k: self.ledger.parts(k, self.prices) for k in ratios},
             "profile": self.prices.name,
             "original_pj": self.ledger.original_pj(self.prices),

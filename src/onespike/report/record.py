@@ -25,7 +25,7 @@ from onespike.runs.as_command import convert_command
 from onespike.runs.search_run import searched
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.remembered import Remembered
+from onespike.runtime.remembered import Once
 from onespike.tasks import Items, Objective, Score, limit
 
 VERSION = 3
@@ -130,18 +130,6 @@ def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
         "points": points,
         "chosen": found["best"]["scale"],
     }
-
-
-class Once(nn.Module):
-    """A network that runs once for inputs that come again in the same order, as far as there is room for its outputs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.answers, self.place = model, Remembered(), 0
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        self.place += 1
-        return self.answers(self.place - 1, lambda: self.model(*inputs, **named))
 
 
 def _swept(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from torch import nn
 
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
 from onespike.energy.columns import COLUMNS, integer_reading
+from onespike.energy.ledger import known
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
@@ -137,10 +137,4 @@ def compare_pair(
     rows = compared(
         pair.ann, networks, feed(items, "comparing"), lambda: pair.loaded.task.metric(items, pair.loaded)
     )
-    return [
-        {**row, "ratio": _number(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows
-    ]
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return [{**row, "ratio": known(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import random
 import time
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from torch import nn
 from onespike import runs
 from onespike.conversion.network import convert
 from onespike.energy.columns import PAPER, holdable, searchable
-from onespike.energy.ledger import metered
+from onespike.energy.ledger import known, metered
 from onespike.errors import DataError, UsageError, unknown
 from onespike.passes import PASSES, PassContext, PassState, no_progress
 from onespike.passes.allocate import factors
@@ -79,12 +78,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         def row(trial: Trial) -> dict[str, Any]:
-            return {
-                "scale": trial.scale,
-                "value": trial.value,
-                "energy": trial.energy,
-                "seconds": trial.seconds,
-            }
+            return {name: value for name, value in dataclasses.asdict(trial).items() if name != "number"}
 
         record = {
             "trials": [row(t) for t in self.search.trials],
@@ -255,8 +249,7 @@ def search_run(
 def _energy(snn: nn.Module, inputs: Any, column: str) -> float | None:
     with evaluating(snn), metered(snn) as ledger:
         call(snn, inputs)
-    ratio = ledger.ratio(column)
-    return None if math.isnan(ratio) else ratio
+    return known(ledger.ratio(column))
 
 
 def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -163,7 +165,11 @@ def average_precision(
     coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
 ) -> tuple[dict[str, float | None], dict[int, float | None]]:
     """pycocotools' figures for COCO results of one kind, and AP of each category that has objects, in percent."""
-    evaluator = evaluated(coco, results, kind, images)
+    return figures_of(evaluated(coco, results, kind, images))
+
+
+def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float | None]]:
+    """The figures of an evaluator that has finished: of all categories, and AP of each, in percent."""
     precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
     classes = {}
     for place, number in enumerate(evaluator.params.catIds):
@@ -197,6 +203,34 @@ def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence
         evaluator.accumulate()
         evaluator.summarize()
     return evaluator
+
+
+def resampled(evaluators: Sequence[Any], draws: int) -> Iterator[list[float]]:
+    """AP of each evaluator on images drawn with replacement, the same images for all: a paired bootstrap."""
+    import numpy
+
+    copies, random = [], numpy.random.default_rng(0)
+    for evaluator in evaluators:
+        own = copy.copy(evaluator)
+        own.params = copy.deepcopy(evaluator.params)
+        shape = len(own.params.catIds), len(own.params.areaRng), len(own.params.imgIds)
+        cells = numpy.array(evaluator.evalImgs, dtype=object).reshape(shape)[:, 0]
+        own.params.areaRng, own.params.areaRngLbl = own.params.areaRng[:1], own.params.areaRngLbl[:1]
+        own.params.maxDets, own.params.imgIds = own.params.maxDets[-1:], list(range(shape[2]))
+        own._paramsEval = own.params
+        copies.append((own, cells))
+    for _ in range(draws):
+        chosen = random.integers(0, shape[2], shape[2])
+        found = []
+        for own, cells in copies:
+            own.evalImgs = cells[:, chosen].flatten().tolist()
+            with contextlib.redirect_stdout(io.StringIO()):
+                own.accumulate()
+            precision = own.eval["precision"]
+            found.append(
+                100 * float(precision[precision > -1].mean()) if (precision > -1).any() else math.nan
+            )
+        yield found
 
 
 def _percent(value: Any) -> float | None:

@@ -30,9 +30,12 @@ from onespike.tasks.coco import (
     Result,
     average_precision,
     category_ids,
+    evaluated,
+    figures_of,
     list_coco,
     matched,
     pycocotools_classes,
+    resampled,
     unlabeled,
 )
 from onespike.tasks.images import Item, Items, read_image
@@ -42,6 +45,8 @@ from onespike.tasks.pictures import SMALLEST_SCORE, found_on, predictions
 SHAPES = {"bbox": "box", "segm": "mask"}
 SHOWN = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
 PICTURED = 4
+DRAWS = 100
+"""Sets of images that a standard error of AP is the spread of."""
 
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
@@ -106,21 +111,37 @@ class AveragePrecision:
                 )
             yield result
 
+    def evaluators(self, kind: str) -> dict[str, Any]:
+        """pycocotools' evaluators of both networks, boxes or masks."""
+        return {
+            network: evaluated(self.coco, found, kind, self.images) for network, found in self.found.items()
+        }
+
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
         if not self.images:
             raise DataError("no image was scored. Give at least one annotated image.")
         record: dict[str, Any] = {"task": Detection.name, "ann": {}, "snn": {}, "classes": {}}
-        for network, found in self.found.items():
-            for kind in self.kinds:
-                figures, classes = average_precision(self.coco, found, kind, self.images)
-                record[network][kind] = figures
+        for kind in self.kinds:
+            evaluators = self.evaluators(kind)
+            for network, evaluator in evaluators.items():
+                record[network][kind], classes = figures_of(evaluator)
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
+        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # of the headline's shape
+        record["difference"] = None if ann is None or snn is None else snn - ann
+        record["standard_error"] = paired_error(list(evaluators.values()))
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
         record["results"] = {network: len(found) for network, found in self.found.items()}
         return record
+
+
+def paired_error(evaluators: Sequence[Any]) -> float | None:
+    """The standard error of the difference between two networks' AP, by a bootstrap over images; None for one image."""
+    gaps = [after - before for before, after in resampled(evaluators, DRAWS)]
+    known = torch.tensor([gap for gap in gaps if not math.isnan(gap)], dtype=torch.float64)
+    return float(known.std()) if len(known) > 1 and len(evaluators[0].params.imgIds) > 1 else None
 
 
 def _ids(labels: Tensor | None) -> list[int]:
@@ -316,7 +337,7 @@ class Detection:
             title="Precision",
             networks=tuple(key for _, key in rows),
             table=table,
-            note=f"{size}; figures in percent",
+            note=f"{size}; figures in percent{_gap(evaluation)}",
             cards=cards,
             details=classes,
             about_details="Average precision of each class",
@@ -341,9 +362,16 @@ class Detection:
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
         """AP of masks, or else of boxes."""
         shape = list(evaluation["ann"])[-1]
-        return Headline(
-            f"{SHAPES[shape]} AP, %", evaluation["ann"][shape]["AP"], evaluation["snn"][shape]["AP"]
-        )
+        ann, snn = (evaluation[network][shape]["AP"] for network in ("ann", "snn"))
+        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"))
+
+
+def _gap(evaluation: Mapping[str, Any]) -> str:
+    """Spiking minus original in words, where it is known."""
+    headline = Detection.headline(evaluation)
+    if headline.difference is None or headline.error is None:
+        return ""
+    return f"; {headline.title.removesuffix(', %')} {headline.difference:+.1f} ± {headline.error:.1f}, paired"
 
 
 def _figure(value: float | None) -> str:

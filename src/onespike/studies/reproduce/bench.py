@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onespike import runs
 from onespike.adapters import LoadedModel
@@ -19,6 +17,7 @@ from onespike.calibration.thresholds import Thresholds
 from onespike.conversion.network import convert
 from onespike.deploy.post_training import observe
 from onespike.energy.columns import PAPER
+from onespike.energy.ledger import known
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.recipe import Recipe
@@ -26,8 +25,7 @@ from onespike.runs import Progress, no_progress
 from onespike.runs.comparison import compared, rivals, spiking_rivals
 from onespike.runs.contents import images_digest, network_digest
 from onespike.runtime.atomic import write_atomically
-from onespike.runtime.batches import call, to
-from onespike.runtime.forward import evaluating
+from onespike.runtime.remembered import Once
 from onespike.runtime.validated import read_sealed, sealed
 from onespike.search import Search, search
 from onespike.search.objective import ScaleObjective, scale_within
@@ -53,21 +51,6 @@ class _Record:
 
     identity: dict[str, Any]
     measured: dict[str, dict[str, Any]]
-
-
-class Replayed(nn.Module):
-    """The original network as the list of its outputs, so that it runs once for all recipes."""
-
-    marker: Tensor
-
-    def __init__(self, outputs: list[Any], device: torch.device) -> None:
-        super().__init__()
-        self.outputs, self.place = outputs, 0
-        self.register_buffer("marker", torch.zeros((), device=device))
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        self.place += 1
-        return self.outputs[self.place - 1]
 
 
 class Bench:
@@ -109,7 +92,7 @@ class Bench:
         }
         self.kept = self._read()
         self.thresholds: dict[str, Thresholds] = {}
-        self.outputs: list[Any] = []
+        self.original = Once(self.ann)
 
     def sets(self) -> dict[str, Items]:
         return {"calibration": self.calibration, "search": self.held, "test": self.test}
@@ -164,19 +147,14 @@ class Bench:
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)
-        steps = self.steps(self.test)
-        device = next(self.ann.parameters()).device
-        if not self.outputs:
-            with evaluating(self.ann):
-                inputs = self.progress("original network", steps)(self._inputs(self.test))
-                self.outputs = [call(self.ann, to(x, device)) for x in inputs]
+        self.original.place = 0
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         result = evaluate(
-            Replayed(self.outputs, device),
+            self.original,
             snn,
             self.labeled(self.test),
             metric,
-            progress=self.progress(title, steps),
+            progress=self.progress(title, self.steps(self.test)),
         )
         record = result.to_dict()
         headline = self.loaded.task.headline(record)
@@ -189,7 +167,7 @@ class Bench:
             "agreement": record.get("agreement"),
             "kl": record.get("kl"),
             **record["energy"],
-            "pairs": _number(result.ledger.ratio("nonzero", double=True)),
+            "pairs": known(result.ledger.ratio("nonzero", double=True)),
             "firing": sum(r.spikes for r in rows) / max(sum(r.elements for r in rows) / recipe.steps, 1),
             "seconds": record["seconds"]["snn"],
             "images": record["images"],
@@ -256,10 +234,6 @@ def spell(recipe: Recipe) -> str:
     """A recipe as a key: all of its fields but the name of its preset."""
     fields: Mapping[str, Any] = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
     return json.dumps(fields, sort_keys=True)
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def split(
