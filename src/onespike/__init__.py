@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from onespike.conversion.network import revert_ as revert_
     from onespike.conversion.network import set_scale_ as set_scale_
     from onespike.conversion.network import table as table
+    from onespike.deploy.exports.base import export as export
     from onespike.deploy.integer import optimize as optimize
     from onespike.energy.ledger import Ledger as Ledger
     from onespike.energy.ledger import metered as metered
@@ -38,6 +39,7 @@ _NAMES = {
     "calibration.thresholds": ("Thresholds",),
     "conversion.attach": ("named_neurons",),
     "conversion.network": ("convert", "convert_", "revert_", "set_scale_", "table"),
+    "deploy.exports": ("export",),
     "deploy.integer": ("optimize",),
     "energy.ledger": ("Ledger", "metered"),
     "errors": ("OnespikeError",),

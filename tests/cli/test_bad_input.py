@@ -338,7 +338,7 @@ def test_verify_and_list(cli, vit_run):
     assert cli("verify", "--data", TEST).message() == both
     assert cli("verify", "--trials", 0).message() == "trials must be at least 1, not 0. Try 200."
     assert cli("list", "neuron").message() == (
-        "unknown list 'neuron'. Did you mean 'neurons'? Known: columns, models, neurons, passes, presets, profiles."
+        "unknown list 'neuron'. Did you mean 'neurons'? Known: columns, formats, models, neurons, passes, presets, profiles."
     )
 
 

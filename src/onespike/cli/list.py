@@ -25,10 +25,10 @@ TRY = {
 
 @command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
 def list_names(
-    what: Annotated[str, typer.Argument(metavar="columns|models|neurons|passes|presets|profiles")],
+    what: Annotated[str, typer.Argument(metavar="columns|formats|models|neurons|passes|presets|profiles")],
     contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> Next:
-    """List columns, models, neurons, passes, presets or profiles."""
+    """List columns, formats, models, neurons, passes, presets or profiles."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     for name, about in LISTS[what]():
@@ -85,8 +85,17 @@ def _profiles() -> Iterator[tuple[str, str]]:
     return ((name, profile(name).source) for name in names())
 
 
+def _formats() -> Iterator[tuple[str, str]]:
+    from onespike.deploy.exports import FORMATS
+
+    for name, known in FORMATS.items():
+        forms = " and ".join("integer" if form else "float" for form in known.forms)
+        yield name, f"{known.about} ({forms} form)"
+
+
 LISTS = {
     "columns": _columns,
+    "formats": _formats,
     "models": _models,
     "profiles": _profiles,
     "neurons": _neurons,

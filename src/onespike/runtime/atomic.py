@@ -35,6 +35,21 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         partial.rename(path)
 
 
+@contextmanager
+def atomic_files(path: Path) -> Iterator[Path]:
+    """A new folder, whose files take their places beside `path` only when the block ends well.
+
+    The one that is named as `path` goes last, so that whoever sees it sees all of them.
+    """
+    path = Path(path)
+    refuse_existing(path)
+    with _explained(path), _parents(path), _partial(path, folder=True) as partial:
+        yield partial
+        refuse_existing(path)
+        for file in sorted(partial.iterdir(), key=lambda file: file.name == path.name):
+            file.rename(path.with_name(file.name))
+
+
 def write_atomically(path: Path, contents: bytes | str) -> None:
     """Write one file, replacing an older one only when the new one is whole. Text is UTF-8.
 

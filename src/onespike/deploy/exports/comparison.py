@@ -1,0 +1,175 @@
+"""Is what was written what was measured? The spikes of every site and the answers, beside the network's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from onespike.errors import UsageError
+from onespike.runtime.batches import call, count
+from onespike.runtime.forward import evaluating
+from onespike.sites import Operand, Visitor, visiting
+
+
+class Answer(NamedTuple):
+    """The tensors of an output in order, and the signed counts of every site in the order in which they fired."""
+
+    outputs: list[Tensor]
+    counts: list[tuple[str, Tensor]]
+
+
+class Recorder(Visitor):
+    """Keeps the signed counts of every site."""
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[str, Tensor]] = []
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        place, site = operand.place, operand.site
+        if not hasattr(place[site.key], "counts"):  # analog
+            value: Tensor = place.value(operand, x)
+            return value
+        fired, value = place.fire(operand, x)
+        self.counts.append((str(site), fired))
+        return value
+
+
+class Recorded(nn.Module):
+    """A network whose forward also returns the counts of every site."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.sites: list[str] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
+        recorder = Recorder()
+        with visiting(self.network, recorder):
+            output = self.network(*args, **kwargs)
+        self.sites = [site for site, _ in recorder.counts]
+        return output, [fired for _, fired in recorder.counts]
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """The tensors of an output, in order."""
+    return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+
+
+def _as(output: Any, found: Sequence[Tensor]) -> Any:
+    """Other tensors in an output's form."""
+    leaves, spec = tree_flatten(output)
+    rest = iter(found)
+    return tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+
+
+def largest_class(expected: Any, actual: Any) -> Tensor:
+    """How many of an output's arg-maxes differ, for each input."""
+    first, second = tensors(expected)[0], tensors(actual)[0]
+    return (first.argmax(-1) != second.argmax(-1)).flatten(1 if first.dim() > 2 else 0).float()
+
+
+Differences = Callable[[Any, Any], Tensor]
+"""(output, other output) → how many answers differ, for each input."""
+
+
+@dataclass
+class Comparison:
+    """What was compared, and what differs.
+
+    Attributes:
+        inputs: how many inputs ran through both.
+        counts: how many counts were compared: one for each neuron, input and site.
+        active: how many of them are not 0.
+        differ: how many are not the same.
+        sites: site → [compared, differ, largest difference], for sites with a difference.
+        output_difference: the largest absolute difference of an output.
+        output_largest: the largest absolute output.
+        answers_differ: inputs whose answer is another one.
+    """
+
+    inputs: int = 0
+    counts: int = 0
+    active: int = 0
+    differ: int = 0
+    sites: dict[str, list[int]] = field(default_factory=dict)
+    output_difference: float = 0.0
+    output_largest: float = 0.0
+    answers_differ: int = 0
+
+    def update(self, expected: tuple[Any, Answer], actual: Answer, differences: Differences) -> None:
+        """Take in one batch."""
+        output, answer = expected
+        named = [site for site, _ in answer.counts]
+        if named != [site for site, _ in actual.counts]:
+            raise UsageError(
+                "export: the file fires other sites than the network. This is an error of the format."
+            )
+        for (site, before), (_, after) in zip(answer.counts, actual.counts, strict=True):
+            apart = (before.double() - after.double()).abs()
+            self.counts += before.numel()
+            self.active += int((before != 0).sum())
+            differ = int((apart != 0).sum())
+            self.differ += differ
+            if differ:
+                known = self.sites.setdefault(site, [0, 0, 0])
+                known[0] += before.numel()
+                known[1] += differ
+                known[2] = max(known[2], int(apart.max()))
+        for before, after in zip(answer.outputs, actual.outputs, strict=True):
+            if before.is_floating_point() and before.numel():
+                self.output_difference = max(self.output_difference, float((before - after).abs().max()))
+                self.output_largest = max(self.output_largest, float(before.abs().max()))
+        other = differences(output, _as(output, actual.outputs))
+        self.answers_differ += int((other.reshape(len(other), -1).sum(1) > 0).sum())
+        self.inputs += len(other)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        where = (
+            f", at {', '.join(list(self.sites)[:3])}{' …' if len(self.sites) > 3 else ''}"
+            if self.sites
+            else ""
+        )
+        return (
+            f"{self.differ} of {self.counts} spike counts differ{where}; "
+            f"{self.answers_differ} of {self.inputs} answers differ; outputs differ by at most "
+            f"{self.output_difference:.2g} of {self.output_largest:.3g}"
+        )
+
+
+def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
+    """What the network itself answers and fires."""
+    recorded = Recorded(network)
+    with evaluating(network):
+        output, counts = call(recorded, batch)
+    return output, Answer(tensors(output), list(zip(recorded.sites, counts, strict=True)))
+
+
+def inputs_in(batches: Sequence[Any]) -> int:
+    """How many inputs there are."""
+    return sum(map(count, batches))
+
+
+def by_name(module: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the arguments of a call."""
+    taken: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    call(lambda *args, **kwargs: taken.append((args, kwargs)), batch)
+    return taken[0]
+
+
+@torch.no_grad()
+def compare(
+    network: nn.Module, probe: Callable[[Any], Answer], batches: Sequence[Any], differences: Differences
+) -> Comparison:
+    """Run both on every batch."""
+    found = Comparison()
+    for batch in batches:
+        found.update(reference(network, batch), probe(batch), differences)
+    return found

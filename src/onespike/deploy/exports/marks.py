@@ -1,0 +1,372 @@
+"""A network as a graph in which every act of a site is one operation with a name.
+
+`marked` puts markers where neurons and integer products stand, and `torch.export` writes down what runs:
+
+    fire      x → signed counts            the neuron of a site
+    decode    counts → values              where two activations meet, and in the float form everywhere
+    linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
+    conv      counts → values              likewise
+
+Between them stand torch's own functions. Every format but `pt2` is written from this graph. The operations have
+definitions of their own, in the precision of their input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from onespike.conversion.attach import Neurons, named_neurons
+from onespike.conversion.network import is_converted, steps_of
+from onespike.deploy.integer import optimize
+from onespike.deploy.products import IntegerConvolution, IntegerLinear, Populations
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.neurons.fire_functions import bounds
+from onespike.runtime.batches import call
+from onespike.runtime.forward import evaluating
+from onespike.sites import Visit, visiting
+
+ZERO = 128
+"""The zero of 8-bit weights without a sign."""
+
+
+class Spike(NamedTuple):
+    """What the marks take of a neuron, as tensors that broadcast against its input.
+
+    Attributes:
+        steps: [positive, negative] by which magnitudes are divided; infinity for a channel that is off.
+        units: what one spike is worth, likewise; 0 for a channel that is off.
+        sides: `even` for two equal steps, `both` for two others, `positive` or `negative` for one alone.
+        center: what is taken from the input first; None for nothing.
+        gain: powers of two by which the steps of a row are larger; None for 1.
+        offset: what the value starts from; None for 0.
+        levels: the counts that it may send.
+        bounds: where they begin, in |x|/step + ½: multiples of ½.
+    """
+
+    steps: tuple[Tensor, Tensor]
+    units: tuple[Tensor, Tensor]
+    sides: str
+    center: Tensor | None
+    gain: Tensor | None
+    offset: Tensor | None
+    levels: tuple[int, ...]
+    bounds: tuple[float, ...]
+
+
+def spike_of(neuron: Neuron, site: str) -> Spike:
+    """The neuron's code, if the marks know it."""
+    if neuron.form() is None:
+        raise UsageError(
+            f"export: the neuron '{neuron.name}' at {site} fires by a rule of its own, which no format but pt2 can "
+            "write. Convert with neuron='sfn', or export with format='pt2'."
+        )
+    code = neuron.code()
+    up, down = (side.detach() for side in code.units())
+    sides = {1: "even", 2: "both"}[code.worths]
+    if code.positive is None or code.negative is None:
+        sides = "positive" if code.negative is None else "negative"
+    steps = (torch.where(up > 0, up, torch.inf), torch.where(down > 0, down, torch.inf))
+    center, gain, offset = (None if c is None else c.detach() for c in (code.center, code.gain, code.offset))
+    if center is not None and not bool(center.any()):
+        center = None
+    if gain is not None and bool((gain == 1).all()):
+        gain = None
+    return Spike(
+        steps, (up, down), sides, center, gain, offset, code.levels, bounds(code.levels, neuron.rounding)
+    )
+
+
+@torch.library.custom_op("spikes::fire", mutates_args=())
+def fire(
+    x: Tensor, positive: Tensor, negative: Tensor, center: Tensor | None, gain: Tensor | None, sides: str,
+    levels: Sequence[int], bounds: Sequence[float], site: str,
+) -> Tensor:  # fmt: skip
+    """±(the largest level whose bound is not above |x − center| / (gain·step±) + ½)."""
+    x = x if center is None else x - center.to(x)
+    x = x if gain is None else x / gain.to(x)
+    up, down = x.clamp(min=0) / positive.to(x), (-x).clamp(min=0) / negative.to(x)
+    a = {"positive": up, "negative": down, "both": up + down, "even": x.abs() / positive.to(x)}[sides] + 0.5
+    table = torch.tensor((0, *levels), dtype=x.dtype, device=x.device)
+    jumps = torch.tensor(bounds, dtype=x.dtype, device=x.device)
+    count = table[torch.bucketize(a.contiguous(), jumps, right=True)]
+    return {"positive": count, "negative": -count}.get(sides, count * x.sign())
+
+
+@fire.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("spikes::decode", mutates_args=())
+def decode(
+    counts: Tensor, positive: Tensor, negative: Tensor, gain: Tensor | None, offset: Tensor | None, sides: str,
+    site: str,
+) -> Tensor:  # fmt: skip
+    """offset + gain·unit±·counts."""
+    if sides == "both":
+        value = positive.to(counts) * counts.clamp(min=0) - negative.to(counts) * (-counts).clamp(min=0)
+    else:
+        value = counts * (negative if sides == "negative" else positive).to(counts)
+    value = value if gain is None else value * gain.to(counts)
+    return value if offset is None else value + offset.to(counts)
+
+
+@decode.register_fake
+def _(counts: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(counts)
+
+
+def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) -> Tensor:
+    if up is None or down is None:
+        return counts
+    q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in (up, down))
+    return counts.clamp(min=0) * q.to(counts) + counts.clamp(max=0) * p.to(counts)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """8-bit weights as whole numbers; unsigned ones have their zero at 128."""
+    return weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
+
+
+@torch.library.custom_op("spikes::linear", mutates_args=())
+def linear(
+    counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
+    gain: Tensor | None, most: int, signed: bool, site: str,
+) -> Tensor:  # fmt: skip
+    """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
+    sums = F.linear(_units(counts, up, down, -1).double(), _whole(weight))
+    value = sums.to(counts) * scale.to(counts)
+    value = value if gain is None else value * gain.to(counts)
+    return value if bias is None else value + bias.to(counts)
+
+
+@linear.register_fake
+def _(counts: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return counts.new_empty(*counts.shape[:-1], weight.shape[0])
+
+
+def _convolved(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+    function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
+    result: Tensor = function(x, weight, None, *geometry)
+    return result
+
+
+@torch.library.custom_op("spikes::conv", mutates_args=())
+def conv(
+    counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+    most: int, signed: bool, site: str,
+) -> Tensor:  # fmt: skip
+    """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
+    axis = 1 - weight.dim()
+    rows = (-1, *[1] * (-axis - 1))
+    geometry = (stride, padding, dilation, groups)
+    sums = _convolved(_units(counts, up, down, axis).double(), _whole(weight), geometry)
+    value = sums.to(counts) * scale.to(counts).view(rows)
+    return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows)).to(counts)
+
+
+@conv.register_fake
+def _(
+    counts: Tensor, weight: Tensor, scale: Tensor, bias: Any, up: Any, down: Any,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, *_: Any,
+) -> Tensor:  # fmt: skip
+    return _convolved(counts, weight.to(counts.dtype), (stride, padding, dilation, groups))
+
+
+class Site(nn.Module):
+    """In the place of a neuron: fires and decodes by name, and keeps its counts for whoever asks."""
+
+    def __init__(self, name: str, neuron: Neuron, log: list[tuple[str, Tensor]]) -> None:
+        super().__init__()
+        self.name, self.log, self.spike = name, log, spike_of(neuron, name)
+        spike = self.spike
+        for part, value in (
+            ("positive", spike.steps[0]), ("negative", spike.steps[1]), ("center", spike.center),
+            ("up", spike.units[0]), ("down", spike.units[1]), ("gain", spike.gain), ("offset", spike.offset),
+        ):  # fmt: skip
+            self.register_buffer(part, value)
+
+    def counts(self, x: Tensor) -> Tensor:
+        spike = self.spike
+        fired: Tensor = fire(
+            x.float(), self.positive, self.negative, self.center, self.gain, spike.sides,
+            list(spike.levels), list(spike.bounds), self.name,
+        )  # fmt: skip
+        self.log.append((self.name, fired))
+        return fired
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = self.counts(x)
+        value: Tensor = decode(
+            counts, self.up, self.down, self.gain, self.offset, self.spike.sides, self.name
+        )
+        return value.to(x.dtype)
+
+
+class Product(nn.Module):
+    """In the place of an integer product: the operations of its one part, or of two populations."""
+
+    def __init__(self, site: Site, form: nn.Module, size: tuple[int, ...], unsigned: bool) -> None:
+        super().__init__()
+        parts: tuple[Any, ...] = (form.first, form.second) if isinstance(form, Populations) else (form,)
+        self.facts: list[tuple[int, bool, str]] = []
+        for i, part in enumerate(parts):
+            if not isinstance(part, (IntegerLinear, IntegerConvolution)) or not part.fits:
+                raise UsageError(
+                    f"export: the sums at {site.name} do not fit into 32 bits. Convert with fewer levels, or with "
+                    "a larger scale."
+                )
+            bias = part.constants(size) if isinstance(part, IntegerConvolution) else part.bias
+            if bias is not None and all(n == 1 for n in bias.shape[1:]):
+                bias = bias.flatten()
+            up, down = part.times_up, part.times_down
+            most = int(site.spike.levels[-1] * torch.maximum(up, down).max())
+            self.facts.append((most, site.spike.sides != "positive", site.name))
+            weight = (part.weight.int() + ZERO).to(torch.uint8) if unsigned else part.weight
+            once = bool((up == 1).all() and (down == 1).all())
+            for name, value in (
+                ("weight", weight), ("scale", part.scale), ("bias", bias),
+                ("up", None if once else up), ("down", None if once else down),
+            ):  # fmt: skip
+                self.register_buffer(f"{name}{i}", value)
+        self.parts = parts
+
+    def forward(self, x: Tensor, site: Site) -> Tensor:
+        counts = site.counts(x)
+        values = []
+        for i, part in enumerate(self.parts):
+            tensors = [getattr(self, f"{name}{i}") for name in ("weight", "scale", "bias", "up", "down")]
+            if isinstance(part, IntegerLinear):
+                values.append(linear(counts, *tensors, site.gain, *self.facts[i]))
+            else:
+                values.append(conv(counts, *tensors, *_geometry(part), part.groups, *self.facts[i]))
+        value: Tensor = values[0] if len(values) == 1 else values[0] + values[1]
+        return value
+
+
+def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int]]:
+    padding = part.padding
+    if isinstance(padding, str):
+        spans = [d * (k - 1) for d, k in zip(part.dilation, part.weight.shape[2:], strict=True)]
+        if padding == "same" and any(span % 2 for span in spans):
+            raise UsageError(
+                "export: a convolution pads one side more than the other (padding='same' with an even kernel). "
+                "Pad in a layer of its own."
+            )
+        padding = [0 if padding == "valid" else span // 2 for span in spans]
+    return list(part.stride), list(padding), list(part.dilation)
+
+
+class Marked(nn.Module):
+    """A network whose forward also returns the counts of every site, in the order in which they fired."""
+
+    def __init__(self, network: nn.Module, log: list[tuple[str, Tensor]]) -> None:
+        super().__init__()
+        self.network, self.log = network, log
+        self.sites: list[str] = []
+        self.outputs: list[str] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+        self.log.clear()
+        output = self.network(*args, **kwargs)
+        leaves, _ = tree_flatten(output)
+        names, kept = names_of(output)
+        if not self.sites:  # an attribute that changed while a network is exported would be changed back
+            self.outputs, self.sites = names, [site for site, _ in self.log]
+        counts = [fired for _, fired in self.log]
+        self.log.clear()
+        return [leaves[i] for i in kept], counts
+
+
+def names_of(output: Any) -> tuple[list[str], list[int]]:
+    """Names of an output's tensors, and which of its leaves they are.
+
+    >>> names_of({"scores": torch.zeros(1), "extra": None, "boxes": torch.zeros(1)})
+    (['scores', 'boxes'], [0, 2])
+    >>> names_of(torch.zeros(1)), names_of([torch.zeros(1), torch.zeros(1)])
+    ((['output'], [0]), (['output0', 'output1'], [0, 1]))
+    """
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    found = [
+        (keystr(path), i)
+        for i, (path, leaf) in enumerate(tree_flatten_with_path(output)[0])
+        if isinstance(leaf, Tensor)
+    ]
+    names = ["".join(c if c.isalnum() or c == "_" else " " for c in path).split() for path, _ in found]
+    joined = ["_".join(words) or "output" for words in names]
+    return [f"output{name}" if name.isdecimal() else name for name in joined], [i for _, i in found]
+
+
+def check(snn: nn.Module) -> None:
+    """Refuse what no format can write."""
+    if not is_converted(snn):
+        raise UsageError("export: this network has no neurons. Convert it first.")
+    if steps_of(snn) > 1:
+        raise UsageError(
+            f"export: this network runs {steps_of(snn)} timesteps. Convert with steps=1, which is what formats know."
+        )
+    if any(parameter.device.type != "cpu" for parameter in snn.parameters()):
+        raise UsageError("export: the network must be on the CPU. Use snn.cpu().")
+
+
+def marked(snn: nn.Module, batch: Any, *, integers: bool = False, unsigned: bool = False) -> Marked:
+    """A copy of a network with markers in place of its neurons, and with `integers` of its integer products.
+
+    Weights are int8, or `unsigned` with their zero at 128.
+    """
+    check(snn)
+    for site, neuron in named_neurons(snn):
+        if isinstance(neuron, Neuron):
+            spike_of(neuron, str(site))
+    sizes = _sizes(snn, batch) if integers else {}
+    network = optimize(snn, integer_units=True) if integers else copy.deepcopy(snn)
+    log: list[tuple[str, Tensor]] = []
+    for module in network.modules():
+        owner: Any = module._modules.get("neurons")
+        if not isinstance(owner, Neurons):
+            continue
+        owner.visitor = None
+        places: dict[str, Any] = owner._modules
+        for key, neuron in list(places.items()):
+            if isinstance(neuron, Neuron):
+                places[key] = Site(f"{owner.owner}:{key}", neuron, log)
+        forms = {key: form for key, form in owner.products.items() if key.endswith("_input")}
+        made = {
+            key: Product(places[key], form, sizes.get(f"{owner.owner}:{key}", ()), unsigned)
+            for key, form in forms.items()
+        }
+        owner.products = made
+        for key in forms:
+            module._modules[f"integer_{key}"] = made[key]
+        for name in [name for name in module._modules if name.startswith("integer_matmul")]:
+            del module._modules[name]
+        module._modules.pop("folded", None)
+    result = Marked(network.eval(), log)
+    with torch.no_grad():
+        call(result, batch)  # finds out the names of outputs and sites
+    return result
+
+
+def _sizes(snn: nn.Module, batch: Any) -> dict[str, tuple[int, ...]]:
+    """The size of the image at each convolution."""
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def look(operand: Any, x: Tensor) -> Tensor:
+        if operand.site.operation == "conv":
+            seen[str(operand.site)] = tuple(x.shape[2:])
+        value: Tensor = operand.place.value(operand, x)
+        return value
+
+    with evaluating(snn), visiting(snn, Visit(look)):
+        call(snn, batch)
+    return seen

@@ -1,0 +1,177 @@
+"""The marks of a network as ONNX nodes: the fire function without bit casts, and products on bytes.
+
+Every bound of G is a multiple of ½, so that G(a) depends on ⌊2a⌋ alone, an exact integer: one look into a table of
+counts, for any levels and either rounding. No optimizer can change it by rounding otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onespike.deploy.exports import marks
+
+OPSET = 20
+TABLE = 2**16
+"""The longest table; beyond, one comparison for each level."""
+FLOAT, UINT8, INT32 = 1, 2, 6
+
+
+def _op() -> Any:
+    from onnxscript import opset20
+
+    return opset20
+
+
+def _constant(value: Any) -> Any:
+    import onnx
+
+    return _op().Constant(value=onnx.numpy_helper.from_array(np.asarray(value)))
+
+
+def _number(value: float) -> Any:
+    return _constant(np.float32(value))
+
+
+def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.ndarray[Any, Any]]:
+    """(n, table) with G(a) = table[min(⌊n·a⌋, last)]: n = 1 where all bounds are whole numbers, else 2.
+
+    >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0))
+    (1, array([0., 1., 2., 2., 4.], dtype=float32))
+    >>> fire_table((1, 3), (1.0, 2.5))[1].tolist()
+    [0.0, 0.0, 1.0, 1.0, 1.0, 3.0]
+    """
+    whole = 1 if all(bound.is_integer() for bound in bounds) else 2
+    jumps = np.asarray(bounds) * whole
+    passed = np.searchsorted(jumps, np.arange(int(jumps[-1]) + 1), side="right")
+    return whole, np.asarray((0, *levels), np.float32)[passed]
+
+
+def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
+    """G(a): a look into a table, or for levels that reach too far one comparison each."""
+    op = _op()
+    if levels == list(range(1, len(levels) + 1)):
+        return op.Min(op.Floor(a), _number(levels[-1]))
+    if 2 * bounds[-1] <= TABLE:
+        whole, table = fire_table(levels, bounds)
+        a = a if whole == 1 else op.Mul(a, _number(whole))
+        place = op.Cast(op.Min(a, _number(len(table) - 1)), to=INT32)
+        return op.Gather(_constant(table), place)
+    before, total = 0, _number(0)
+    for level, bound in zip(levels, bounds, strict=True):
+        passed = op.Cast(op.GreaterOrEqual(a, _number(bound)), to=FLOAT)
+        total, before = op.Add(total, op.Mul(passed, _number(level - before))), level
+    return total
+
+
+def fire(
+    x: Any, positive: Any, negative: Any, center: Any = None, gain: Any = None, sides: str = "even",
+    levels: Sequence[int] = (), bounds: Sequence[float] = (), site: str = "",
+) -> Any:  # fmt: skip
+    """`marks.fire`."""
+    op = _op()
+    x = x if center is None else op.Sub(x, center)
+    x = x if gain is None else op.Div(x, gain)
+    if sides == "even":
+        size = op.Div(op.Abs(x), positive)
+    else:
+        up, down = op.Div(op.Relu(x), positive), op.Div(op.Relu(op.Neg(x)), negative)
+        size = {"positive": up, "negative": down}.get(sides) or op.Add(up, down)
+    count = fired(op.Add(size, _number(0.5)), levels, bounds)
+    if sides in ("positive", "negative"):
+        return count if sides == "positive" else op.Neg(count)
+    return op.Mul(count, op.Sign(x))
+
+
+def decode(
+    counts: Any, positive: Any, negative: Any, gain: Any = None, offset: Any = None, sides: str = "even",
+    site: str = "",
+) -> Any:  # fmt: skip
+    """`marks.decode`."""
+    op = _op()
+    if sides == "both":
+        value = op.Sub(op.Mul(op.Relu(counts), positive), op.Mul(op.Relu(op.Neg(counts)), negative))
+    else:
+        value = op.Mul(counts, negative if sides == "negative" else positive)
+    value = value if gain is None else op.Mul(value, gain)
+    return value if offset is None else op.Add(value, offset)
+
+
+def _units(counts: Any, up: Any, down: Any, axis: int) -> Any:
+    if up is None or down is None:
+        return counts
+    op = _op()
+    shape = _constant(np.asarray((-1, *[1] * (-axis - 1)), np.int64))
+    q, p = (op.Reshape(times, shape) for times in (up, down))
+    return op.Sub(op.Mul(op.Relu(counts), q), op.Mul(op.Relu(op.Neg(counts)), p))
+
+
+def _by_bytes(units: Any, most: int, signed: bool, multiply: Callable[[Any, Any], Any]) -> Any:
+    """The exact sums of a product, from one byte of each operand where counts fit into one, else from two."""
+    op = _op()
+    if most <= (127 if signed else 255):
+        zero = marks.ZERO if signed else 0
+        shifted = op.Add(units, _number(zero)) if zero else units
+        return multiply(op.Cast(shifted, to=UINT8), _constant(np.uint8(zero)))
+    high = op.Floor(op.Mul(units, _number(1 / 256)))
+    low = op.Sub(units, op.Mul(high, _number(256)))
+    above = multiply(op.Cast(op.Add(high, _number(marks.ZERO)), to=UINT8), _constant(np.uint8(marks.ZERO)))
+    below = multiply(op.Cast(low, to=UINT8), _constant(np.uint8(0)))
+    return op.Add(op.Mul(above, _constant(np.int32(256))), below)
+
+
+def linear(
+    counts: Any, weight: Any, scale: Any, bias: Any = None, up: Any = None, down: Any = None, gain: Any = None,
+    most: int = 0, signed: bool = True, site: str = "",
+) -> Any:  # fmt: skip
+    """`marks.linear` by MatMulInteger. Both operands are unsigned: of other pairs some processors saturate sums."""
+    op = _op()
+    columns, zero = op.Transpose(weight, perm=[1, 0]), _constant(np.uint8(marks.ZERO))
+    units = _units(counts, up, down, -1)
+    sums = _by_bytes(units, most, signed, lambda x, at: op.MatMulInteger(x, columns, at, zero))
+    value = op.Mul(op.Cast(sums, to=FLOAT), scale)
+    value = value if gain is None else op.Mul(value, gain)
+    return value if bias is None else op.Add(value, bias)
+
+
+def conv(
+    counts: Any, weight: Any, scale: Any, bias: Any = None, up: Any = None, down: Any = None,
+    stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1,
+    most: int = 0, signed: bool = True, site: str = "",
+) -> Any:  # fmt: skip
+    """`marks.conv` by ConvInteger."""
+    op, dims = _op(), len(stride)
+    zero, shape = _constant(np.uint8(marks.ZERO)), _constant(np.asarray((-1, *[1] * dims), np.int64))
+    units = _units(counts, up, down, -1 - dims)
+
+    def multiply(x: Any, at: Any) -> Any:
+        return op.ConvInteger(
+            x,
+            weight,
+            at,
+            zero,
+            group=groups,
+            strides=[*stride],
+            dilations=[*dilation],
+            pads=[*padding, *padding],
+        )
+
+    value = op.Mul(op.Cast(_by_bytes(units, most, signed, multiply), to=FLOAT), op.Reshape(scale, shape))
+    if bias is None:
+        return value
+    return op.Add(value, op.Reshape(bias, shape) if len(bias.shape) == 1 else bias)
+
+
+def translations() -> dict[Any, Any]:
+    """Mark → the function that writes its nodes."""
+    import torch
+
+    spikes = torch.ops.spikes
+    return {
+        spikes.fire.default: fire,
+        spikes.decode.default: decode,
+        spikes.linear.default: linear,
+        spikes.conv.default: conv,
+    }

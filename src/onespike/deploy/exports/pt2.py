@@ -1,0 +1,101 @@
+"""PyTorch's own formats: an exported program, and the same compiled ahead of time for this kind of processor."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike import kernels
+from onespike.conversion.attach import Neurons
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
+from onespike.deploy.exports.tracing import trace
+from onespike.runtime.batches import call
+
+FACTS = "onespike.json"
+
+
+class Plain(nn.Module):
+    """A network as it is, with the arguments of any call."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.network(*args, **kwargs)
+
+
+def bare(network: nn.Module) -> nn.Module:
+    """A copy that shares its weights and holds nothing that only `revert_` needs.
+
+    Products on integers need no weights in float.
+    """
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    twin = copy.deepcopy(network, memo)
+    for module in twin.modules():
+        module._modules.pop("folded", None)
+        owner = module._modules.get("neurons")
+        if isinstance(owner, Neurons):
+            owner.visitor = None
+    return twin
+
+
+def _programs(request: Request) -> tuple[Any, Any, Recorded, tuple[str, ...]]:
+    """The program, the same with the counts of every site as further outputs, and its sites."""
+    network, batch = bare(request.network), example(request.batches)
+    recorded = Recorded(network)
+    recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
+    kernels.word_path()  # tried now, since nothing can be tried while a network is traced
+    program, notes = trace(Plain(network), batch)
+    probed, _ = trace(recorded, batch)
+    return _pruned(program), probed, recorded, notes
+
+
+def _pruned(program: Any) -> Any:
+    """A program without the tensors that no node reads, and without the lines of code that each node came from."""
+    for node in program.graph.nodes:
+        for what in ("stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack", "from_node"):
+            node.meta.pop(what, None)
+    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    names = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
+    kept = {name for put, name in names.items() if put in used}
+    for name, tensor in list(program.state_dict.items()):
+        if name not in kept:
+            nothing = tensor.detach().new_zeros(()).expand(tensor.shape)
+            program.state_dict[name] = (
+                nn.Parameter(nothing, False) if isinstance(tensor, nn.Parameter) else nothing
+            )
+    return program
+
+
+def _answer(probed: Callable[..., Any], sites: list[str]) -> Callable[[Any], Answer]:
+    def probe(batch: Any) -> Answer:
+        output, counts = call(probed, batch)
+        return Answer(tensors(output), list(zip(sites, counts, strict=True)))
+
+    return probe
+
+
+@export_format("pt2", suffix=".pt2")
+def write(request: Request, file: Path) -> Foreign:
+    """torch.export: a program for any machine with torch, and with no need of onespike."""
+    program, probed, recorded, notes = _programs(request)
+    facts = json.dumps(dict(request.facts), ensure_ascii=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tensors that no node reads, of which one number is kept
+        torch.export.save(program, file, extra_files={FACTS: facts})
+    again: Any = torch.export.load(file).module()
+    other: Any = probed.module()
+
+    def run(batch: Any) -> list[Tensor]:
+        return tensors(call(again, batch))
+
+    return Foreign(f"torch {torch.__version__}", run, _answer(other, recorded.sites), notes)

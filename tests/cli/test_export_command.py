@@ -1,0 +1,57 @@
+"""`onespike export`."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from command_line import TEST, Command
+
+
+def test_a_run_becomes_a_program(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vit.pt2"
+    done = cli(
+        "export", vit_run, "--format", "pt2", "--out", out, "--verify", TEST, "--limit", 2, "--batch-size", 2
+    )
+    assert done.code == 0, done.err
+    assert "0 differ" in done.out and "answers        0 of 2 differ" in done.out
+    stored = json.loads((tmp_path / "vit.pt2.verified.json").read_text())
+    assert stored["comparison"]["inputs"] == 2 and stored["comparison"]["differ"] == 0
+    assert stored["network"] == "bundled:cifar10-vit" and stored["scale"] == 0.25
+    assert "torch" in stored["versions"] and stored["preprocessing"].startswith("resize 32×32")
+
+
+def test_refusals(cli: Command, vit_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "a.pt2"
+    words = ("export", vit_run, "--out", out, "--format")
+    assert cli(*words, "pt3").message().startswith("unknown format 'pt3'. Did you mean 'pt2'? Known: ")
+    assert cli(*words, "pt2", "--limit", 1).message() == (
+        "export: at least two inputs are needed, so that the size of a batch can be left open."
+    )
+    assert (
+        cli("export", tmp_path / "none", "--out", out, "--format", "pt2")
+        .message()
+        .startswith(f"{tmp_path / 'none'}: no run here")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+    import torch
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.export, "save", full)
+        assert cli(*words, "pt2", "--limit", 2).message() == (
+            f"{out}: the disk is full. Free some space or choose another place."
+        )
+    assert list(tmp_path.iterdir()) == []
+    out.touch()
+    assert cli(*words, "pt2").message() == f"{out} exists. Choose another --out or remove it."
+
+
+def test_formats_are_listed(cli: Command) -> None:
+    listed = cli("list", "formats").out
+    assert "pt2" in listed and "onnx" in listed and "float and integer form" in listed

@@ -1,0 +1,77 @@
+"""Small converted networks that the tests of exports share."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import onespike
+from onespike.neurons.levels import mixed_levels
+from onespike.recipe import Recipe
+
+
+class Convolutions(nn.Module):
+    """Strides, groups, BatchNorm, pooling and a linear map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.third = nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.Conv2d(12, 12, 3, groups=4)
+        self.middle, self.last = nn.Linear(12, 10), nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.norm(self.first(x)).relu(), 2)
+        x = self.third(self.second(x).relu()).relu()
+        return self.last(self.middle(x.mean((2, 3))).relu())
+
+
+class Attention(nn.Module):
+    """Norms, attention, GELU, residual sums, and a mapping as output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 16)
+        self.block = nn.TransformerEncoderLayer(
+            16, 2, 24, batch_first=True, activation="gelu", norm_first=True
+        )
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.block(self.embed(x))
+        return {"logits": self.last(hidden.mean(1)), "hidden": hidden}
+
+
+class Deep(nn.Sequential):
+    """A chain of linear maps and ReLUs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(6, 16),
+            nn.ReLU(),
+            nn.Linear(16, 12),
+            nn.ReLU(),
+            nn.Linear(12, 8),
+            nn.ReLU(),
+            nn.Linear(8, 3),
+        )
+
+
+SHAPES = {Convolutions: (3, 12, 12), Attention: (5, 6), Deep: (6,)}
+AFFINE = Recipe(passes=("nearest", "positions", "center"), levels="mixed:6")
+
+
+@cache
+def small(kind: type[nn.Module], recipe: Recipe | None = None) -> tuple[nn.Module, list[Tensor]]:
+    """A converted network and two batches that it was calibrated on. Only to be read."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    batches = [torch.randn(4, *SHAPES[kind]) for _ in range(2)]
+    if kind is Convolutions:
+        model.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
+        model.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
+    return onespike.spike(model, batches, recipe or Recipe()), batches
+
+
+assert mixed_levels(8)[-1] == 263  # counts of the default levels do not fit into a byte

@@ -1,0 +1,102 @@
+"""The fire function in ONNX fires what the neuron fires: every level, every bound and the numbers beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onespike.deploy.exports.marks import Site
+from onespike.deploy.exports.onnx_file import _session, translated
+from onespike.deploy.exports.tracing import trace
+from onespike.neurons import AffineFire, DualMultiThreshold, Neuron, ScaleFire
+from onespike.neurons.fire_functions import bounds
+from onespike.neurons.levels import exponential_levels, linear_levels, mixed_levels
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[onnx]'")
+
+LEVELS = {
+    "linear": linear_levels(5),
+    "exponential": exponential_levels(4),
+    "mixed": mixed_levels(8),
+    "long tail": mixed_levels(2, 14),
+    "own": (1, 2, 5, 6, 17),
+    "far": (1, 100, 2**20),
+    "one": (1,),
+}
+# With steps that are powers of two every bound is a float32 number, and so are its neighbors.
+NEURONS: dict[str, Neuron] = {
+    f"{name} {rounding}": ScaleFire(0.5, 0.25, levels=levels, rounding=rounding)
+    for name, levels in LEVELS.items()
+    for rounding in ("paper", "nearest")
+} | {
+    "even": ScaleFire(0.5, 0.5, levels=mixed_levels(8)),
+    "positive": ScaleFire(0.3, levels=mixed_levels(8)),
+    "negative": ScaleFire(0.0, 0.3, levels=mixed_levels(4)),
+    "constants": AffineFire(
+        0.5, 0.25, levels=mixed_levels(4), centre=torch.tensor(0.75), gain=torch.tensor([[1.0], [4.0]])
+    ),
+    "channel off": ScaleFire(
+        torch.tensor([0.5, 0.0]).repeat(5), torch.tensor([0.0, 0.5]).repeat(5), levels=mixed_levels(4)
+    ),
+}
+
+
+def edges() -> Tensor:
+    """Every bound of every neuron, its neighbors in float32, numbers between, and the ends; both signs."""
+    jumps = [bounds(n.code().levels, n.rounding) for n in NEURONS.values()]
+    at = torch.tensor(sorted({b - 0.5 for of in jumps for b in of})) * 0.5
+    beside = [torch.nextafter(at, torch.tensor(way)) for way in (-torch.inf, torch.inf)]
+    ends = torch.tensor([0.0, 1e-38, 3e38])
+    random = torch.rand(2000, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([at, *beside, random[:1000] * 200, random[1000:] * 2, ends])
+    x = torch.cat([x, -x])
+    return x[: len(x) // 20 * 20].view(-1, 2, 10)
+
+
+X = edges()
+
+
+class All(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites = nn.ModuleList(Site(name, neuron, []) for name, neuron in NEURONS.items())
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return [site.counts(*args) for site in self.sites]  # type: ignore[operator]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    program, _ = trace(All(), X)
+    file: Path = tmp_path_factory.mktemp("onnx") / "all.onnx"
+    translated(program, list(NEURONS)).save(str(file))
+    values = _session(file).run(None, {"input": X.numpy()})
+    return {name: torch.from_numpy(value) for name, value in zip(NEURONS, values, strict=True)}
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_every_level_and_every_edge(name: str, found: dict[str, Tensor]) -> None:
+    expected = NEURONS[name].counts(X)
+    assert torch.equal(found[name], expected)
+    assert expected.abs().max() == NEURONS[name].largest
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_a_mark_fires_and_decodes_as_its_neuron(name: str) -> None:
+    site = Site(name, NEURONS[name], [])
+    assert torch.equal(site.counts(X), NEURONS[name].counts(X))
+    assert torch.equal(site(X), NEURONS[name](X))
+
+
+def test_a_neuron_whose_half_is_within_the_quotient() -> None:
+    neuron = DualMultiThreshold(1.0, 2.0, levels=linear_levels(4))
+    site = Site("mtn", neuron, [])
+    x = torch.linspace(-3, 3, 1001)
+    apart = (site.counts(x) - neuron.counts(x)).abs()
+    assert (
+        apart.max() <= 1 and (apart > 0).float().mean() < 0.01
+    )  # rounded otherwise at the bounds themselves

@@ -1,0 +1,87 @@
+"""ONNX files, float and integer, run by onnxruntime: every spike is the network's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import onespike
+from exports.small import AFFINE, Attention, Convolutions, Deep, small
+from onespike.deploy.exports import onnx_file
+from onespike.deploy.exports.comparison import Answer, compare, largest_class
+from onespike.deploy.exports.marks import marked
+from onespike.recipe import Recipe
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[onnx]'")
+
+CASES = {
+    "convolutions": (Convolutions, None, False),
+    "convolutions on integers": (Convolutions, None, True),
+    "attention": (Attention, None, False),
+    "attention on integers": (Attention, None, True),
+    "affine on integers": (Attention, AFFINE, True),
+}
+
+
+@pytest.mark.parametrize(("kind", "recipe", "integer"), CASES.values(), ids=CASES)
+def test_spikes_are_the_networks_own(
+    kind: type[nn.Module], recipe: Recipe | None, integer: bool, tmp_path: Path
+) -> None:
+    snn, batches = small(kind, recipe)
+    done = onespike.export(snn, "onnx", tmp_path / "a.onnx", batches, integer=integer, facts={"scale": 0.25})
+    found = done.comparison
+    assert found.inputs == 8 and found.active > 100
+    # functions between two products are rounded otherwise, so that a spike at a bound may differ
+    assert found.differ <= found.counts // 1000
+    assert found.output_difference <= 1e-3 * found.output_largest or found.differ
+    assert found.answers_differ == 0
+
+    import onnx
+
+    model = onnx.load(tmp_path / "a.onnx")
+    used = {node.op_type for node in model.graph.node}
+    assert {node.domain for node in model.graph.node} == {""} and model.opset_import[0].version >= 20
+    assert integer == bool(used & {"MatMulInteger", "ConvInteger"})
+    assert {p.key: p.value for p in model.metadata_props}["onespike.scale"] == "0.25"
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param  # any batch
+    stored = json.loads((tmp_path / "a.onnx.verified.json").read_text())
+    assert stored["comparison"]["differ"] == found.differ and stored["form"] == (
+        "integer" if integer else "float"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.verified.json"]
+
+
+@pytest.mark.parametrize("kind", [Convolutions, Attention, Deep])
+@pytest.mark.parametrize("recipe", [None, AFFINE], ids=["sformer", "affine"])
+@pytest.mark.parametrize("integers", [False, True], ids=["float", "integers"])
+def test_marks_compute_what_the_network_computes(
+    kind: type[nn.Module], recipe: Recipe | None, integers: bool
+) -> None:
+    """The graph that all formats are written from, before any foreign runtime: sums are exact, so bits agree."""
+    snn, batches = small(kind, recipe)
+    network = onespike.optimize(snn, integer_units=True) if integers else snn
+    probe = marked(snn, batches[0], integers=integers, unsigned=True)
+
+    def answer(batch: torch.Tensor) -> Answer:
+        outputs, counts = probe(batch)
+        return Answer(outputs, list(zip(probe.sites, counts, strict=True)))
+
+    found = compare(network, answer, batches, largest_class)
+    assert found.active > 0 and found.differ == 0
+    assert found.output_difference <= 1e-5 * found.output_largest
+
+
+def test_a_difference_is_found(tmp_path: Path) -> None:
+    """A file of another λ is not called the same."""
+    snn, batches = small(Deep)
+    request = onespike.deploy.exports.base.Request(snn, snn, batches, False, {})
+    foreign = onnx_file.write(request, tmp_path / "a.onnx")
+    other = onespike.deploy.exports.base.optimize(snn)  # a copy
+    onespike.set_scale_(other, 0.5)
+    found = compare(other, foreign.probe, batches, largest_class)
+    assert found.differ > 0 and found.sites and "differ, at" in str(found)

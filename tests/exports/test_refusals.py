@@ -1,0 +1,77 @@
+"""What no format can write is refused before anything is written, word by word."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import onespike
+from exports.small import Deep, small
+from onespike.errors import LoadError, UsageError
+from onespike.recipe import Recipe
+
+
+def refusal(*args: object, **kwargs: object) -> str:
+    with pytest.raises((UsageError, LoadError)) as error:
+        onespike.export(*args, **kwargs)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snn, batches = small(Deep)
+    out = tmp_path / "a.onnx"
+    assert refusal(snn, "onyx", out, batches).startswith(
+        "unknown format 'onyx'. Did you mean 'onnx'? Known: "
+    )
+    assert refusal(Deep(), "onnx", out, batches) == "export: this network has no neurons. Convert it first."
+    assert refusal(snn, "onnx", out, batches[0][:1]) == (
+        "export: at least two inputs are needed, so that the size of a batch can be left open."
+    )
+    out.touch()
+    assert refusal(snn, "onnx", out, batches) == f"{out} exists. Choose another --out or remove it."
+    out.unlink()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert refusal(snn, "onnx", out, batches) == (
+        "export: onnx needs onnxruntime. Install it with: pip install 'onespike[onnx]'"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_timesteps(tmp_path: Path) -> None:
+    snn, batches = small(Deep, Recipe(steps=4))
+    assert refusal(snn, "pt2", tmp_path / "a.pt2", batches) == (
+        "export: this network runs 4 timesteps. Convert with steps=1, which is what formats know."
+    )
+
+
+def test_a_neuron_with_a_rule_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'onespike[onnx]'")
+    snn, batches = small(Deep, Recipe(neuron="if", levels="1,", steps=1))
+    assert refusal(snn, "onnx", tmp_path / "a.onnx", batches) == (
+        "export: the neuron 'if' at 2:linear0_input fires by a rule of its own, which no format but pt2 can write. "
+        "Convert with neuron='sfn', or export with format='pt2'."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(self.first(x).relu())
+        return self.last(hidden.relu() if hidden.sum() > 0 else hidden.abs())
+
+
+def test_a_network_that_depends_on_values(tmp_path: Path) -> None:
+    x = torch.randn(4, 6)
+    snn = onespike.spike(Choosing(), [x])
+    message = refusal(snn, "pt2", tmp_path / "a.pt2", x)
+    assert message.startswith("export: torch.export cannot follow this network (")
+    assert message.endswith("Its forward must not depend on values.")
+    assert list(tmp_path.iterdir()) == []
