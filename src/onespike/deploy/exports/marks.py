@@ -335,7 +335,6 @@ def marked(snn: nn.Module, batch: Any, *, integers: bool = False, unsigned: bool
         owner: Any = module._modules.get("neurons")
         if not isinstance(owner, Neurons):
             continue
-        owner.visitor = None
         places: dict[str, Any] = owner._modules
         for key, neuron in list(places.items()):
             if isinstance(neuron, Neuron):

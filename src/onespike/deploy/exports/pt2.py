@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from onespike import kernels
-from onespike.conversion.attach import Neurons
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
 from onespike.deploy.exports.tracing import trace
@@ -42,9 +41,6 @@ def bare(network: nn.Module) -> nn.Module:
     twin = copy.deepcopy(network, memo)
     for module in twin.modules():
         module._modules.pop("folded", None)
-        owner = module._modules.get("neurons")
-        if isinstance(owner, Neurons):
-            owner.visitor = None
     return twin
 
 
