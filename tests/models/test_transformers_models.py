@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import onespike
-from contract.conversion_contract import ConversionContract, distance, images, randomize_, run
+from contract.conversion_contract import ConversionContract, distance, images, nothing_hidden, randomize_, run
 from onespike.neurons import Neuron
 
 VISION = dict(
@@ -88,6 +88,7 @@ class TestDinov2Eager(TestDinov2):
 
 
 class TestBert(Sdpa):
+    masked = True
     heads = ("classifier:linear0_input",)
     spiking, softmax = 11, 1  # and the pooler
 
@@ -101,10 +102,12 @@ class TestBert(Sdpa):
 
 
 class TestBertEager(TestBert):
+    masked = False
     attention = "eager"
 
 
 class TestGPT2(Sdpa):
+    masked = True
     heads = ("lm_head:linear0_input",)
     spiking, softmax, weights = 8, 1, 4  # each Conv1D multiplies by a weight in product form
 
@@ -118,10 +121,12 @@ class TestGPT2(Sdpa):
 
 
 class TestGPT2Eager(TestGPT2):
+    masked = False
     attention = "eager"
 
 
 class TestLlama(Sdpa):
+    masked = True
     heads = ("lm_head:linear0_input",)
     spiking, softmax = 11, 1
 
@@ -136,12 +141,14 @@ class TestLlama(Sdpa):
 
 
 class TestLlamaEager(TestLlama):
+    masked = False
     attention = "eager"
 
 
 class TestMixtral(Sdpa):
     """A mixture of experts: two of four multiply each token, in grouped products."""
 
+    masked = True
     heads = ("lm_head:linear0_input",)
     spiking, softmax, weights = 11, 1, 2
 
@@ -206,9 +213,10 @@ def test_both_attentions_have_the_same_sites(contract):
     batches = None
     if contract in LANGUAGE:  # a row that is masked altogether gives zeros in one and a mean in the other
         batches = tokens()
-    fused, unfused = (
-        onespike.calibrate(model, batches or own) for model, own in (c.build() for c in (contract, eager))
-    )
+    with nothing_hidden():  # eager attention multiplies first and hides then
+        fused, unfused = (
+            onespike.calibrate(model, batches or own) for model, own in (c.build() for c in (contract, eager))
+        )
     assert {s: t.role for s, t in fused.items()} == {s: t.role for s, t in unfused.items()}
     assert fused.macs == unfused.macs
     for site, threshold in fused.items():
