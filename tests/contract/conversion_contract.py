@@ -128,7 +128,7 @@ def counted_macs(model: nn.Module, batches: list[Any]) -> float:
 
 def nothing_hidden() -> Any:
     """Count all pairs of query and key, those that a mask hides, too."""
-    return mock.patch("onespike.sites.attention._visible", lambda *_: None)
+    return mock.patch("onespike.sites.attention._visible", return_value=None)
 
 
 def where_the_original_can(converted: Callable[[], Any], original: Callable[[], Any], what: str) -> Any:
