@@ -11,6 +11,10 @@ class OnespikeError(Exception):
     """Something the user can mend; the command line prints it and exits with 2."""
 
 
+class OnespikeWarning(UserWarning):
+    """Something that was done otherwise than asked for, or that will disappoint; the command line prints it."""
+
+
 class UsageError(OnespikeError):
     """An unknown name or a value out of range."""
 

@@ -23,6 +23,7 @@ from onespike.runtime.options import (
     number_or_none,
     options,
     settle,
+    share_or_none,
     yes_or_no,
 )
 
@@ -62,6 +63,7 @@ class Recipe:
         passes: calibration passes by name, see `onespike list passes`.
         budget: the energy ratio that the passes meet; without one, the energy that the recipe has without them.
         energy: the column of the ledger that the budget means, `counts`, `nonzero` or `binary`.
+        max_drop: passes find the least energy that loses at most this share of the score; the budget is where they begin.
 
     >>> Recipe(scale=0.25).levels
     'mixed:8'
@@ -121,6 +123,10 @@ class Recipe:
         None, "RATIO", "The energy ratio that the passes meet, or none.", PASS, number_or_none
     )
     energy: str = declared("counts", "COLUMN", "The ratio meant: see `onespike list columns`.", PASS)
+    max_drop: float | None = declared(
+        None, "SHARE", "The least energy that loses at most this much, such as 1%, instead of a budget.", PASS,
+        share_or_none,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         from onespike.neurons import NEURONS, ROUNDINGS, check_scale, parse_levels
@@ -155,9 +161,19 @@ class Recipe:
             raise UsageError(
                 f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."
             )
+        if self.max_drop is not None and not (self.passes and 0 < self.max_drop < 1):
+            raise UsageError(
+                f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}"
+                + (
+                    ". Give another."
+                    if self.passes
+                    else ", and there are no passes. Name some: --passes nearest,allocate."
+                )
+            )
         if self.passes and (self.steps > 1 or self.placement != "synapse"):
             raise UsageError(
-                "passes are for one timestep and neurons at synapses. Leave out --passes, or the others."
+                "passes are for one timestep and neurons at synapses. Take --preset sformer, which has none, or leave the "
+                "others out."
             )
         for glob, factor in self.factors:
             if not SMALLEST <= factor <= LARGEST:
@@ -237,7 +253,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
         if not self.passes:  # what the passes are to meet says nothing without them
-            fields = {k: v for k, v in fields.items() if k not in ("passes", "budget", "energy")}
+            fields = {k: v for k, v in fields.items() if k not in ("passes", "budget", "energy", "max_drop")}
         return {"version": VERSION, **fields}
 
     @classmethod
@@ -279,18 +295,28 @@ class Preset:
 ECMT = {"levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125}
 REPRODUCTION = "docs/reproduction.md"
 
+FAST = ("nearest", "layout", "positions", "center", "allocate", "correct", "refit")
+DEFAULT = "fast"
+"""The preset of `onespike convert` and `onespike.spike` where none is named; a bare `Recipe()` is the paper's."""
+
 PRESETS: dict[str, Preset] = {
     "sformer": Preset(
         "The paper's method to the letter; seconds.",
         "ViT-Tiny: 19.3 points lost (75.8 to 56.5 %) at counts 0.273, binary 0.156.",
         "docs/fronts.md",
     ),
+    "fast": Preset(
+        "The default: passes that take minutes, within a binary ratio of 0.2.",
+        "ViT-Tiny, passes up to allocate: 75.8 to 75.9 % at counts 0.722, binary 0.197.",
+        "docs/fronts.md",
+        {"passes": FAST, "budget": 0.2, "energy": "binary"},
+    ),
     "best": Preset(
-        "All passes within a binary ratio of 0.2; ViT-Tiny: about ten minutes.",
+        "The same and `tune`, which learns; ViT-Tiny: about ten minutes.",
         "ViT-Tiny, passes up to allocate: 75.8 to 75.9 % at counts 0.722, binary 0.197.",
         "docs/fronts.md",
         {
-            "passes": ("nearest", "layout", "positions", "center", "allocate", "correct", "refit", "tune"),
+            "passes": (*FAST, "tune"),
             "budget": 0.2,
             "energy": "binary",
         },

@@ -24,7 +24,17 @@ def convert(cli, tmp_path):
         *more: object, model: str = VIT, weights: tuple = ("--random-weights",), calibrate=CALIBRATION
     ) -> str:
         before = sorted(tmp_path.rglob("*"))
-        words = ("convert", model, *weights, "--calibrate", calibrate, "--out", tmp_path / "new" / "run")
+        words = (
+            "convert",
+            model,
+            "--preset",
+            "sformer",
+            *weights,
+            "--calibrate",
+            calibrate,
+            "--out",
+            tmp_path / "new" / "run",
+        )
         result = cli(*words, "--limit", 4, *more)
         assert sorted(tmp_path.rglob("*")) == before
         assert result.out == ""
@@ -178,7 +188,9 @@ def test_damaged_metadata_of_a_whole_image_are_passed_over(cli, tmp_path):
         path.write_bytes(data)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(path) as image:
         image.getexif()
-    result = cli("convert", VIT, "--calibrate", tmp_path / "images", "--out", tmp_path / "run")
+    result = cli(
+        "convert", VIT, "--preset", "sformer", "--calibrate", tmp_path / "images", "--out", tmp_path / "run"
+    )
     assert result.code == 0
     assert "Warning" not in result.err
 
@@ -237,11 +249,33 @@ def test_a_network_that_ignores_its_input(convert, tmp_path, vit_weights):
 
 def test_an_output_that_exists(cli, tmp_path):
     (tmp_path / "run").mkdir()
-    result = cli("convert", VIT, "--random-weights", "--calibrate", CALIBRATION, "--out", tmp_path / "run")
+    result = cli(
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        CALIBRATION,
+        "--out",
+        tmp_path / "run",
+    )
     assert result.message() == f"{tmp_path / 'run'} exists. Choose another --out or remove it."
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
-    result = cli("convert", VIT, "--random-weights", "--calibrate", CALIBRATION, "--limit", 2, "--out", out)
+    result = cli(
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        2,
+        "--out",
+        out,
+    )
     assert result.message() == f"{out}: a part of this path is a file. Choose another place."
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "run"]
 
@@ -412,7 +446,7 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
         ("compare", *data, vit_run, "--out", file): a_file,
         ("demo", "--out", file): a_file,
         ("reproduce", "table-energy", "--out", file): a_file,
-        ("convert", VIT, "--calibrate", CALIBRATION, "--out", file / "in"): within,
+        ("convert", VIT, "--preset", "sformer", "--calibrate", CALIBRATION, "--out", file / "in"): within,
     }.items():
         assert cli(*words).message() == message
     assert list(tmp_path.iterdir()) == [file]

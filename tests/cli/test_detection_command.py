@@ -86,7 +86,7 @@ def test_evaluate_scores_boxes_and_draws_them(cli, run, coco, tmp_path):
 
 
 def test_convert_in_the_backbone_alone(cli, detector, coco, tmp_path):
-    result = cli("convert", f"transformers:{detector}", "--pretrained", "--calibrate", coco[0], "--scope", "backbone",
+    result = cli("convert", f"transformers:{detector}", "--preset", "sformer", "--pretrained", "--calibrate", coco[0], "--scope", "backbone",
                  "--out", tmp_path / "run")  # fmt: skip
     assert result.code == 0, result.err
     shown = cli("inspect", tmp_path / "run").out
@@ -141,6 +141,8 @@ def test_scopes(cli, detector, coco, tmp_path):
     convert = (
         "convert",
         f"transformers:{detector}",
+        "--preset",
+        "sformer",
         "--pretrained",
         "--calibrate",
         coco[0],
@@ -149,6 +151,14 @@ def test_scopes(cli, detector, coco, tmp_path):
     )
     assert "unknown scope 'neck'" in cli(*convert, "--scope", "neck").message()
     assert "Give one of them" in cli(*convert, "--scope", "backbone", "--include", "vit.*").message()
-    vit = ("convert", "bundled:cifar10-vit", "--random-weights", "--calibrate", "bundled:cifar10-calibration")
+    vit = (
+        "convert",
+        "bundled:cifar10-vit",
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        "bundled:cifar10-calibration",
+    )
     message = cli(*vit, "--limit", 2, "--out", tmp_path / "r", "--scope", "backbone").message()
     assert "has no backbone apart from the rest" in message

@@ -30,7 +30,18 @@ def parsed(words: list[str]) -> None:
 
 def test_from_a_network_to_its_page(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--out", "a run")
+    words = (
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        4,
+        "--out",
+        "a run",
+    )
     words = following(cli(*words))
     assert words == ["onespike", "evaluate", "a run", "--data", TEST]
     words = following(cli(*words[1:], "--limit", 4))

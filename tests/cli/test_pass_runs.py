@@ -61,7 +61,19 @@ def test_the_paper_s_preset_has_no_passes():
     ],
 )
 def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
-    found = cli("convert", VIT, "--calibrate", CALIBRATION, "--limit", 8, "--out", tmp_path / "run", *options)
+    found = cli(
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        8,
+        "--out",
+        tmp_path / "run",
+        *options,
+    )
     assert found.code == 2 and message in found.err
     assert not (tmp_path / "run").exists()
 

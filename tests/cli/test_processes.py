@@ -38,6 +38,8 @@ def test_ctrl_c_while_calibrating(tmp_path):
     words = (
         "convert",
         VIT,
+        "--preset",
+        "sformer",
         "--random-weights",
         "--calibrate",
         CALIBRATION,
@@ -71,7 +73,19 @@ main()
 @pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited there")
 def test_a_full_disk(tmp_path, vit_run):
     out, file = tmp_path / "new" / "run", tmp_path / "new" / "result.json"
-    words = ("convert", VIT, "--random-weights", "--calibrate", CALIBRATION, "--limit", 2, "--out", out)
+    words = (
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        2,
+        "--out",
+        out,
+    )
     full = "the disk is full. Free some space or choose another place."
     assert run(sys.executable, "-c", FULL, 100_000, *words).message() == f"{out}: {full}"
     words = ("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", file)
@@ -110,7 +124,7 @@ import onespike.cli
 print(command("--help"))
 del sys.modules["typer"], sys.modules["rich"]
 print(command("--help"), command("verify", "--trials", "1"), command("list", "neurons"))
-print(command("convert", "timm:resnet18", "--random-weights", "--calibrate", "bundled:cifar10-test", "--out", "x"))
+print(command("convert", "timm:resnet18", "--preset", "sformer", "--random-weights", "--calibrate", "bundled:cifar10-test", "--out", "x"))
 """
 
 

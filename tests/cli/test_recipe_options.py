@@ -37,7 +37,9 @@ WORDS = {
     "passes": "--passes nearest,center",
     "budget": "--passes nearest --budget 0.2",
     "energy": "--passes nearest --energy binary",
+    "max_drop": "--passes nearest --max-drop 0.01",
 }
+WORDS = {name: words if name == "preset" else f"--preset sformer {words}" for name, words in WORDS.items()}
 
 
 def given(text: str) -> Recipe:
@@ -117,7 +119,7 @@ def test_a_file_and_a_preset_are_two_starts(cli, tmp_path):
 def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
     words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 2)
     changes = ("--scale", 0.3, "--exclude", "head:*")
-    assert cli(*words, *changes, "--out", tmp_path / "a").code == 0
+    assert cli(*words, "--preset", "sformer", *changes, "--out", tmp_path / "a").code == 0
     shown = cli("inspect", tmp_path / "a", "--recipe", "--json", tmp_path / "recipe.json")
     assert shown.out == "version: 1\npreset: sformer\nscale: 0.3\nexclude: ['head:*']\n"
     (tmp_path / "recipe.yaml").write_text(shown.out)

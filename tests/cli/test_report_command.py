@@ -85,7 +85,18 @@ def test_a_damaged_run_is_named(cli, run, images, command):
 
 def test_a_normalization_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
     given = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
-    words = ("convert", "bundled:cifar10-vit", "--weights", vit_weights, "--calibrate", images, "--limit", 2)
+    words = (
+        "convert",
+        "bundled:cifar10-vit",
+        "--preset",
+        "sformer",
+        "--weights",
+        vit_weights,
+        "--calibrate",
+        images,
+        "--limit",
+        2,
+    )
     out = tmp_path / "other"
     assert cli(*words, *given, "--out", out).code == 0
     record = json.loads((out / "run.json").read_text())

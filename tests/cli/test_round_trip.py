@@ -69,6 +69,8 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     converted = cli(
         "convert",
         VIT,
+        "--preset",
+        "sformer",
         "--weights",
         vit_weights,
         "--calibrate",
@@ -80,7 +82,10 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
         *options,
     )
     assert converted.code == 0
-    assert converted.out.splitlines() == [
+    *before, energy, ratios, written = converted.out.splitlines()
+    assert energy.startswith("energy ratios  on the last 4 calibration images, ± ")
+    assert [word for word in ratios.split() if not word[0].isdigit()] == list(COLUMNS)
+    assert [*before, written] == [
         "network        bundled:cifar10-vit (vit.pth weights)",
         "preprocessing  resize 32×32 bilinear, mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616",
         "attention      sdpa",
@@ -125,7 +130,19 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
 
 def test_limit_is_evenly_spaced_and_recorded(cli, tmp_path, images):
     run = tmp_path / "run"
-    done = cli("convert", VIT, "--random-weights", "--calibrate", images, "--limit", 4, "--out", run)
+    done = cli(
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        images,
+        "--limit",
+        4,
+        "--out",
+        run,
+    )
     assert done.code == 0
     assert record(run)["data"] == {
         "source": str(images),
@@ -222,7 +239,19 @@ def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
 @pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
 def test_other_libraries(cli, tmp_path, images, name):
     run, file = tmp_path / "run", tmp_path / "result.json"
-    done = cli("convert", name, "--random-weights", "--calibrate", images, "--limit", 2, "--out", run)
+    done = cli(
+        "convert",
+        name,
+        "--preset",
+        "sformer",
+        "--random-weights",
+        "--calibrate",
+        images,
+        "--limit",
+        2,
+        "--out",
+        run,
+    )
     assert done.code == 0, done.err
     assert f"network        {name} (random weights)\n" in done.out
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
@@ -232,7 +261,7 @@ def test_other_libraries(cli, tmp_path, images, name):
 def test_another_neuron(cli, tmp_path, images):
     run, file = tmp_path / "run", tmp_path / "result.json"
     options = ("--neuron", "mtn", "--calibrate", images, "--limit", 2, "--out", run)
-    assert cli("convert", VIT, "--random-weights", *options).code == 0
+    assert cli("convert", VIT, "--preset", "sformer", "--random-weights", *options).code == 0
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
     assert json.loads(file.read_text()).keys() == SCHEMA.keys()
     assert "dual-mtn, θ+=" in cli("inspect", run).out
@@ -243,7 +272,7 @@ def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, trans
     shutil.copytree(transformers_folder, source)
     run, file = tmp_path / "run", tmp_path / "result.json"
     spec = f"transformers:{source}"
-    done = cli("convert", spec, "--pretrained", "--calibrate", images, "--out", run)
+    done = cli("convert", spec, "--preset", "sformer", "--pretrained", "--calibrate", images, "--out", run)
     assert done.code == 0, done.err
     pair = runs.convert_network(load_model(spec, pretrained=True), list_images(images), Recipe())
     shutil.rmtree(source)  # the run stands on its own
@@ -271,6 +300,8 @@ def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_fol
     done = cli(
         "convert",
         spec,
+        "--preset",
+        "sformer",
         "--weights",
         weights,
         "--reference-weights",
@@ -337,7 +368,18 @@ def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weigh
     for name in ("w.safetensors", "w.pt"):
         run = tmp_path / f"run-{name}"
         done = cli(
-            "convert", VIT, "--weights", tmp_path / name, "--calibrate", images, "--limit", 2, "--out", run
+            "convert",
+            VIT,
+            "--preset",
+            "sformer",
+            "--weights",
+            tmp_path / name,
+            "--calibrate",
+            images,
+            "--limit",
+            2,
+            "--out",
+            run,
         )
         assert done.code == 0, done.err
         found.append(load_file(run / "weights.safetensors"))
@@ -346,7 +388,18 @@ def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weigh
 
 def test_a_device_map_is_read_by_convert_and_evaluate(cli, tmp_path, vit_weights, vit_run):
     """Weights of the blocks on disk: the same thresholds, and a map that is none is refused."""
-    words = ("convert", VIT, "--weights", vit_weights, "--calibrate", CALIBRATION, "--limit", 4)
+    words = (
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--weights",
+        vit_weights,
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        4,
+    )
     network = load_model(VIT, random_weights=True).model
     parts = [
         *(n for n, _ in network.named_children()),

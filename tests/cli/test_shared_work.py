@@ -134,7 +134,7 @@ def both(vit_run, vit_weights, images, damaged, tmp_path_factory):
     commands = [
         [*evaluated, str(images), "--json", str(folder / "evaluated.json")],
         [*evaluated, str(images), "--limit", "2", "--json", str(folder / "few.json")],
-        ["convert", VIT, "--weights", str(vit_weights), "--calibrate", CALIBRATION, "--limit", "10",
+        ["convert", VIT, "--preset", "sformer", "--weights", str(vit_weights), "--calibrate", CALIBRATION, "--limit", "10",
          "--batch-size", "4", "--out", str(folder / "run")],
         [*evaluated, str(damaged), "--json", str(folder / "damaged.json")],
         ["evaluate", str(folder / "absent"), "--data", str(images)],
@@ -170,7 +170,18 @@ def test_evaluation_gives_the_same_numbers(cli, both, vit_run, images, tmp_path,
 def test_calibration_gives_equal_thresholds(cli, both, vit_weights, tmp_path):
     folder, results = both
     assert [code for code, _, _ in results[2]] == [0, 0], results[2]
-    words = ("convert", VIT, "--weights", vit_weights, "--calibrate", CALIBRATION, "--limit", 10)
+    words = (
+        "convert",
+        VIT,
+        "--preset",
+        "sformer",
+        "--weights",
+        vit_weights,
+        "--calibrate",
+        CALIBRATION,
+        "--limit",
+        10,
+    )
     assert cli(*words, "--batch-size", 4, "--out", tmp_path / "run").code == 0
     for name in ("run.json", "thresholds.safetensors", "weights.safetensors"):
         assert (folder / "run" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()

@@ -321,9 +321,9 @@ def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
 @pytest.mark.compiles
 def test_gradients_of_passes_integers_and_compiled_networks():
     model, x = transformer(), sequences()
-    centered = onespike.spike(model, [x], passes=("center",), **FINE)
+    centered = onespike.spike(model, [x], "sformer", passes=("center",), **FINE)
     assert alike(gradient(centered, x), gradient(model, x)) > 0.99
-    snn = onespike.spike(model, [x], scale=0.1)
+    snn = onespike.spike(model, [x], "sformer", scale=0.1)
     optimized = onespike.optimize(snn)
     assert alike(gradient(optimized, x), gradient(snn, x)) > 0.99
     compiled = torch.compile(snn, backend="aot_eager", fullgraph=True)
@@ -333,7 +333,7 @@ def test_gradients_of_passes_integers_and_compiled_networks():
 @pytest.mark.compiles
 def test_an_exported_program_holds_nothing_for_gradients():
     model, x = transformer(), sequences()
-    snn = onespike.spike(model, [x])
+    snn = onespike.spike(model, [x], "sformer")
     with torch.no_grad():
         expected = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
     found = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]

@@ -264,7 +264,7 @@ def test_torch_attention_with_weights_of_its_own() -> None:
 def test_products_inside_a_module_are_not_taken_for_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that multiplies in float64 stands inside a module with products of its own, which are numbered."""
     model, x = transformer(), sequences()
-    fast = onespike.optimize(onespike.spike(model, [x], scale=0.1), integer_units=True)
+    fast = onespike.optimize(onespike.spike(model, [x], "sformer", scale=0.1), integer_units=True)
     with torch.inference_mode():
         expected = fast(x)
         monkeypatch.setattr(kernels, "best_path", lambda: None)

@@ -257,7 +257,7 @@ def test_generation(contract):
 def test_a_converted_network_is_saved_by_its_library_and_by_torch(tmp_path):
     """λ is one number for all neurons, and files that refuse shared memory hold it nevertheless."""
     model, batches = TestViT.build()
-    snn = onespike.spike(model, batches, scale=0.2)
+    snn = onespike.spike(model, batches, "sformer", scale=0.2)
     expected = run(snn, batches[0])
     from safetensors.torch import load_file, save_file
 
@@ -267,7 +267,7 @@ def test_a_converted_network_is_saved_by_its_library_and_by_torch(tmp_path):
         load_file(tmp_path / "state.safetensors"),
         torch.load(tmp_path / "state.pt", weights_only=True),
     ):
-        other = onespike.spike(model, [x * 2 for x in batches], scale=0.3)
+        other = onespike.spike(model, [x * 2 for x in batches], "sformer", scale=0.3)
         assert not torch.equal(run(other, batches[0]), expected)
         other.load_state_dict(state)
         assert torch.equal(run(other, batches[0]), expected)

@@ -10,7 +10,7 @@ import torch
 from onespike import calibrate, preset, runs
 from onespike.adapters import load_model
 from onespike.passes import PassContext, PassState, chain
-from onespike.passes.budget import measured
+from onespike.passes.budget import spending
 from onespike.passes.refit import divergence
 from onespike.passes.statistics import fisher
 
@@ -28,13 +28,13 @@ def scenes() -> tuple[PassState, PassContext, list[torch.Tensor]]:
     recipe = preset("sformer")
     state = PassState(calibrate(loaded.model, inputs, recipe), recipe)
     given = PassContext(loaded.model, inputs, task=loaded.task)
-    return state, dataclasses.replace(given, budget=measured(state, given).ratio("counts")), others
+    return state, dataclasses.replace(given, budget=spending(state, given)), others
 
 
 def test_passes_are_nearer_at_the_same_energy(scenes):
     state, given, others = scenes
     better = chain(state, given, QUICK)
-    assert measured(better, given).ratio("counts") == pytest.approx(given.budget, rel=0.02)
+    assert spending(better, given) == pytest.approx(given.budget, rel=0.02)
     assert divergence(better, given, others) < 0.7 * divergence(state, given, others)
 
 

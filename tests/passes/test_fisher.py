@@ -13,7 +13,7 @@ import onespike
 from onespike import Recipe, calibrate, convert
 from onespike.passes import PassContext, PassState, chain
 from onespike.passes.allocate import factors
-from onespike.passes.budget import measured
+from onespike.passes.budget import spending
 from onespike.passes.statistics import fisher
 from onespike.sites import Site
 
@@ -123,9 +123,9 @@ def test_passes_improve_a_network_of_which_nothing_is_known():
     batches = list(torch.randn(48, 2, 8, 8, generator=torch.Generator().manual_seed(0)).split(8))
     others = list(torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(1)).split(8))
     state, given = start(model, batches)
-    given = dataclasses.replace(given, budget=measured(state, given).ratio("counts"))
+    given = dataclasses.replace(given, budget=spending(state, given))
     plain = convert(model, state.thresholds, state.recipe).eval()
-    better = onespike.spike(model, batches, passes=QUICK, budget=given.budget).eval()
+    better = onespike.spike(model, batches, "sformer", passes=QUICK, budget=given.budget).eval()
     assert error(model, better, others) < 0.5 * error(model, plain, others)
 
 
@@ -135,7 +135,7 @@ def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
     batches = [torch.randn(16, 2, *size, generator=generator) for size in sizes]
     state, given = start(Depth().eval(), batches, budget=0.3)
     found = chain(state, given, QUICK)
-    assert measured(found, given).ratio("counts") == pytest.approx(0.3, rel=0.02)
+    assert spending(found, given) == pytest.approx(0.3, rel=0.02)
     for part in batches:
         assert convert(given.model, found.thresholds, found.recipe)(part)["depth"].shape == (
             16,

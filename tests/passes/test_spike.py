@@ -26,7 +26,7 @@ def test_it_is_calibration_passes_and_conversion():
     recipe = preset("best", passes=QUICK)
     found = spike(model, inputs, recipe)
     by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
-    literal = spike(model, inputs)
+    literal = spike(model, inputs, "sformer")
     x = inputs[0]
     with torch.inference_mode():
         assert torch.equal(found(x), by_hand(x))

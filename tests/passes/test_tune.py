@@ -13,7 +13,7 @@ from onespike.energy import READINGS
 from onespike.errors import UsageError
 from onespike.neurons.fire_functions import fire_function
 from onespike.passes import chain, statistics
-from onespike.passes.budget import measured
+from onespike.passes.budget import spending
 
 tuning = importlib.import_module("onespike.passes.tune")
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -66,7 +66,7 @@ def test_tuning_keeps_the_budget_and_does_not_harm(short):
     training.run()
     assert training.best_loss <= first and training.step == 30
     after = tuning.tune(before, given)
-    assert measured(after, given).ratio("counts") == pytest.approx(0.2, rel=0.011)
+    assert spending(after, given) == pytest.approx(0.2, rel=0.011)
 
 
 def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monkeypatch):

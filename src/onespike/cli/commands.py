@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
 from onespike.cli import interruptible, loading, refuse, say
-from onespike.errors import OnespikeError, UsageError, out_of_memory
+from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.runtime.processes import launched
 
 processes_of = cache(launched)
@@ -34,6 +34,14 @@ def refuse_several(device_map: str | None) -> None:
         raise UsageError("--device-map needs the devices of all processes. Start one process only.")
 
 
+def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """A warning of our own is one line, as an error is."""
+    if issubclass(category, OnespikeWarning):
+        say(str(message), "onespike: warning")
+    else:
+        otherwise(message, category, *place, **more)
+
+
 class Commands(TyperGroup):
     """All commands: whatever the user can mend ends in one line on standard error and exit code 2.
 
@@ -43,6 +51,9 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         # about damaged metadata, which is not used; damaged pixels are an error
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+        warnings.simplefilter("always", OnespikeWarning)
+        shown = warnings.showwarning
+        warnings.showwarning = partial(_warn, shown)
         try:
             processes = processes_of()
         except OnespikeError as error:

@@ -74,6 +74,26 @@ def network(pair: NetworkPair) -> None:
         line(f"attention      {loaded.attention}")
 
 
+def spent(pair: NetworkPair) -> None:
+    """What the network spends on calibration images, in every column, and what it loses where that was measured."""
+    found = pair.thresholds.provenance
+    loss, energy = found.get("loss"), found.get("energy")
+    if loss:
+        agreement = "" if loss["agreement"] is None else f", agreement {100 * loss['agreement']:.1f} %"
+        kl = "" if loss["kl"] is None else f", KL {loss['kl']:.4f}"
+        line(
+            f"loss           {100 * loss['drop']:.2f} ± {100 * loss['error']:.2f} points of {loss['measure']} on "
+            f"{loss['inputs']} images{agreement}{kl}; at most {100 * loss['max_drop']:g} asked for, {len(loss['tried'])} budgets tried"
+        )
+    if energy and energy["ratios"]:
+        column, budget = pair.recipe.energy, pair.recipe.budget
+        asked = f"; budget {column} {budget:g}" if budget is not None and not loss else ""
+        error = 100 * energy["relative_error"]
+        line(f"energy ratios  on the last {energy['inputs']} calibration images, ± {error:.1f} %{asked}")
+        ratios = energy["ratios"].items()
+        line("               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios))
+
+
 def sites(snn: nn.Module, brief: bool = False) -> None:
     """The table of sites: what spikes with which thresholds, what stays analog and why."""
     from onespike.conversion.network import table

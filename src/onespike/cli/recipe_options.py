@@ -12,7 +12,7 @@ import typer
 
 from onespike.cli.commands import Next
 from onespike.errors import UsageError
-from onespike.recipe import RECIPE, Recipe, preset
+from onespike.recipe import DEFAULT, RECIPE, Recipe, preset
 from onespike.runtime.options import Option, options
 
 PLAIN = (int, float, str)
@@ -87,7 +87,7 @@ def recipe_of(
     if file is None and "preset" not in changes and start is not None:
         return start().replace(**changes)
     if file is None:
-        return preset(changes.pop("preset", Recipe.preset), **changes)
+        return preset(changes.pop("preset", DEFAULT), **changes)
     if "preset" in changes:
         raise UsageError("--preset and --recipe both say where the recipe starts. Give one of them.")
     return read_recipe(file).replace(**changes)

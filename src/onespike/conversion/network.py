@@ -123,7 +123,7 @@ def _check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
     if missing:
         raise UsageError(
             f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
-            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None)."
+            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
         )
 
 

@@ -14,7 +14,7 @@ from onespike.energy.columns import additions_within, reading_of
 from onespike.neurons.fire_functions import fire_function
 from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass, kind
-from onespike.passes.budget import fit, measured, target
+from onespike.passes.budget import fit, spending, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
 from onespike.passes.tokens import sample_gain
 
@@ -143,6 +143,21 @@ def curve(
     )
 
 
+def curves_of(state: PassState, given: PassContext) -> Curves:
+    """The curves of all sites; kept, since they serve every budget."""
+    kept: tuple[PassState, str, Curves] | None = given.memory.get("curves")
+    if kept is not None and kept[0] is state and kept[1] == given.energy:
+        return kept[2]
+    known, drawn = fisher(state, given), samples(state, given)
+    curves: Curves = {}
+    for site, t in state.spiking.items():
+        shown = evidence(t, drawn[site], known[site], state.axes(site))
+        layouts = state.layouts.get(site, (t.levels,))
+        curves[site] = [curve(t, levels, shown, known[site], state, given.energy) for levels in layouts]
+    given.memory["curves"] = (state, given.energy, curves)
+    return curves
+
+
 @calibration_pass("allocate")
 def allocate(state: PassState, given: PassContext) -> PassState:
     """Steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
@@ -150,20 +165,15 @@ def allocate(state: PassState, given: PassContext) -> PassState:
     For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits; firing samples
     of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
     """
-    goal, known, drawn = target(state, given), fisher(state, given), samples(state, given)
-    curves: Curves = {}
-    for site, t in state.spiking.items():
-        shown = evidence(t, drawn[site], known[site], state.axes(site))
-        layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [curve(t, levels, shown, known[site], state, given.energy) for levels in layouts]
+    goal, curves = target(state, given), curves_of(state, given)
     additions = additions_within(given.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)
-    if most < additions and measured(finest, given).ratio(given.energy) <= goal:
+    if most < additions and spending(finest, given) <= goal:
         return finest  # spikes that lower the error further do not exist: the rest of the budget is left
     aim, result = additions, state
     for _ in range(3):
         result, _ = _with_steps(state, curves, _multiplier(curves, aim))
-        ratio = measured(result, given).ratio(given.energy)
+        ratio = spending(result, given)
         if abs(ratio / goal - 1) < 0.02:
             break
         aim *= goal / ratio

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import log
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isnan, log
+from typing import Any
 
+import torch
 from torch import nn
 
-from onespike.conversion.network import convert
+from onespike.conversion.network import convert, steps_of
 from onespike.energy.columns import holdable
 from onespike.energy.ledger import Ledger, metered
 from onespike.errors import UsageError, unknown
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
-from onespike.runtime.batches import call, take_first, to
+from onespike.runtime.batches import call, split, take_first, to
 from onespike.runtime.forward import device_of, evaluating
 
-IMAGES = 32
+IMAGES, PART = 32, 4
+"""Inputs that the energy is measured on, and how many of them give one figure of its spread."""
 TOLERANCE = 0.005
 
 
@@ -28,63 +32,91 @@ def check_budget(budget: float | None, energy: str) -> None:
         raise UsageError(f"the budget must be above 0, not {budget:g}. Try 0.2.")
 
 
-def measured(state: PassState, given: PassContext) -> Ledger:
-    """The ledger of a state's network on the last calibration inputs, which no pass has taken its samples from.
+@dataclass(frozen=True)
+class Spent:
+    """The ledger of a network on a few inputs, and the relative standard error of a column's ratio on them."""
+
+    ledger: Ledger
+    error: float
+
+    def most(self, column: str) -> float:
+        """What other inputs are expected to spend, and its standard error more."""
+        return self.ledger.ratio(column) * (1 + self.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ratios of all columns, ready for JSON; neurons in place of ReLUs have none."""
+        ratios = {name: ratio for name, ratio in self.ledger.ratios().items() if not isnan(ratio)}
+        return {"inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios}
+
+
+def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
+    """What a network spends on the last calibration inputs, which no pass has taken its samples from.
 
     With few inputs they are the same ones; steps that suit the inputs they were chosen on spend less there.
     """
+    whole, ratios = Ledger(), list[float]()
+    with evaluating(snn):
+        for batch in take_first(reversed(inputs), max(IMAGES // steps_of(snn), PART)):
+            for part in split(batch, PART):
+                with metered(snn) as ledger:
+                    call(snn, to(part, device_of(snn)))
+                ratios.append(ledger.ratio(column))
+                whole.merge(ledger)
+    each = torch.tensor(ratios, dtype=torch.float64)
+    error = (
+        float(each.std() / len(each) ** 0.5 / each.mean()) if len(each) > 1 and bool(each.mean() > 0) else 0.0
+    )
+    return Spent(whole, error)
+
+
+def measured(state: PassState, given: PassContext) -> Spent:
+    """What a state's network spends on the last calibration inputs."""
     snn = convert(given.model, state.thresholds, state.recipe, share_weights=True)
-    return _ledger(snn, given)
+    return spent_by(snn, given.inputs, given.energy)
 
 
-def _ledger(snn: nn.Module, given: PassContext) -> Ledger:
-    with evaluating(snn), metered(snn) as ledger:
-        for batch in take_first(reversed(given.inputs), IMAGES):
-            call(snn, to(batch, device_of(snn)))
-    return ledger
+def spending(state: PassState, given: PassContext) -> float:
+    """The energy ratio that a budget must not be below: that of the last calibration inputs with its standard error."""
+    return measured(state, given).most(given.energy)
 
 
 def target(state: PassState, given: PassContext) -> float:
     """The budget that is asked for, or the energy that the state has."""
-    if given.budget is not None:
-        return given.budget
-    return measured(state, given).ratio(given.energy)
+    return spending(state, given) if given.budget is None else given.budget
 
 
-def spent(state: PassState, given: PassContext) -> float:
+def least(state: PassState, given: PassContext) -> float:
     """The budget, or what the state spends if that is less: what `allocate` left is not needed."""
-    return min(target(state, given), measured(state, given).ratio(given.energy))
+    return min(target(state, given), spending(state, given))
 
 
 def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> PassState:
     """All steps but those of softmax sites times one factor, so that the energy is the goal within 0.5 %.
 
-    Energy falls as steps grow; the factor is found by secants in the logarithms, kept within their bracket.
-
-    Raises:
-        UsageError: no factor meets the goal, since the softmax sites alone cost more.
+    Energy falls as steps grow; the factor is found by secants in the logarithms, kept within their bracket. Where no
+    factor meets the goal, since the softmax sites alone cost more, the nearest is kept; `given.memory["tried"]` has the
+    ratios that were measured.
     """
     low, high, factor, exponent = 0.0, float("inf"), 1.0, 1.0
-    last: tuple[float, float] | None = None
+    tried: list[tuple[float, float, PassState]] = []
     for _ in range(rounds):
         found = scaled(state, factor)
-        ratio = measured(found, given).ratio(given.energy)
+        ratio = spending(found, given)
+        last = tried[-1] if tried else None
+        tried.append((factor, ratio, found))
         if abs(ratio / goal - 1) <= TOLERANCE:
-            return found
+            break
         low, high = (factor, high) if ratio > goal else (low, factor)
         if last is not None and factor != last[0] and ratio != last[1] and min(ratio, last[1]) > 0:
             slope = -log(ratio / last[1]) / log(factor / last[0])
             exponent = min(max(slope, 0.1), 2.0)
-        last = factor, ratio
         proposed = factor * (ratio / goal) ** (1 / exponent)
         inside = low < proposed < high
         factor = proposed if inside else (max(low, factor / 4) * min(high, factor * 4)) ** 0.5
         if not 1e-6 < factor < 1e6:
             break
-    raise UsageError(
-        f"passes: the budget {goal:g} ({given.energy}) is not met; the nearest tried was {last[1] if last else 0:.3f}. "
-        "Give another budget, or the pass allocate."
-    )
+    given.memory["tried"] = [ratio for _, ratio, _ in tried]
+    return min(tried, key=lambda one: abs(log(max(one[1], 1e-9) / goal)))[2]
 
 
 def scaled(state: PassState, factor: float) -> PassState:

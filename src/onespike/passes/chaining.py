@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from torch import nn
 
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
+from onespike.errors import OnespikeWarning
 from onespike.passes.base import PASSES, PassContext, PassState, Progress, check_passes
-from onespike.passes.budget import check_budget, fit, target
+from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
+from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
+from onespike.runtime.batches import count, split
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Inferred, Meaning
 
@@ -41,6 +45,7 @@ def prepare(
     provenance: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
     task: Meaning | None = None,
+    judge: Judge | None = None,
 ) -> Thresholds:
     """Calibrate, and improve that by the recipe's passes; a mistake in them is named before anything runs.
 
@@ -55,6 +60,7 @@ def prepare(
         provenance: facts about the data to be kept with the thresholds.
         processes: those that share the calibration.
         task: what the network's output means; by default, what its form says.
+        judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     check_recipe(recipe)
     thresholds = calibrate(
@@ -65,7 +71,9 @@ def prepare(
         provenance=provenance,
         processes=processes,
     )
-    return improve(model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task)
+    return improve(
+        model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
+    )
 
 
 def improve(
@@ -77,6 +85,7 @@ def improve(
     folder: Path | None = None,
     progress: Progress = no_progress,
     task: Meaning | None = None,
+    judge: Judge | None = None,
 ) -> Thresholds:
     """The thresholds after the recipe's passes, at its budget or else at the energy they came with.
 
@@ -88,25 +97,91 @@ def improve(
         folder: where a long pass keeps what it needs to resume.
         progress: progress(title, total) wraps the batches of a long stage.
         task: what the network's output means; by default, what its form says.
+        judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     names = check_recipe(recipe)
     if not names:
         return thresholds
     state = PassState(
-        thresholds, recipe.replace(passes=(), budget=None)
+        thresholds, recipe.replace(passes=(), budget=None, max_drop=None)
     )  # on the way, they are not through yet
     given = PassContext(
-        model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress, task=task or Inferred()
-    )
+        model, parted(inputs), recipe.budget, recipe.energy, folder=folder, progress=progress,
+        task=task or Inferred(),
+    )  # fmt: skip
+    facts: dict[str, Any] = {}
     with torch.inference_mode(False):  # passes take gradients, wherever they are called
-        given = replace(given, budget=target(state, given))
-        found = chain(state, given, names).thresholds
-    return replace(found, provenance={**found.provenance, "passes": list(names)})
+        if recipe.max_drop is None:
+            given = replace(given, budget=target(state, given))
+            found = chain(state, given, names)
+        else:
+            found, facts = _tolerated(state, given, names, recipe.max_drop, judge)
+        facts["energy"] = _spent(found, given, recipe.budget if recipe.max_drop is None else None)
+    provenance = {**found.thresholds.provenance, "passes": list(names), **facts}
+    return replace(found.thresholds, provenance=provenance)
+
+
+def _tolerated(
+    state: PassState, given: PassContext, names: Sequence[str], most: float, judge: Judge | None
+) -> tuple[PassState, dict[str, Any]]:
+    """The least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
+    names = check_passes(names)
+    before = names[: names.index("allocate")] if "allocate" in names else ()
+    after = [name for name in names if name not in before and name != "tune"]
+    for name in before:  # what no budget changes
+        state = PASSES[name](state, given)
+
+    def run(state: PassState, given: PassContext) -> PassState:
+        return _through(state, given, after)
+
+    found = least_energy(state, given, run, most, judge)
+    if not found.loss.within(most):
+        warnings.warn(
+            f"passes: no energy that was tried stays within a loss of {100 * most:g} %. The least loss is kept: "
+            f"{found.loss}. Allow more, or give other passes.",
+            OnespikeWarning,
+            stacklevel=4,
+        )
+    result = found.state
+    if "tune" in names:
+        result = PASSES["tune"](result, replace(given, budget=spending(result, given)))
+    tried = [{"budget": budget, **asdict(loss)} for budget, loss in found.tried]
+    return result, {"loss": {**asdict(found.loss), "max_drop": most, "tried": tried}}
+
+
+def _spent(state: PassState, given: PassContext, budget: float | None) -> dict[str, Any]:
+    """What the network spends on the last calibration inputs, in every column; a budget that it misses is named."""
+    found = measured(state, given)
+    most = found.most(given.energy)
+    if budget is not None and most > budget * (1 + 2 * TOLERANCE):
+        tried = ", ".join(f"{ratio:.3f}" for ratio in given.memory.get("tried", ())) or f"{most:.3f}"
+        warnings.warn(
+            f"passes: the budget {budget:g} ({given.energy}) is not met; steps of several sizes gave {tried}. The nearest "
+            f"is kept, {most:.3f}. Give a larger budget, or the pass allocate.",
+            OnespikeWarning,
+            stacklevel=4,
+        )
+    return found.to_dict()
+
+
+def parted(inputs: Sequence[Any]) -> Sequence[Any]:
+    """The batches; where there is but one, four parts of it, since some passes judge by inputs that they did not see.
+
+    >>> [len(part) for part in parted([torch.zeros(10, 2)])], len(parted([1, 2]))
+    ([3, 3, 3, 1], 2)
+    """
+    if len(inputs) != 1 or count(inputs[0]) < 2:
+        return inputs
+    return list(split(inputs[0], -(-count(inputs[0]) // 4)))
 
 
 def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
     """The passes one after the other; the last steps meet the budget."""
-    for name in check_passes(names):
+    return _through(state, given, check_passes(names))
+
+
+def _through(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+    for name in names:
         state = PASSES[name](state, given)
     if {"allocate", "tune"} & set(names) or given.budget is None:  # these end at the budget
         return state

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
-from onespike.passes.budget import fit, spent
+from onespike.passes.budget import fit, least
 from onespike.passes.refit import divergence
 from onespike.passes.statistics import Fisher, fisher, held_out, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
@@ -44,7 +44,7 @@ def correct(state: PassState, given: PassContext) -> PassState:
     then met again, and the result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
     free, held = held_out("correct", given)
-    goal, known = spent(state, given), fisher(state, given)
+    goal, known = least(state, given), fisher(state, given)
     axes = {
         site: state.axes(site)
         for site in state.spiking

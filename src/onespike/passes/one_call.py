@@ -9,19 +9,21 @@ from onespike import recipe as recipes
 from onespike.conversion.network import Network, convert
 from onespike.passes.base import Progress
 from onespike.passes.chaining import no_progress, prepare
+from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe
 from onespike.runtime.batches import inputs_of
-from onespike.tasks import Meaning
+from onespike.tasks import Inferred, Meaning
 
 
 def spike(
     model: Network,
     batches: Iterable[Any],
-    preset: str | Recipe = "sformer",
+    preset: str | Recipe = recipes.DEFAULT,
     *,
     share_weights: bool = False,
     progress: Progress = no_progress,
     task: Meaning | None = None,
+    validation: Iterable[tuple[Any, Any]] | None = None,
     **changes: Any,
 ) -> Network:
     """Calibrate a network, run the recipe's passes and convert a copy; the network itself stays as it is.
@@ -34,15 +36,19 @@ def spike(
         progress: progress(title, total) wraps the batches of a long stage.
         task: what the network's output means, for passes; by default, what its form says: classes for scores of shape
             (inputs, classes), numbers with noise otherwise.
+        validation: (inputs, labels) that judge `max_drop` by accuracy; without them the last calibration inputs do.
         **changes: fields of the recipe that differ from the preset's.
 
     >>> import torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> type(spike(model, torch.randn(64, 2).split(16), passes=("nearest", "allocate"), scale=0.2))
+    >>> type(spike(model, torch.randn(64, 2).split(16), "sformer", scale=0.2))
     <class 'torch.nn.modules.container.Sequential'>
     """
     recipe = recipes.preset(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     inputs: Sequence[Any] = [inputs_of(model, batch) for batch in batches]  # passes read them several times
-    thresholds = prepare(model, inputs, inputs, recipe, total=len(inputs), progress=progress, task=task)
+    judge = None if validation is None else by_labels(model, validation, task or Inferred())
+    thresholds = prepare(
+        model, inputs, inputs, recipe, total=len(inputs), progress=progress, task=task, judge=judge
+    )
     return convert(model, thresholds, recipe, share_weights=share_weights)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import fisher
@@ -12,13 +16,26 @@ FINEST, COARSEST = -4, 4
 IGNORED = 1e-9
 
 
+def of_token_numbers(batch: Any) -> bool:
+    """Whether a network's input is made of integers alone.
+
+    >>> of_token_numbers({"input_ids": torch.ones(2, 5, dtype=torch.long)}), of_token_numbers(torch.ones(2, 3, 8, 8))
+    (True, False)
+    """
+    tensors = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
+    return bool(tensors) and not any(x.is_floating_point() for x in tensors)
+
+
 @calibration_pass("positions")
 def positions(state: PassState, given: PassContext) -> PassState:
     """gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
     A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to
-    the output. After the last attention the others do not reach the output at all.
+    the output. After the last attention the others do not reach the output at all. Sequences of token numbers may have
+    any length, so that a position means nothing there: they are left to the pass `tokens`.
     """
+    if of_token_numbers(given.inputs[0]):
+        return state
     changes = {}
     for site, row in fisher(state, given).items():
         axis = state.axes(site).position

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import convert
 from onespike.passes.base import PassContext, PassState, calibration_pass
-from onespike.passes.budget import fit, spent
+from onespike.passes.budget import fit, least
 from onespike.passes.statistics import FISHER_IMAGES, Fisher, fisher, held_out, probing, unspiked
 from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of, evaluating
@@ -75,7 +75,7 @@ def refit(state: PassState, given: PassContext) -> PassState:
     result kept if it is nearer to the original network on inputs that it was not fitted to.
     """
     free, held = held_out("refit", given)
-    goal, known = spent(state, given), fisher(state, given)
+    goal, known = least(state, given), fisher(state, given)
     modules = dict(given.model.named_modules())
     linear = {
         site: modules[Site.parse(site).owner]

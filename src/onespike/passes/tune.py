@@ -20,7 +20,7 @@ from onespike.neurons.code import row_gain
 from onespike.neurons.fire_functions import fire_function
 from onespike.neurons.gradient import in_range, straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
-from onespike.passes.budget import fit, spent
+from onespike.passes.budget import fit, least
 from onespike.passes.statistics import held_out, probing, unspiked
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call, take, to
@@ -138,7 +138,7 @@ def tune(state: PassState, given: PassContext) -> PassState:
     """
     for t in state.spiking.values():
         check_symmetric(t)
-    goal = spent(state, given)
+    goal = least(state, given)
     learner = Learner(state, given.energy)
     training = Training(learner, state, given, goal)
     training.run()

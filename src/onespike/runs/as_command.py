@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onespike.adapters import normalization
-from onespike.recipe import Recipe
+from onespike.recipe import DEFAULT, Recipe
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.options import options
 
@@ -16,10 +16,10 @@ def recipe_options(recipe: Recipe) -> list[str]:
     """The options of `onespike convert` that lead from the preset to this recipe.
 
     >>> recipe_options(Recipe(scale=0.3, exclude=("*fc1:*",)))
-    ['--scale', '0.3', '--exclude', '*fc1:*']
+    ['--preset', 'sformer', '--scale', '0.3', '--exclude', '*fc1:*']
     """
     known, words = options(recipe), list[str]()
-    if recipe.preset != Recipe().preset:
+    if recipe.preset != DEFAULT:
         words += known["preset"].words("preset", recipe.preset)
     for name, value in recipe.changes().items():
         words += known[name].words(name, value)

@@ -14,6 +14,8 @@ from onespike.conversion.network import convert
 from onespike.errors import LoadError, OnespikeError, UsageError, out_of_memory, unknown
 from onespike.passes import no_progress, prepare
 from onespike.passes.base import Progress
+from onespike.passes.budget import spent_by
+from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe
 from onespike.runs import storage
 from onespike.runs.contents import digest
@@ -37,13 +39,19 @@ def convert_network(
     progress: Progress = no_progress,
     processes: Processes = ALONE,
     work: Path | None = None,
+    validation: Items | None = None,
 ) -> NetworkPair:
     """Calibrate a loaded network on images, improve that by the recipe's passes and convert a copy of it.
 
-    A long pass keeps what it needs to resume in the folder `work`.
+    A long pass keeps what it needs to resume in the folder `work`. Labeled images in `validation` judge the recipe's
+    `max_drop`. What the network spends on the last calibration images is kept with the thresholds.
     """
     ann = place_(loaded.model, device, device_map)
     check_forward(loaded, ann, items)
+    judge = None
+    if validation is not None:
+        labeled = loaded.batches(loaded.task.named(validation, loaded), batch_size, ALONE.part)
+        judge = by_labels(ann, labeled, loaded.task)
     thresholds = prepare(
         ann,
         batches_of(items, loaded, batch_size, processes),
@@ -55,15 +63,20 @@ def convert_network(
         provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
         processes=processes,
         task=loaded.task,
+        judge=judge,
     )
+    snn = convert(ann, thresholds, recipe, share_weights=True)
+    if "energy" not in thresholds.provenance and processes.is_main:
+        spent = spent_by(snn, Inputs(items, loaded, batch_size), recipe.energy)
+        thresholds = dataclasses.replace(
+            thresholds, provenance={**thresholds.provenance, "energy": spent.to_dict()}
+        )
     data = {
         "source": items.source,
         "names": list(items.names),
         "sha256": [digest(item) for item in items],
     }
-    return NetworkPair(
-        loaded, ann, convert(ann, thresholds, recipe, share_weights=True), recipe, thresholds, data
-    )
+    return NetworkPair(loaded, ann, snn, recipe, thresholds, data)
 
 
 def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:

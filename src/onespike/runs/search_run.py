@@ -313,7 +313,9 @@ def allocate(
         )
     few = limit_items(items, FISHER_IMAGES)
     inputs = [x for x, _ in pair.loaded.batches(few, batch_size)]
-    state = PassState(pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None))
+    state = PassState(
+        pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None, max_drop=None)
+    )
     given = PassContext(pair.ann, inputs, task=pair.loaded.task)
     if column in holdable():
         given = dataclasses.replace(given, budget=budget, energy=column)

@@ -119,6 +119,18 @@ def number_or_none(word: str) -> float | None:
     return number
 
 
+def share_or_none(word: str) -> float | None:
+    """A share, in percent or as a number.
+
+    >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
+    (0.01, 0.02, None)
+    """
+    if not word.endswith("%"):
+        return number_or_none(word)
+    number = number_or_none(word[:-1].strip())
+    return None if number is None else number / 100
+
+
 def yes_or_no(word: str) -> bool:
     if word not in ("yes", "no"):
         raise unknown("answer", word, ("yes", "no"))

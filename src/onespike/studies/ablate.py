@@ -117,7 +117,7 @@ def ablate_run(
     names = check_passes(passes or pair.recipe.passes or QUICK)
     column = energy or pair.recipe.energy
     check_budget(budget, column)
-    recipe = pair.recipe.replace(passes=(), budget=None, energy=column, factors=())
+    recipe = pair.recipe.replace(passes=(), budget=None, max_drop=None, energy=column, factors=())
     wanted = budget if budget is not None else pair.recipe.budget
     place = folder / FOLDER / RECORD
     identity = {

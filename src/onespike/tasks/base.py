@@ -40,6 +40,9 @@ class Meaning(Protocol):
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """How many answers differ, for each input."""
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """What share of the score the spiking network is expected to lose, for each input, by the original's own output."""
+
 
 class Metric(Protocol):
     """Scores both networks: fed with their outputs batch by batch, asked for its figures at the end."""

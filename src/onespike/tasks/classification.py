@@ -185,6 +185,14 @@ class Classification:
             log_p, log_q = log_p.masked_fill(masked, 0.0), log_q.masked_fill(masked, 0.0)
         return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """How much less probable the spiking network's class is than the best one, by the original's probabilities.
+
+        Were labels drawn from them, the mean would be the loss of accuracy.
+        """
+        p, best = _scores(expected).softmax(-1), _scores(actual).argmax(-1, keepdim=True)
+        return p.amax(-1) - p.gather(-1, best)[..., 0]
+
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """1 where the best class is another."""
         return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()

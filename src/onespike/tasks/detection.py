@@ -225,6 +225,13 @@ class Detection:
         both = zip(self.found(expected), self.found(actual), strict=True)
         return torch.stack([unlike(ann, snn) for ann, snn in both]).sum()
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """Of all objects with a score from 0.3 that the networks find, the share that only one of them does."""
+        both = list(zip(self.found(expected), self.found(actual), strict=True))
+        objects = [sum(int((one["scores"] >= SMALLEST_SCORE).sum()) for one in pair) for pair in both]
+        apart = self.differences(expected, actual)
+        return apart / torch.tensor(objects).clamp(min=1)
+
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """Objects with a score from 0.3 that only one of the networks finds."""
         both = zip(self.found(expected), self.found(actual), strict=True)

@@ -204,6 +204,10 @@ class Embedding:
         """1 − cosine, which is half the squared distance of the two directions: their KL under noise of deviation 1."""
         return 0.5 * (vectors(expected) - vectors(actual)).square().sum()
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """What the cosine of both vectors lacks to 1."""
+        return 1 - (vectors(expected) * vectors(actual)).sum(1)
+
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """1 where the cosine is below 0.99."""
         return ((vectors(expected) * vectors(actual)).sum(1) < ALIKE).float()

@@ -61,6 +61,11 @@ class Numbers:
             terms.append(0.5 * ((a - b) / _spread(a)).square().sum() * inputs / max(a.numel(), 1))
         return torch.stack(terms).sum()
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """The share of the numbers' variance that is not explained."""
+        a, b = numbers_in(expected)[0], numbers_in(actual)[0]
+        return ((a - b) / _spread(a)).flatten(1).square().mean(1)
+
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """1 where an input's numbers are further apart than their spread."""
         a, b = numbers_in(expected)[0], numbers_in(actual)[0]
@@ -97,6 +102,15 @@ class Inferred:
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """As the original's output says."""
         return infer(expected).divergence(expected, actual)
+
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """As the original's output says."""
+        return infer(expected).lost(expected, actual)
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As the output says."""
+        meaning = infer(output)
+        return meaning.right(output, labels) if isinstance(meaning, Classification) else None
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """As the original's output says."""

@@ -84,6 +84,11 @@ class Language:
         pairs = zip(scores_of(expected), scores_of(actual), strict=True)
         return torch.stack([divergence(a, b).mean() for a, b in pairs]).sum()
 
+    def lost(self, expected: Any, actual: Any) -> Tensor:
+        """By how much the perplexity rises, as a share, on text drawn from the original network: exp(KL) − 1."""
+        pairs = zip(scores_of(expected), scores_of(actual), strict=True)
+        return torch.stack([divergence(a, b).mean() for a, b in pairs]).expm1()
+
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """The share of positions with another best token; up to a tenth of them, a window counts as the same."""
         parted = (scores_of(expected).argmax(-1) != scores_of(actual).argmax(-1)).float().mean(1)

@@ -1,0 +1,164 @@
+"""The least energy whose loss stays within what is allowed: the passes at several budgets, each judged on held-out inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.conversion.network import convert
+from onespike.errors import UsageError
+from onespike.passes.base import PassContext, PassState
+from onespike.passes.budget import spending
+from onespike.passes.statistics import held_out
+from onespike.runtime.batches import call, inputs_of, to
+from onespike.runtime.forward import device_of, evaluating
+
+START, LEAST, MOST = 0.2, 0.01, 8.0
+"""The first budget that is tried where none is given, and how far others may be from 0 and from it."""
+DOWN, UP, HALVINGS = 0.7, 1.4, 2
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a spiking network loses beside the original.
+
+    Attributes:
+        drop: of the score, as a share: 0.01 is one point of accuracy.
+        error: its standard error, paired input by input.
+        inputs: how many it was judged on.
+        measure: what the score is.
+        kl: nats per input, where labels play no part.
+        agreement: the share of inputs with the same answer, likewise.
+    """
+
+    drop: float
+    error: float
+    inputs: int
+    measure: str
+    kl: float | None = None
+    agreement: float | None = None
+
+    def within(self, most: float) -> bool:
+        """Whether it stays within this, with its standard error."""
+        return self.drop + self.error <= most
+
+    def __str__(self) -> str:
+        text = (
+            f"{100 * self.drop:.2f} ± {100 * self.error:.2f} points of {self.measure} on {self.inputs} inputs"
+        )
+        if self.kl is not None and self.agreement is not None:
+            text += f" (agreement {100 * self.agreement:.1f} %, KL {self.kl:.4f})"
+        return text
+
+
+Judge = Callable[[nn.Module], Loss]
+
+
+def judged(lost: Tensor, measure: str, **more: float) -> Loss:
+    """The loss whose mean over inputs is the drop."""
+    each = lost.double()
+    error = float(each.std() / len(each) ** 0.5) if len(each) > 1 else 0.0
+    return Loss(float(each.mean()), error, len(each), measure, **more)
+
+
+def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
+    """Without labels, on calibration inputs: what the original's own output says that other answers lose."""
+    model, task, device = given.model, given.task, device_of(given.model)
+    with evaluating(model):
+        originals = [call(model, to(batch, device)) for batch in held]
+
+    def judge(snn: nn.Module) -> Loss:
+        lost, differing, divergence = list[Tensor](), list[Tensor](), 0.0
+        with evaluating(snn):
+            for batch, expected in zip(held, originals, strict=True):
+                output = call(snn, to(batch, device))
+                lost.append(task.lost(expected, output).detach().cpu())
+                differing.append((task.differences(expected, output) > 0).float().cpu())
+                divergence += float(task.divergence(expected, output).detach())
+        every = torch.cat(lost)
+        agreement = 1 - float(torch.cat(differing).mean())
+        return judged(every, "the score it expects", kl=divergence / len(every), agreement=agreement)
+
+    return judge
+
+
+def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -> Judge:
+    """On labeled inputs: how many answers that were right are wrong, less those that were wrong and are right."""
+    batches = [(inputs_of(model, inputs), labels) for inputs, labels in labeled]
+
+    def right(network: nn.Module) -> Tensor:
+        found = []
+        with evaluating(network):
+            for inputs, labels in batches:
+                answers = task.right(call(network, to(inputs, device_of(network))), labels.cpu())
+                if answers is None:
+                    raise UsageError(
+                        "max_drop: these labels do not say whether an answer is right. Leave the validation data out."
+                    )
+                found.append(answers[0].cpu().double())
+        return torch.cat(found)
+
+    before = right(model)
+    return lambda snn: judged(before - right(snn), "accuracy")
+
+
+@dataclass(frozen=True)
+class Tolerated:
+    """What was found: the state, its loss, and all (budget, loss) that were tried."""
+
+    state: PassState
+    loss: Loss
+    tried: tuple[tuple[float, Loss], ...]
+
+
+def least_energy(
+    state: PassState,
+    given: PassContext,
+    run: Callable[[PassState, PassContext], PassState],
+    most: float,
+    judge: Judge | None = None,
+) -> Tolerated:
+    """The passes at the least budget whose loss stays within `most`; at the least loss where none does.
+
+    Args:
+        state: where the passes begin.
+        given: what they may use; its budget is the first that is tried.
+        run: the passes at the budget of a context.
+        most: the share of the score that may be lost, with its standard error.
+        judge: how the loss is measured; by default without labels, on the last calibration inputs.
+    """
+    judge = judge or by_itself(given, [given.inputs[i] for i in held_out("max_drop", given)[1]])
+    tried: dict[float, tuple[PassState, Loss]] = {}
+
+    def good(budget: float) -> bool:
+        found = run(state, replace(given, budget=budget))
+        loss = judge(convert(given.model, found.thresholds, found.recipe, share_weights=True))
+        tried[budget] = (found, loss)
+        return loss.within(most)
+
+    budget = START if given.budget is None else given.budget
+    if good(budget):
+        enough, scarce = budget, 0.0
+        while enough * DOWN > LEAST:
+            if not good(enough * DOWN):
+                scarce = enough * DOWN
+                break
+            enough *= DOWN
+    else:
+        enough, scarce = 0.0, budget
+        while scarce * UP < MOST:
+            if good(scarce * UP):
+                enough = scarce * UP
+                break
+            scarce *= UP
+            if spending(tried[scarce][0], given) < 0.9 * scarce:  # finer steps than those change nothing
+                break
+    for _ in range(HALVINGS if enough and scarce else 0):
+        middle = (enough * scarce) ** 0.5
+        enough, scarce = (middle, scarce) if good(middle) else (enough, middle)
+    chosen = enough or min(tried, key=lambda one: tried[one][1].drop)
+    return Tolerated(*tried[chosen], tuple((one, loss) for one, (_, loss) in tried.items()))

@@ -1,0 +1,143 @@
+"""The least energy within a loss, budgets with a margin, and the default preset."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_networks import attention, convolutional, start, tokens
+
+import onespike
+from onespike import calibrate, metered, preset, spike
+from onespike.errors import OnespikeWarning, UsageError
+from onespike.passes import chain, improve, statistics, tolerance
+from onespike.passes.budget import Spent, fit, measured, spending
+from onespike.passes.chaining import parted
+from onespike.passes.tolerance import by_labels, judged
+from onespike.recipe import DEFAULT, PRESETS, Recipe
+from onespike.tasks import Inferred
+
+QUICK = ("nearest", "layout", "allocate")
+
+
+@pytest.fixture(autouse=True)
+def few_held(monkeypatch):
+    monkeypatch.setattr(statistics, "HELD", 16)
+
+
+def improved(most: float, energy: str = "counts", **more):
+    model, inputs = attention(), tokens(96)
+    recipe = preset("sformer", passes=QUICK, budget=0.2, energy=energy, max_drop=most)
+    return improve(model, inputs, calibrate(model, inputs, recipe), recipe, **more), model, inputs
+
+
+def test_it_is_the_least_energy_of_those_tried_that_stays_within():
+    found = improved(0.02)[0].provenance
+    loss, tried = found["loss"], found["loss"]["tried"]
+    good = [one["budget"] for one in tried if one["drop"] + one["error"] <= 0.02]
+    assert len(tried) >= 3 and good and loss["drop"] + loss["error"] <= 0.02
+    assert loss["drop"] == next(one["drop"] for one in tried if one["budget"] == min(good))
+    assert 0 <= loss["agreement"] <= 1 and loss["kl"] > 0 and loss["inputs"] == 16
+    ratio = found["energy"]["ratios"]["counts"]
+    assert ratio * (1 + found["energy"]["relative_error"]) == pytest.approx(min(good), rel=0.02)
+
+
+def test_a_smaller_loss_costs_more():
+    spent = [improved(most)[0].provenance["energy"]["ratios"]["counts"] for most in (0.005, 0.1)]
+    assert spent[0] > spent[1]
+
+
+def test_a_loss_that_no_energy_keeps_is_said(monkeypatch):
+    monkeypatch.setattr(tolerance, "MOST", 0.25)
+    with pytest.warns(OnespikeWarning, match=r"no energy that was tried stays within a loss of 1e-07 %"):
+        thresholds, _, _ = improved(1e-9)
+    tried = thresholds.provenance["loss"]["tried"]
+    assert thresholds.provenance["loss"]["drop"] == min(one["drop"] for one in tried)
+
+
+def test_labels_judge_by_accuracy():
+    model, inputs = attention(), tokens(96)
+    with torch.inference_mode():
+        labels = [model(x).argmax(-1) for x in inputs]
+        labels[0][:8] = (labels[0][:8] + 1) % 5
+    judge = by_labels(model, zip(inputs, labels, strict=True), Inferred())
+    snn = spike(model, inputs, "sformer", scale=0.9)
+    with torch.inference_mode():
+        before, after = (
+            torch.cat([(net(x).argmax(-1) == y).double() for x, y in zip(inputs, labels, strict=True)])
+            for net in (model, snn)
+        )
+    loss = judge(snn)
+    assert loss.drop == pytest.approx(float((before - after).mean())) and loss.drop > 0
+    assert loss.error == pytest.approx(float((before - after).std() / 96**0.5))
+    validation = list(zip(inputs, labels, strict=True))
+    found = spike(model, inputs, passes=QUICK, energy="counts", max_drop=0.05, validation=validation)
+    assert judge(found).within(0.05)
+
+
+def test_numbers_have_no_right_answers():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with pytest.raises(UsageError, match="Leave the validation data out"):
+        by_labels(model, [(torch.randn(8, 4), torch.zeros(8))], Inferred())
+    assert judged(torch.tensor([0.0, 1.0]), "x").error == pytest.approx(0.5)
+
+
+def test_a_budget_is_held_with_its_standard_error():
+    model, inputs = attention(), tokens(96)
+    state, given = start(model, inputs, budget=0.3)
+    found = measured(fit(state, given, 0.3), given)
+    assert found.error > 0 and found.ledger.ratio("counts") < 0.3
+    assert found.most("counts") == pytest.approx(0.3, rel=0.006)
+    assert Spent(found.ledger, 0.0).most("counts") == found.ledger.ratio("counts")
+
+
+def test_a_budget_that_cannot_be_met_keeps_the_nearest_and_says_what_was_tried():
+    model, inputs = attention(), tokens()
+    recipe = preset("sformer", passes=("nearest",), budget=1e-4)
+    with pytest.warns(
+        OnespikeWarning, match=r"budget 0\.0001 \(counts\) is not met; steps of several sizes gave .*is kept"
+    ):
+        thresholds = improve(model, inputs, calibrate(model, inputs, recipe), recipe)
+    state, given = start(model, inputs, budget=1e-4)
+    nearest = spending(fit(state, given, 1e-4), given)
+    assert min(given.memory["tried"]) == nearest
+    assert thresholds.provenance["energy"]["inputs"] == 32
+
+
+def test_the_default_is_passes_within_a_budget_and_the_paper_stays_exact():
+    assert DEFAULT == "fast" and "tune" not in PRESETS[DEFAULT].settings["passes"]
+    assert Recipe().preset == "sformer" and Recipe().passes == ()
+    model, inputs = attention(), tokens()
+    snn = spike(model, inputs, energy="counts")
+    with torch.inference_mode(), metered(snn) as ledger:
+        for x in inputs:
+            snn(x)
+    assert ledger.ratio("counts") == pytest.approx(0.2, rel=0.08)
+    literal = spike(model, inputs, "sformer")
+    with torch.inference_mode():
+        by_hand = onespike.convert(model, calibrate(model, inputs, preset("sformer")), preset("sformer"))
+        assert torch.equal(literal(inputs[0]), by_hand(inputs[0]))
+
+
+def test_the_default_takes_one_batch_and_convolutions():
+    assert [len(part) for part in parted([torch.zeros(8, 2)])] == [2, 2, 2, 2]
+    x = torch.randn(16, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    snn = spike(convolutional(), [x], budget=0.04)
+    assert snn(x).shape == (16, 3)
+
+
+def test_a_budget_at_which_nothing_fires():
+    state, given = start(attention(), tokens(), budget=1e-9)
+    found = chain(state, given, ("nearest", "allocate"))
+    assert spending(found, given) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_drop": 0.01}, "there are no passes"),
+        ({"max_drop": 2.0, "passes": QUICK}, "a share from 0 to 1"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(UsageError, match=message):
+        preset("sformer", **changes)
