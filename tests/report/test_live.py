@@ -6,6 +6,8 @@ import base64
 import http.client
 import io
 import json
+import socket
+import struct
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -118,6 +120,47 @@ def test_bad_input_is_one_message(server, case):
 def test_too_much_is_not_read(server):
     status, found = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
     assert status == 400 and "at most 64 MB" in found["error"]
+
+
+LIVE = b"Host: localhost\r\nX-Onespike: live\r\n"
+RAW = {
+    "a broken host": (b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", b"403"),
+    "a broken path": (b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
+    "a broken question": (b"POST //[ HTTP/1.1\r\n" + LIVE + b"\r\n", b"400"),
+    "a length that is none": (b"POST /answer HTTP/1.1\r\n" + LIVE + b"Content-Length: x\r\n\r\n", b"400"),
+    "too short": (b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + b"Content-Length: 99\r\n\r\nx", b"400"),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
+}
+
+
+def _join_requests() -> None:
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("case", RAW.values(), ids=RAW)
+def test_broken_requests_are_refused_without_a_word_on_the_terminal(server, case, capfd):
+    request, status = case
+    with socket.create_connection(server.server_address[:2], timeout=60) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as reply:
+            assert status in reply.read()
+    _join_requests()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_page_that_is_closed_while_networks_run(server, session, png, capfd):
+    """The answer finds nobody: that is no error of the server."""
+    with session.lock, socket.create_connection(server.server_address[:2]) as connection:
+        length = f"Content-Length: {len(png)}\r\n\r\n".encode()
+        connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length + png)
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # reset, not closed
+    _join_requests()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_place_that_is_taken(server, session):

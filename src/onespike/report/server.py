@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,6 +38,12 @@ class LiveServer(ThreadingHTTPServer):
         self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say in one line what went wrong with a request; nothing if its page was closed."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            print(f"onespike: a request failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
@@ -53,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._is_meant():
             return
-        if urlsplit(self.path).path == "/":
+        if self.path.partition("?")[0] == "/":
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not found", "text/plain")
@@ -65,6 +72,13 @@ class Handler(BaseHTTPRequestHandler):
             found = self._answer()
         except (OnespikeError, ValueError) as error:
             self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        except (
+            RuntimeError,
+            MemoryError,
+            OSError,
+        ) as error:  # too little memory or disk; the page stays open
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"})
         else:
             self._json(HTTPStatus.OK, found)
 
@@ -86,9 +100,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_meant(self) -> bool:
         """Whether this machine is named, and a question comes from our own page: other sites can send neither."""
-        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        try:
+            name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        except ValueError:
+            name = None
         ours = self.command == "GET" or self.headers.get("X-Onespike") == "live"
-        if ours and (self.server.names is None or name in self.server.names):
+        if ours and name is not None and (self.server.names is None or name in self.server.names):
             return True
         self.close_connection = True
         self._json(
