@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 
 import pytest
 from command_line import CALIBRATION, TEST, VIT
@@ -13,6 +14,7 @@ from onespike.recipe import preset
 from onespike.report import record as report_record
 from onespike.runs import storage
 from onespike.runs.search_run import searched
+from onespike.runtime.validated import sealed
 
 SMALL = ("run", VIT, "--data", TEST, "--limit", 6, "--images", 4)
 
@@ -66,6 +68,15 @@ def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, monkeypat
     assert storage.load(tmp_path / "run").recipe.scale == found["best"]["scale"]
 
 
+def test_a_search_leaves_images_to_measure_on(cli, tmp_path, images, monkeypatch):
+    """All of them come from one folder: a part calibrates, another part is searched on, the rest is measured on."""
+    monkeypatch.setattr("onespike.cli.plan.TRIALS", 2)
+    result = cli("run", VIT, "--data", images, "--out", tmp_path / "run", "--preset", "sformer")
+    assert result.code == 0, result.err
+    record = json.loads((tmp_path / "run/report/report.json").read_text())
+    assert record["calibration"]["images"] == 2 and record["data"]["images"] == 6
+
+
 @pytest.mark.parametrize(
     ("recipe", "does"),
     [
@@ -101,8 +112,6 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     journal = tmp_path / ".run.plan.json"
     assert json.loads(journal.read_text())["done"] == 1
     if stopped == "after":
-        from onespike.runtime.validated import sealed
-
         journal.write_text(sealed({"commands": json.loads(journal.read_text())["commands"], "done": 0}))
     other = cli(*words, "--percentile", 2)
     assert "run: a run with other options is there." in other.message()
@@ -111,6 +120,27 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     assert result.err.count("(done before)") == 1
     assert (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns == before
     assert not journal.exists() and (tmp_path / "run/plan.json").exists()
+
+
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_places_without_a_name(cli, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        cli(*SMALL, "--out", place).message() == f"{place or '.'} exists. Choose another --out or remove it."
+    )
+
+
+def test_what_was_refused_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
+    """Else the same command with its mistake mended would meet a run with other options."""
+    monkeypatch.chdir(tmp_path)
+    assert cli(*SMALL, "--out", "run", "--batch-size", 0).code == 2
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(report_record, "gather", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    words = (*SMALL, "--calibrate", CALIBRATION, "--out", "run", "--preset", "sformer", "--scale", 0.3)
+    for _ in range(2):  # the second time the folder is gone, and its plan is not
+        assert "done before" not in cli(*words).err
+        assert (tmp_path / ".run.plan.json").exists() and (tmp_path / "run/run.json").exists()
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_what_is_there_is_not_touched(cli, tmp_path):

@@ -45,7 +45,10 @@ def plan(
     ]
     if searches(recipe):
         energy = () if recipe.budget is None else given(budget=recipe.budget, energy=recipe.energy)
-        asked = given(data=calibrate, trials=TRIALS, objective="kl")
+        # of images that are also measured on, a search takes as many as calibration, and leaves the rest
+        asked = given(
+            data=calibrate, limit=images if calibrate == data else None, trials=TRIALS, objective="kl"
+        )
         commands.append(("search", folder, *asked, *energy, "--resume", *running))
     measured = given(data=data, annotations=annotations, limit=limit)
     commands.append(("report", folder, *measured, "--held-out", *running))

@@ -104,10 +104,16 @@ def run(
 
 def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
     """Run the commands that are not done yet; what is done is written down after each."""
+    if not folder.name:  # this folder, or the root
+        refuse_existing(folder)
     journal, finished = folder.with_name(f".{folder.name}.{PLAN}"), folder / PLAN
     remedy = f"Remove it and {folder}, or choose another --out."
     known = read_sealed(_Plan, journal, remedy) or read_sealed(_Plan, finished, remedy)
     done = 0 if known is None else int(known["done"])
+    if (
+        known is not None and not folder.exists()
+    ):  # the first command did not end well, or the folder was removed
+        known, done = None, 0
     if known is None:
         refuse_existing(folder)
         try_new_folder(folder)
@@ -115,14 +121,18 @@ def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
         raise UsageError(f"{folder}: a run with other options is there. {remedy}")
     elif not done and folder.exists():  # it ended right after the first command
         done = 1
-    for number, words in enumerate(commands, 1):
-        shown = f"{number}/{len(commands)}: {shlex.join(('onespike', *words))}"
-        if number <= done:
-            output.note(f"{shown} (done before)")
-            continue
-        write_atomically(journal, sealed({"commands": commands, "done": number - 1}))
-        output.note(shown)
-        _type(words)
+    try:
+        for number, words in enumerate(commands, 1):
+            shown = f"{number}/{len(commands)}: {shlex.join(('onespike', *words))}"
+            if number <= done:
+                output.note(f"{shown} (done before)")
+                continue
+            write_atomically(journal, sealed({"commands": commands, "done": number - 1}))
+            output.note(shown)
+            _type(words)
+    finally:
+        if not folder.exists():  # there is nothing to go on with
+            journal.unlink(missing_ok=True)
     write_atomically(finished, sealed({"commands": commands, "done": len(commands)}))
     journal.unlink(missing_ok=True)
 
