@@ -51,7 +51,7 @@ class Recipe:
         domain: `all` takes the quantile over all elements, `sided` over those of one sign.
         softmax: `site` (eq. 16), `model`, `head`, `percentile:P` (the top P % instead of the largest), or a number
             that is the threshold itself.
-        granularity: one threshold a `site`, or one a `channel`.
+        granularity: one threshold per `site`, or one per `channel`.
         io: `analog` leaves the network's input and its classifier head's input analog; `spiking` does not.
         include: only sites that match one of these globs spike.
         exclude: sites (or products without a rule) that match one of these globs stay analog.
@@ -152,7 +152,7 @@ class Recipe:
             raise UsageError(f"steps must be at least 1, not {self.steps}. The paper uses 1 and 2.")
         if self.steps > 1 and self.neuron.endswith("if") and spec.explicit != (1,):
             raise UsageError(
-                f"neuron '{self.neuron}' fires one spike a step, and levels '{self.levels}' are steps of their own. "
+                f"neuron '{self.neuron}' fires one spike per step, and levels '{self.levels}' are steps of their own. "
                 "With steps above 1 use levels='1,'."
             )
         if self.steps > 1 and self.neuron == "uniform":

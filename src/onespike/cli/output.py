@@ -201,7 +201,7 @@ def ledger(result: Evaluation) -> None:
     from onespike.energy.columns import PAPER
 
     rows(
-        ("site", "MACs an image", f"{PAPER} ratio", "spikes/neuron", "active %", "saturated %"),
+        ("site", "MACs per image", f"{PAPER} ratio", "spikes/neuron", "active %", "saturated %"),
         [
             (
                 row["site"], f"{row['macs'] / result.images:.4g}", f"{row['ratio']:.4f}" if row["drives"] else "–",

@@ -43,7 +43,7 @@ class Analog(nn.Module):
         return x
 
     def extra_repr(self) -> str:
-        return f"{self.reason} ({self.macs:.4g} MACs an input)" if self.macs else self.reason
+        return f"{self.reason} ({self.macs:.4g} MACs per input)" if self.macs else self.reason
 
 
 class Neurons(Places, Visitor):

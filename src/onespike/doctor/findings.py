@@ -26,7 +26,7 @@ class Finding:
         cause: its short name.
         title: what was found.
         evidence: the figures behind it.
-        share: the estimated share of the loss of accuracy; None where it cannot be said.
+        share: the estimated share of the loss of accuracy; None where it is unknown.
         command: what to try.
         alarming: whether it is a mistake in the set-up; the others are ways to gain more.
     """

@@ -107,7 +107,7 @@ def _compiled(
     form: Callable[[], Form | None],
     decoded: bool,
 ) -> Tensor | None:
-    """The operator, for one step a side; None where the compiler must see what it does."""
+    """The operator, for one step per side; None where the compiler must see what it does."""
     steps = [side for side in (positive, negative) if side is not None]
     if x.device.type != "cpu" or any(side.dim() for side in steps) or not may_be_opaque(x, *steps):
         return None

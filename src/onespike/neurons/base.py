@@ -159,11 +159,11 @@ class Neuron(Float32):
         return self.levels[-1]
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
-        """What `fire` compares against, a side each."""
+        """What `fire` compares against, one per side."""
         return self.positive, self.negative
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """What one spike is worth, a side each."""
+        """What one spike is worth, one per side."""
         return self.thresholds()
 
     def code(self) -> Code:

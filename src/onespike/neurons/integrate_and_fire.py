@@ -1,4 +1,4 @@
-"""Integrate-and-fire with soft reset, one spike a step: what a single step must be compared with."""
+"""Integrate-and-fire with soft reset, one spike per step: what a single step must be compared with."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class IntegrateFire(Neuron):
 
     @property
     def largest(self) -> int:
-        """T: one spike a step."""
+        """T: one spike per step."""
         return len(self.levels)
 
     def steps(self) -> tuple[Tensor, Tensor]:

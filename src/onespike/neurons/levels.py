@@ -163,7 +163,7 @@ class LevelSpec:
 
     Attributes:
         kind: `mixed`, `linear`, `exponential`, `density`, `bits` or `explicit`.
-        M: half the number of levels a side; for `mixed`, the number of levels before the tail; for `bits`, of bits.
+        M: half the number of levels per side; for `mixed`, the number of levels before the tail; for `bits`, of bits.
         tail: for `mixed`, the number of levels in the tail.
         explicit: the integers themselves, for `explicit`.
     """

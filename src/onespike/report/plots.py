@@ -60,7 +60,7 @@ def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
 def front(
     points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximize: bool = True
 ) -> Figure:
-    """A metric against energy, one point a λ: those that no other beats are joined, the chosen one is ringed."""
+    """A metric against energy, one point per λ: those that no other beats are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
     kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
     axes.plot(

@@ -1,4 +1,4 @@
-"""What a measurement was made on, told by contents: weights and images under one name may be other ones."""
+"""What a measurement was made on, by its contents: a name may stand for other weights or images later."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _multiplies_two(args: Any) -> bool:
 
 
 def _sampling_macs(name: str, args: Any, result: Any) -> int:
-    """Interpolation takes one MAC a corner, sample and channel: 4 in a plane, 8 in space, 16 where it is bicubic."""
+    """Interpolation takes one MAC per corner, sample and channel: 4 in a plane, 8 in space, 16 where it is bicubic."""
     if "grid_sampler" in name:
         corners = 8 if name == "grid_sampler_3d" else 4
         mode = 0 if name == "cudnn_grid_sampler" else args[2]  # linear, nearest (which copies), cubic

@@ -62,7 +62,7 @@ class Bench:
         held: images for λ searches, which neither calibration nor evaluation sees.
         test: images for the figures.
         folder: where finished measurements are kept.
-        batch_size: images a forward.
+        batch_size: images per forward.
         progress: for bars.
     """
 

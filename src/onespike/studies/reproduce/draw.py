@@ -17,8 +17,8 @@ COLORS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GRAY, "#CC79A7", "#56B4E9
 LABELS = {
     **{column: f"energy ratio ({column})" for column in meanings()},
     "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
-    "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels a side": "levels a side",
-    "seconds": "seconds", "ms an image": "ms an image", "firing": "spikes a neuron and input",
+    "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels per side": "levels per side",
+    "seconds": "seconds", "ms per image": "ms per image", "firing": "spikes per neuron and input",
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
 @study(
     "table-complexity",
     "Time of the neuron update and of the rest, and the firing rate: IF over T steps against one-step MTN",
-    bars("neuron", "ms an image", "firing"),
+    bars("neuron", "ms per image", "firing"),
     "The paper states orders: O(T) for both parts of integrate-and-fire, O(N) and O(1) for the multi-threshold neuron, and comparable "
     "firing rates. Here its closed form makes the neuron update O(1) too. Firing is spikes for each neuron and input.",
     network="cifar10-resnet18",
@@ -95,6 +95,6 @@ def complexity(bench: Bench) -> list[Row]:
         clocked = bench.once(f"time {name}", stop)
         rows.append(
             {"neuron": name, "neuron ms": clocked["neuron"], "rest ms": clocked["rest"],
-             "ms an image": clocked["neuron"] + clocked["rest"], "firing": bench.measure(recipe)["firing"]}
+             "ms per image": clocked["neuron"] + clocked["rest"], "firing": bench.measure(recipe)["firing"]}
         )  # fmt: skip
     return rows

@@ -30,8 +30,8 @@ def scale(bench: Bench) -> list[Row]:
 @study(
     "sweep-levels",
     "How many levels: M of eq. 12, and N of linear and exponential fire functions",
-    curves("levels a side", "score", PAPER, by="fire function"),
-    "λ is searched for each row, without labels. With one level more a side a spike costs no more additions unless it "
+    curves("levels per side", "score", PAPER, by="fire function"),
+    "λ is searched for each row, without labels. With one more level per side, a spike costs no more additions unless it "
     "is fired.",
 )
 def levels(bench: Bench) -> list[Row]:
@@ -42,7 +42,7 @@ def levels(bench: Bench) -> list[Row]:
             recipe = recipe.replace(scale=bench.searched(recipe, trials=8)["scale"])
             measured = bench.measure(recipe)
             rows.append(
-                {"fire function": kind, "M": number, "levels a side": 2 * number, "scale": recipe.scale,
+                {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale,
                  "ann": measured["ann"], **shown(measured)}
             )  # fmt: skip
     return rows
@@ -50,7 +50,7 @@ def levels(bench: Bench) -> list[Row]:
 
 @study(
     "sweep-softmax-threshold",
-    "The softmax threshold: the largest output or a percentile of them, a site, a head or the model at a time",
+    "The softmax threshold: the largest output or a percentile of them, per site, per head or for the model",
     bars("threshold", "score", PAPER),
     "Eq. 16 divides the largest softmax output seen by the largest level, so one outlier sets the step. A percentile "
     "makes the step finer and clips what is above.",
@@ -61,7 +61,7 @@ def softmax(bench: Bench) -> list[Row]:
         raise DataError(f"sweep-softmax-threshold: {bench.loaded.spec} has no softmax. Give a transformer.")
     rows: list[Row] = []
     for title, value in (
-        ("largest, a site", "site"), ("largest, a head", "head"), ("largest, the model", "model"),
+        ("largest, per site", "site"), ("largest, per head", "head"), ("largest, the model", "model"),
         ("percentile 0.01", "percentile:0.01"), ("percentile 0.1", "percentile:0.1"),
         ("percentile 1", "percentile:1"), ("paper, 0.0035", 0.0035),
     ):  # fmt: skip

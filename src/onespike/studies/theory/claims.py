@@ -122,8 +122,8 @@ def theorem_2(
     weights ≥ 0 and row sums ≤ θ_{l+1}/θ_l, which keeps 0 ≤ x(t) ≤ θ there; the last may be anything.
 
     Args:
-        x: the input, a vector a step.
-        weights: a matrix a layer.
+        x: the input, one vector per step.
+        weights: one matrix per layer.
         thresholds: θ of the neurons before each layer.
         initial: v(0) of the neurons before each layer.
         unchecked: skip the conditions.
