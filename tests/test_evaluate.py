@@ -47,8 +47,8 @@ def test_figures_are_those_of_each_network_alone(networks):
     assert result.metrics["kl"] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(1).mean()))
     assert result.ledger.ratios() == pytest.approx(ledger.ratios())
     assert (result.images, result.scale) == (15, 0.25)
-    energy = {"energy", "energy_parts", "profile", "analog_share", "dead_share"}
-    paired = {"difference", "standard_error"}
+    energy = {"energy", "energy_parts", "profile", "analog_share", "dead_share", "head_share", "original_pj"}
+    paired = {"difference", "standard_error", "kl_standard_error"}
     figures = {"task", "ann", "snn", "agreement", "kl", "images", "scale", "seconds"}
     assert set(result.to_dict()) == figures | paired | energy
 

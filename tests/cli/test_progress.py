@@ -32,3 +32,40 @@ def test_a_bar_on_a_terminal(monkeypatch):
     os.close(parent)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert re.search(r"evaluating ━+ 3/3 0:00:00 0:00:00", plain)
+
+
+def test_a_line_stands_for_silence_and_makes_room(monkeypatch):
+    """On a terminal: it appears after a while, goes before others speak, and stays away while there is a bar."""
+    import io
+    import sys
+
+    from onespike.cli import status
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(status, "PATIENCE", 0.0)
+    with status.alive():
+        running = status._current
+        running.tick()
+        assert shown.getvalue().endswith("starting … 0 s")
+        status.clear()
+        assert shown.getvalue().endswith(status.CLEAR) and not running.shown
+        with status.bar("sampling"):
+            before = shown.getvalue()
+            running.tick()
+            assert shown.getvalue() == before
+        running.tick()
+        assert shown.getvalue().endswith("sampling: done, working on … 0 s")
+    assert shown.getvalue().endswith(status.CLEAR) and status._current is None
+
+
+def test_no_line_where_nobody_looks(capsys):
+    from onespike.cli import status
+
+    with status.alive():
+        assert status._current is None
+    assert capsys.readouterr().err == ""

@@ -170,3 +170,43 @@ def test_blocks_are_drawn_in_the_order_of_execution(record):
     assert [row["name"] for row in rows] == ["stem", "blocks.0", "blocks.1", "head"]
     assert [c["index"] for row in rows for c in row["cells"]] == list(range(len(record["sites"])))
     assert block_of(":matmul0_lhs") == "network"
+
+
+def test_when_where_and_how_stand_on_the_page(record):
+    shown = page.render(record)
+    assert set(record["made"]) == {"date", "processor", "system", "python"} and record["made"][
+        "date"
+    ].endswith("UTC")
+    for value in (*record["made"].values(), "chen2025onetimestep", "version: 1", "preset: sformer"):
+        assert value in shown.replace("&amp;", "&") and value in text.markdown(record)
+    assert "blocks.<wbr>" in shown
+
+
+def test_a_ratio_above_one_is_warned_of(record):
+    def priced(**energy):
+        return {**record, "evaluation": {**record["evaluation"], "energy": {**low, **energy}}}
+
+    low = dict.fromkeys(record["evaluation"]["energy"], 0.5)
+    assert 'id="dearer"' not in page.render(priced())
+    dear = priced(counts=1.2, strict=2.0)
+    words = "in the columns counts (1.200) and strict (2.000) this network spends more than the original"
+    assert words in page.render(dear) and words in text.markdown(dear)
+
+
+def test_figures_as_files(record):
+    plot = page.figures(record)["ledger"]
+    files = plots.files(plot, "ledger")
+    assert files == plots.files(plot, "ledger")
+    assert files["ledger.pdf"].startswith(b"%PDF") and b"<svg" in files["ledger.svg"]
+
+
+def test_points_have_intervals(record):
+    for point in record["front"]["points"]:
+        assert point["low"] <= point["value"] <= point["high"]
+    assert "95 %" in page.render(record)
+
+
+def test_runs_are_compared_in_any_column(record):
+    other = {**record, "energy": "binary"}
+    assert page.compared([record, other], "nonzero")[0]["energy"] == record["evaluation"]["energy"]["nonzero"]
+    assert "(nonzero)" in page.compare([record, other], "nonzero")

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
 from onespike.cli import interruptible, loading, refuse, say
+from onespike.cli.status import alive
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.runtime.processes import launched
 
@@ -207,10 +208,11 @@ def command(
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> None:
-            with loading():
+            with alive(), loading():
                 import_module(needs)
             if shared or processes_of().is_main:
-                words = function(*args, **kwargs)
+                with alive():
+                    words = function(*args, **kwargs)
                 sys.stdout.flush()  # results come before
                 if not _followed.get():
                     say(shlex.join(map(str, ("onespike", *words))), start="next")

@@ -12,7 +12,7 @@ from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeDat
 from onespike.cli.progress import progress
 from onespike.cli.report import write_pages
 from onespike.cli.reported import AGAIN, reported
-from onespike.errors import UsageError
+from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 from onespike.runtime.validated import understood
 
@@ -25,6 +25,10 @@ def compare(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Where to write.", callback=tried(try_folder))
     ] = Path("onespike-compare"),
+    energy: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The energy to draw: see `onespike list columns`."),
+    ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -33,14 +37,18 @@ def compare(
 
     With --data each run is measured on the same images; without it, the figures are those of each run's report.
     """
+    from onespike.energy.columns import COLUMNS
     from onespike.report import html, markdown
     from onespike.report.record import VERSION
 
+    if energy is not None and energy not in COLUMNS:
+        raise unknown("energy column", energy, COLUMNS)
     if len(runs) < 2:
         raise UsageError("compare needs two runs or more. Use `onespike report` for one.")
     records = [_record(run, data, annotations, limit, batch_size, device) for run in runs]
     with understood(", ".join(map(str, runs)), AGAIN):
-        page, text = html.compare(records), markdown.compare_markdown(records, html.differences(records))
+        page = html.compare(records, energy)
+        text = markdown.compare_markdown(records, html.differences(records))
     write_pages(out, "compare", page, text, {"version": VERSION, "runs": records})
     return "inspect", runs[0]
 

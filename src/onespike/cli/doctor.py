@@ -41,6 +41,7 @@ def doctor(
     from onespike import runs
     from onespike.doctor import checkup, diagnose
     from onespike.doctor.measurement import PROBE_IMAGES
+    from onespike.runs.recipe_file import recipe_text
 
     images = PROBE_IMAGES if images is None else images
     if images < 2:
@@ -60,6 +61,9 @@ def doctor(
         _sites(measured)
     _refused(measured)
     _findings(found)
+    output.line()
+    output.line("recipe of this run, as a file for `onespike convert --recipe FILE`:")
+    output.line(recipe_text(pair.recipe).rstrip())
     if found:
         return tuple(shlex.split(found[0].command)[1:])
     return "report", run, *given(data=data, annotations=annotations, limit=limit)
@@ -124,7 +128,7 @@ def _sites(measured: Checkup) -> None:
 
 def _findings(found: list[Finding]) -> None:
     if not found:
-        output.line("nothing found that would take away a tenth of the loss")
+        output.line("nothing worth doing: no remedy that was measured takes away a tenth of the loss")
     for number, finding in enumerate(found, 1):
         share = "" if finding.share is None else f" (about {100 * finding.share:.0f} % of the loss)"
         mark = "mistake" if finding.alarming else "gain"

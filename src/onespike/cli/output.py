@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from onespike.cli import status
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -19,9 +21,15 @@ if TYPE_CHECKING:
 WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
 
 
-@cache
 def console(stderr: bool = False) -> Console:
-    """Where results go, or notes; rich is imported when the first of them is there."""
+    """Where results go, or notes."""
+    status.clear()
+    return _console(stderr)
+
+
+@cache
+def _console(stderr: bool) -> Console:
+    """rich is imported when the first line is there."""
     from rich import console as rich
 
     class Plain(rich.Console):
@@ -121,7 +129,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
     """The same, of an evaluation as it is stored."""
     from onespike.energy.columns import DEFINITION, READINGS
-    from onespike.report.markdown import fairness
+    from onespike.report.markdown import dearer, fairness
     from onespike.tasks import task_of
 
     found = task_of(record).summary(record, published)
@@ -144,6 +152,8 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
     energy(record)
     line(DEFINITION)
     line(fairness(record))
+    if warning := dearer(record):
+        line(f"warning: {warning}")
     if found.parts is not None:
         each, number = found.parts
         shown = ", ".join(

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from onespike.cli import status
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -30,7 +32,7 @@ def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
         rich.TimeElapsedColumn(),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+    with status.bar(title), rich.Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(batches, total=total)
 
 

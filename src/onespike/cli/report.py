@@ -52,7 +52,7 @@ def report(
     Scores, energy, every site with its distribution, the front of scores against energy, inputs with both networks' predictions. The page needs no network and no other file.
     """
     from onespike import runs
-    from onespike.report import html, markdown
+    from onespike.report import html, markdown, plots
     from onespike.report.record import gather
 
     pair, folder = runs.load_run(run, device=device), out or run / FOLDER
@@ -60,6 +60,9 @@ def report(
     items = _images(run, pair, data, annotations, limit, held_out)
     record = gather(run, pair, items, batch_size=batch_size, progress=progress)
     write_pages(folder, "report", html.render(record), markdown.markdown(record), record)
+    for name, plot in html.figures(record).items():
+        for file, contents in plots.files(plot, name).items():
+            write_atomically(folder / file, contents)
     if record["evaluation"] is not None:
         output.line()
         output.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)

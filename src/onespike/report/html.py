@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,31 @@ from typing import TYPE_CHECKING, Any
 from onespike.energy.columns import PAPER, meanings
 from onespike.errors import LoadError
 from onespike.report import plots
-from onespike.report.markdown import fairness
+from onespike.report.markdown import CITATION, dearer, fairness
 from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from onespike.report.live import Session
 
 TEMPLATES = Path(__file__).parent / "templates"
 APART_DB = 10.0
 """Two networks have parted where the noise between them is above a tenth of the signal."""
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, Figure]:
+    """The plots of a run by name: its ledger, its front, the trials of its search."""
+    made, evaluation = {}, record["evaluation"]
+    if evaluation is not None:
+        known = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        made["ledger"] = plots.ledger(known, record["energy"])
+    for name in ("front", "search"):
+        if (found := record[name]) is not None:
+            asked = (found[key] for key in ("points", "chosen", "metric", "energy", "maximize"))
+            made[name] = plots.front(*asked)
+    return made
 
 
 def render(record: Mapping[str, Any]) -> str:
@@ -31,36 +47,30 @@ def render(record: Mapping[str, Any]) -> str:
         record: what `gather` returns, or what `report.json` holds.
     """
     evaluation = record["evaluation"]
-    figures = {}
-    if evaluation is not None:
-        known = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
-        figures["ledger"] = plots.svg(plots.ledger(known, record["energy"]), "ledger")
-    for name in ("front", "search"):
-        if (found := record[name]) is not None:
-            asked = (found[key] for key in ("points", "chosen", "metric", "energy", "maximize"))
-            figures[name] = plots.svg(plots.front(*asked), name)
     return _page(
         "report.html",
         {"sites": [_for_script(row) for row in record["sites"]]},
         record=record,
         blocks=blocks(record["sites"]),
         examples=[{**example, "parted": parted(example["trail"])} for example in record["examples"]],
-        figures=figures,
+        figures={name: plots.svg(plot, name) for name, plot in figures(record).items()},
         fairness="" if evaluation is None else fairness(evaluation),
+        dearer="" if evaluation is None else dearer(evaluation),
+        citation=CITATION,
         summary=None
         if evaluation is None
         else task_of(evaluation).summary(evaluation, record["network"]["published_top1"]),
     )
 
 
-def compare(records: Sequence[Mapping[str, Any]]) -> str:
-    """The page of several runs, each with its evaluation."""
-    rows = compared(records)
-    figures = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
-    figure = plots.svg(plots.runs(rows, rows[0]["metric"], common_column(records)), "runs")
+def compare(records: Sequence[Mapping[str, Any]], column: str | None = None) -> str:
+    """The page of several runs, each with its evaluation; drawn in this energy column, or the one they share."""
+    rows, column = compared(records, column), column or common_column(records)
+    scored = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
+    figure = plots.svg(plots.runs(rows, rows[0]["metric"], column), "runs")
     return _page(
         "compare.html", {}, rows=rows, recipes=differences(records), records=records, figure=figure,
-        figures=figures,
+        figures=scored, column=column,
     )  # fmt: skip
 
 
@@ -70,10 +80,10 @@ def common_column(records: Sequence[Mapping[str, Any]]) -> str:
     return str(columns.pop()) if len(columns) == 1 else PAPER
 
 
-def compared(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compared(records: Sequence[Mapping[str, Any]], column: str | None = None) -> list[dict[str, Any]]:
     """One row per run: the figure by which runs of its task are compared."""
     found = headlines([record["evaluation"] for record in records])
-    column = common_column(records)
+    column = column or common_column(records)
     return [
         {
             "run": record["run"],
@@ -81,6 +91,7 @@ def compared(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "original": figure.original,
             "value": figure.spiking or 0.0,
             "metric": figure.title,
+            "error": figure.error,
             "energy": record["evaluation"]["energy"][column],
         }
         for record, figure in zip(records, found, strict=True)
@@ -174,6 +185,7 @@ def _page(
 ) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup, escape
     except ImportError as error:
         raise LoadError("reports need jinja2. Install it with: pip install 'onespike[report]'") from error
     environment = Environment(
@@ -181,6 +193,9 @@ def _page(
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["percent"] = lambda x: "–" if x is None else f"{100 * x:.1f}"
+    environment.filters["breakable"] = lambda text: Markup(  # noqa: S704 - every part is escaped
+        "<wbr>".join(str(escape(part)) for part in re.split(r"(?<=[.:_])", str(text)))
+    )
     environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rpartition(",")[0]
     environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"
     program, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in (script, "page.css"))

@@ -8,6 +8,13 @@ from typing import Any
 from onespike.energy.columns import holdable
 from onespike.tasks import task_of
 
+CITATION = """@article{chen2025onetimestep,
+  title  = {One-Timestep is Enough: Achieving High-performance ANN-to-SNN Conversion via Scale-and-Fire Neurons},
+  author = {Chen, Qiuyang and Yang, Huiqi and Meng, Qingyan and Ma, Zhengyu},
+  year   = {2025}
+}"""
+"""The method's paper."""
+
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     r"""A Markdown table; bars and line breaks in a cell cannot break it.
@@ -49,10 +56,16 @@ def markdown(record: Mapping[str, Any]) -> str:
         "## Recipe",
         table(["field", "value"], [[k, str(v)] for k, v in record["recipe"].items()]),
     ]
+    parts += [
+        "As a file for `onespike convert --recipe FILE`:",
+        f"```yaml\n{record['recipe_text'].rstrip()}\n```",
+    ]
     parts += ["## Command", f"    {record['command']}"]
+    parts.append("Made on: " + ", ".join(f"{name} {_cell(value)}" for name, value in record["made"].items()))
     parts.append(
         "Versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     )
+    parts += ["## Citation", f"```bibtex\n{CITATION}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -91,6 +104,19 @@ def fairness(evaluation: Mapping[str, Any]) -> str:
     return f"prices of {evaluation['profile']}; " + "; ".join(shares)
 
 
+def dearer(evaluation: Mapping[str, Any]) -> str:
+    """A warning, where the spiking network spends more than the original in some column.
+
+    >>> dearer({"energy": {"counts": 1.24, "binary": 0.2, "nonzero": None}})
+    'in the column counts (1.240) this network spends more than the original'
+    """
+    above = [f"{name} ({ratio:.3f})" for name, ratio in evaluation["energy"].items() if ratio and ratio > 1]
+    if not above:
+        return ""
+    named = " and ".join([", ".join(above[:-1]), above[-1]] if above[1:] else above)
+    return f"in the column{'s' if above[1:] else ''} {named} this network spends more than the original"
+
+
 def of_what_spikes(evaluation: Mapping[str, Any], column: str) -> float | None:
     """The ratio over the products that spike alone; for columns that charge nothing else."""
     ratio, spiking = evaluation["energy"][column], 1 - evaluation["analog_share"]
@@ -110,6 +136,7 @@ def _energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     ]
     return (
         f"## Energy\n\nThis run's column is {own}: {figure(evaluation['energy'][own], 3)}.\n\n"
+        + (f"**Warning:** {warning}.\n\n" if (warning := dearer(evaluation)) else "")
         + table(["column", "ratio", "meaning"], rows)
         + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n"
         + table(["column", "paid for", "ratio"], parts)

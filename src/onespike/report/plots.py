@@ -14,6 +14,7 @@ from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import png as png
 from onespike.search.pareto import front as unbeaten
 from onespike.tasks import Headline
+from onespike.tasks.intervals import NORMAL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +51,19 @@ def svg(plot: Figure, name: str) -> str:
     return drawn.replace(INK, "currentColor")
 
 
+def files(plot: Figure, name: str) -> dict[str, bytes]:
+    """A figure for a paper: file name → contents, as SVG and as PDF, the same bytes each time."""
+    from matplotlib import rc_context
+
+    found = {}
+    for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+        buffer = io.BytesIO()
+        with rc_context({"svg.hashsalt": name, "pdf.fonttype": 42}):
+            plot.savefig(buffer, format=form, metadata=metadata)
+        found[f"{name}.{form}"] = buffer.getvalue()
+    return found
+
+
 def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
     """The energy columns beside the original network; the run's own one has a color of its own."""
     made, axes = figure(6.4, 3.4)
@@ -62,6 +76,13 @@ def front(
 ) -> Figure:
     """A metric against energy, one point per λ: those that no other beats are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
+    bounded = [p for p in points if "low" in p]
+    if bounded:
+        reach = [[p["value"] - p["low"] for p in bounded], [p["high"] - p["value"] for p in bounded]]
+        axes.errorbar(
+            [p["energy"] for p in bounded], [p["value"] for p in bounded], yerr=reach, fmt="none", ecolor=GRAY,
+            elinewidth=1, capsize=3, label="95 % interval",
+        )  # fmt: skip
     kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
     axes.plot(
         [p["energy"] for p in points], [p["value"] for p in points], "o", color=GRAY, ms=5, label="tried"
@@ -89,12 +110,16 @@ def front(
 
 
 def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
-    """Several runs, a metric against energy; each keeps its number from the table."""
+    """Several runs, a metric against energy; each keeps its number from the table.
+
+    Bars are 95 % intervals of the difference to the original on the same inputs.
+    """
     made, axes = figure(6.4, 3.8)
     for number, row in enumerate(rows, 1):
         if row["energy"] is None:
             continue
-        axes.plot(row["energy"], row["value"], "o", color=BLUE, ms=8)
+        reach = None if row.get("error") is None else NORMAL * row["error"]
+        axes.errorbar(row["energy"], row["value"], reach, fmt="o", color=BLUE, ms=8, ecolor=GRAY, capsize=3)
         axes.annotate(
             str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10
         )

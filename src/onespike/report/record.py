@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,15 @@ from onespike.neurons import Neuron
 from onespike.passes.base import kind
 from onespike.runs import NetworkPair, Progress, no_progress, storage
 from onespike.runs.as_command import convert_command
+from onespike.runs.recipe_file import recipe_text
 from onespike.runs.search_run import searched
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
 from onespike.tasks import Items, Objective, Score, limit
+from onespike.tasks.intervals import share_interval
 
-VERSION = 3
+VERSION = 4
 PROBE_IMAGES = 32
 DRAWN_SCALES = (1.0, 0.5, 0.25, 0.12)
 EXAMPLES = 6
@@ -64,6 +69,8 @@ def gather(
         "recipe": {k: _plain(v) for k, v in pair.recipe.to_dict().items() if k != "version"},
         "calibration": {"source": pair.data["source"], "images": len(pair.data["names"])},
         "versions": storage.versions(),
+        "made": made(),
+        "recipe_text": recipe_text(pair.recipe),
         "command": convert_command(pair, run),
         "energy": pair.recipe.energy,
         "energy_columns": meanings(),
@@ -103,6 +110,26 @@ def gather(
     return record
 
 
+def made() -> dict[str, str]:
+    """When and on what: the date (UTC), the processor, the system and Python."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": f"{processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
 def _plain(value: Any) -> Any:
     """As JSON gives it back: lists in place of tuples."""
     return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
@@ -119,6 +146,8 @@ def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     if not points:
         return None
     objective = pair.loaded.task.objectives.get(found["objective"])
+    if objective is not None:
+        points = [_bounded(point, objective, found["images"]) for point in points]
     if objective is None:
         raise LoadError(
             f"{run}: its search was by {found['objective']}, which {pair.loaded.spec} does not have. Search again."
@@ -159,9 +188,18 @@ def _swept(
             points.append({"scale": scale, "value": value, "energy": energy})
     finally:
         set_scale_(pair.snn, own)
+    points = [_bounded(point, objective, len(items)) for point in points]
     points.sort(key=lambda point: -point["scale"])
     return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
             "points": points, "chosen": own}  # fmt: skip
+
+
+def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[str, Any]:
+    """A point with its 95 % interval, where that follows from the number of images."""
+    if not objective.share:
+        return point
+    low, high = share_interval(point["value"], images)
+    return {**point, "low": low, "high": high}
 
 
 def _at(

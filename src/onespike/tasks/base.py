@@ -78,6 +78,7 @@ class Objective:
         compares: whether it needs the original network's outputs.
         labeled: whether it needs labels.
         partial: whether its value on some inputs tells that on all, so that a poor trial can be given up early.
+        share: whether it is a share of the inputs, in percent, of which the number of inputs gives the interval.
     """
 
     title: str
@@ -86,6 +87,7 @@ class Objective:
     compares: bool = False
     labeled: bool = False
     partial: bool = True
+    share: bool = False
 
 
 @dataclass(frozen=True)

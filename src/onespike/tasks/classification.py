@@ -27,6 +27,7 @@ from onespike.tasks.base import (
 )
 from onespike.tasks.class_folders import match_classes
 from onespike.tasks.images import Item, Items, list_images, read_image, thumbnail
+from onespike.tasks.intervals import interval, share_interval, spelled
 
 BEST = 3
 """Classes of each network that an example shows."""
@@ -50,7 +51,7 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.images = self.agreeing = self.gained = self.lost = 0
-        self.divergence = 0.0
+        self.divergence, self.divergence_squares = 0.0, 0.0
         self.labeled = True
         self.hits = {"ann": {"top1": 0, "top5": 0}, "snn": {"top1": 0, "top5": 0}}
 
@@ -73,7 +74,9 @@ class Accuracy:
         log_p, log_q = ann.log_softmax(1), snn.log_softmax(1)
         # A class of probability 0 adds nothing, also where the other network gives it 0 too (0 · ∞).
         terms = log_p.exp() * (log_p - log_q)
-        self.divergence += float(terms.masked_fill(log_p.exp() == 0, 0).sum())
+        terms = terms.masked_fill(log_p.exp() == 0, 0)
+        self.divergence += float(terms.sum())
+        self.divergence_squares += float(terms.sum(1).double().square().sum())
 
     def _hits(self, ann: Tensor, snn: Tensor, labels: Tensor, classes: int) -> None:
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -94,7 +97,7 @@ class Accuracy:
 
     def merge(self, other: Accuracy) -> None:
         """Take in what another one has seen."""
-        for name in ("images", "agreeing", "gained", "lost", "divergence"):
+        for name in ("images", "agreeing", "gained", "lost", "divergence", "divergence_squares"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.labeled = self.labeled and other.labeled
         for network, hits in other.hits.items():
@@ -110,6 +113,8 @@ class Accuracy:
             return 100 * hits / self.images
 
         mean = (self.gained - self.lost) / self.images
+        kl = self.divergence / self.images
+        kl_variance = max(self.divergence_squares / self.images - kl**2, 0.0)
         variance = (self.gained + self.lost) / self.images - mean**2
         return {
             "task": Classification.name,
@@ -118,7 +123,8 @@ class Accuracy:
                 for network, scores in self.hits.items()
             },
             "agreement": percent(self.agreeing),
-            "kl": self.divergence / self.images,
+            "kl": kl,
+            "kl_standard_error": (kl_variance / self.images) ** 0.5,
             "images": self.images,
             "difference": 100 * mean if self.labeled else None,
             "standard_error": 100 * (variance / self.images) ** 0.5 if self.labeled else None,
@@ -156,10 +162,15 @@ class Classification:
     @property
     def objectives(self) -> Mapping[str, Objective]:
         return {
-            "top1": Objective("top-1 accuracy, %", lambda items, network: Mean(_hit), labeled=True),
+            "top1": Objective(
+                "top-1 accuracy, %", lambda items, network: Mean(_hit), labeled=True, share=True
+            ),
             "kl": divergence(self),
             "agreement": Objective(
-                "agreement with the original, %", lambda items, network: Mean(_agreeing), compares=True
+                "agreement with the original, %",
+                lambda items, network: Mean(_agreeing),
+                compares=True,
+                share=True,
             ),
         }
 
@@ -258,17 +269,31 @@ class Classification:
         agreement, kl = evaluation["agreement"], evaluation["kl"]
         known = both[1]["top1"] is not None
         stated = "" if published is None else f"; published {published:.1f} %"
+        difference, divergence = _difference(evaluation), _divergence(evaluation)
         accuracy = (
             "top-1 accuracy",
             " → ".join(f"{row['top1']:.1f}" for row in both) + " %" if known else "",
-            f"original → spiking, {images} images{stated}",
+            f"original → spiking, {images} images{stated}; {difference}",
         )
-        same = "agreement", f"{agreement:.1f} %", f"same answer as the original; KL {kl:.3f} nats"
+        alike = spelled(share_interval(agreement, images))
+        same = (
+            "agreement",
+            f"{agreement:.1f} %",
+            f"same answer as the original ({alike}); KL {kl:.3f} nats{divergence}",
+        )
         return Summary(
             title="Accuracy" if known else "Agreement with the original",
             networks=("ann", "snn"),
             table=Table(("top-1 %", "top-5 %"), tuple((row["top1"], row["top5"]) for row in both)),
-            note=f"agreement {agreement:.2f} %, KL {kl:.4f} nats, {images} images",
+            note="; ".join(
+                filter(
+                    None,
+                    (
+                        f"agreement {agreement:.2f} % ({alike}), KL {kl:.4f} nats{divergence}, {images} images",
+                        difference,
+                    ),
+                )
+            ),
             cards=(accuracy, same) if known else (same,),
             published=""
             if published is None
@@ -288,6 +313,20 @@ class Classification:
         if labeled and snn is not None:
             return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"))
         return Headline("agreement with the original, %", None, evaluation["agreement"])
+
+
+def _difference(evaluation: Mapping[str, Any]) -> str:
+    """Spiking minus original on the same images, with its interval; nothing without labels."""
+    value, error = evaluation.get("difference"), evaluation.get("standard_error")
+    if value is None or error is None:
+        return ""
+    shown = f"{value:+.1f}".replace("-", "−")
+    return f"difference {shown} points ({spelled(interval(value, error), sign=True)})"
+
+
+def _divergence(evaluation: Mapping[str, Any]) -> str:
+    error = evaluation.get("kl_standard_error")
+    return "" if error is None else f" ({spelled(interval(evaluation['kl'], error), 4)})"
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:
