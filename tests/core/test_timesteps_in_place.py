@@ -181,3 +181,36 @@ def test_a_part_that_runs_by_itself_leaves_nothing_behind():
     with torch.inference_mode():
         assert torch.equal(layer(x), layer(x))
     assert not layer.neurons.clock.calls
+
+
+class Remembered:
+    """What earlier calls have left, as transformers' caches keep it: an object that torch cannot look into."""
+
+    def __init__(self) -> None:
+        self.keys = torch.zeros(0, 4)
+
+    def update(self, keys: Tensor) -> Tensor:
+        self.keys = torch.cat((self.keys, keys))
+        return self.keys
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.query, self.head = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, past: Remembered | None = None) -> Tensor:
+        keys = (past or Remembered()).update(self.key(x))
+        return self.head((self.query(x) @ keys.T).softmax(-1) @ keys)
+
+
+def test_a_cache_grows_by_one_call():
+    """Not by T of them: passes before the last have copies of it."""
+    model, x, recipe = Decoder(), rows(5)[:, :4], Recipe(steps=3)
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    past = Remembered()
+    with torch.inference_mode():
+        assert torch.equal(snn(x, past), snn(x))
+        assert past.keys.shape == (5, 4)
+        assert snn(x[:1], past).shape == (1, 4) and past.keys.shape == (6, 4)

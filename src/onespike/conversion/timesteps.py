@@ -8,6 +8,7 @@ function, and for a linear map is rate coding itself.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from onespike.neurons import Neuron
 
@@ -73,7 +74,8 @@ class Clock:
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """T passes over one input; the last one's output is the mean over all steps.
 
-        Passes before the last get copies of the input: what a network does to its input in place happens once.
+        Passes before the last get copies of the input: what a network does to its input in place happens once. A
+        cache of earlier tokens thus holds their means over all steps, and grows by one call, not by T.
         """
         running = self._running.passes = Passes()
         try:
@@ -108,12 +110,15 @@ class Clock:
 
 
 def _copied(inputs: Any) -> Any:
-    """Copies of all tensors; one that is given twice is copied once, since attention asks whether q is k."""
-    copies: dict[Tensor, Tensor] = {}
+    """Copies of all tensors and of objects that may hold some, such as a cache.
 
-    def copied(x: Tensor) -> Tensor:
-        if x not in copies:
-            copies[x] = x.clone()
-        return copies[x]
+    One that is given twice is copied once, since attention asks whether q is k.
+    """
+    copies: dict[int, Any] = {}
 
-    return tree_map_only(Tensor, copied, inputs)
+    def copied(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return copies.setdefault(id(x), x.clone())
+        return copy.deepcopy(x, copies) if hasattr(x, "__dict__") and not callable(x) else x
+
+    return tree_map(copied, inputs)
