@@ -28,7 +28,7 @@ def list_names(
     what: Annotated[str, typer.Argument(metavar="columns|formats|models|neurons|passes|presets|profiles")],
     contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> Next:
-    """List columns, formats, models, neurons, passes, presets or profiles."""
+    """List presets, models, passes and what else has a name."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     for name, about in LISTS[what]():
