@@ -95,6 +95,53 @@ def test_verify_and_integer_comparison(cli, run, other):
     assert found.code == 0 and " w8a8\n" in found.out, found.err
 
 
+def test_generate(cli, run, tmp_path):
+    file = tmp_path / "written.json"
+    found = cli(
+        "generate", run, "--prompt", "once upon the time", "--tokens", 5, "--original", "--json", file
+    )
+    assert found.code == 0, found.err
+    assert found.out.startswith("once upon the time ") and "original: once upon the time" in found.out
+    record = json.loads(file.read_text())
+    assert record["prefill"]["tokens"] == 5 and record["decode"]["tokens"] <= 4  # <s> and four words
+    assert 0 < record["decode"]["energy_pj"] < record["decode"]["original_pj"]
+    streamed = cli("generate", run, "--prompt", "once upon the time", "--tokens", 5, "--stream")
+    assert streamed.out.splitlines()[0] == record["texts"][0]
+    both = cli(
+        "generate",
+        run,
+        "--prompt",
+        "the cat",
+        "--prompt",
+        "once upon the time",
+        "--tokens",
+        3,
+        "--cache",
+        "static",
+        "--json",
+        file,
+    )
+    assert both.code == 0, both.err
+    record = json.loads(file.read_text())
+    assert record["prefill"]["tokens"] == 8  # padding is none of them
+    assert [
+        text.startswith(start) for text, start in zip(record["texts"], ("the cat", "once upon"), strict=True)
+    ] == [True, True]
+
+
+def test_what_cannot_be_generated(cli, run, vit_run):
+    def refused(*words):
+        return cli("generate", *words).message()
+
+    assert refused(vit_run, "--prompt", "a").startswith(
+        "generate: this network classifies, and writes no text."
+    )
+    assert "the network's context of 32 is full" in refused(run, "--prompt", "the cat", "--tokens", 30)
+    assert "Give one --prompt" in refused(run, "--prompt", "a", "--prompt", "b", "--stream")
+    assert "unknown cache 'fixed'" in refused(run, "--prompt", "a", "--cache", "fixed")
+    assert "--tokens must be at least 1" in refused(run, "--prompt", "a", "--tokens", 0)
+
+
 def test_an_encoder_embeds(cli, tmp_path):
     rows = [("the cat sat", "the cat ran", 0.8), ("red ball", "blue ball on the mat", 0.6),
             ("once upon the time", "there was a dog", 0.1), ("a b c", "d e", 0.3)]  # fmt: skip

@@ -33,8 +33,8 @@ class Tokens:
         starts = [start for start, _ in found["offset_mapping"]] if fast else None
         return list(found["input_ids"]), starts
 
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids))
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
         return text
 
 
@@ -94,7 +94,8 @@ def causal(
 ) -> LoadedModel:
     """A network that writes, fed with windows of a text."""
     tokens = fitting(spec, tokenizer, model)
-    length = checked(spec, length, context_of(config, tokenizer, model), LENGTH)
+    context = context_of(config, tokenizer, model)
+    length = checked(spec, length, context, LENGTH)
 
     def save_configuration(folder: Path) -> None:
         for part in (config, tokenizer, model.generation_config):
@@ -109,7 +110,7 @@ def causal(
         attention=config._attn_implementation,
         class_names=None,
         save_configuration=save_configuration,
-        task=Language(tokens, length),
+        task=Language(tokens, length, context),
         collate=windows,
         length=length,
         of_length=partial(causal, spec, source, config, tokenizer, model),

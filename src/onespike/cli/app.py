@@ -8,6 +8,7 @@ from onespike.cli import run as run
 from onespike.cli import convert as convert
 from onespike.cli import inspect as inspect
 from onespike.cli import evaluate as evaluate
+from onespike.cli import generate as generate
 from onespike.cli import search as search
 from onespike.cli import doctor as doctor
 from onespike.cli import ablate as ablate

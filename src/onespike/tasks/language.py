@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,10 +36,12 @@ class Language:
     Attributes:
         tokenizer: texts as numbers.
         length: tokens of one window.
+        context: tokens that the network can read, or read and write, at most; None where that is not known.
     """
 
     tokenizer: Tokenizer
     length: int
+    context: int | None = None
 
     name: ClassVar[str] = "language"
     unit: ClassVar[str] = "windows"
@@ -131,6 +133,26 @@ class Language:
     def with_length(self, length: int) -> Language:
         """The same task with windows of another length."""
         return replace(self, length=length)
+
+    def prompts(self, texts: Sequence[str], more: int) -> dict[str, Tensor]:
+        """Texts to be continued by so many tokens, as one batch: shorter ones are padded on the left."""
+        found = [self.tokenizer.encode(text)[0] for text in texts]
+        for text, ids in zip(texts, found, strict=True):
+            if not ids:
+                raise UsageError("generate: the prompt is empty. Give --prompt some text.")
+            if self.context is not None and len(ids) + more > self.context:
+                raise UsageError(
+                    f"generate: the prompt {text[:20]!r}… has {len(ids)} tokens, and with {more} more the network's context "
+                    f"of {self.context} is full. Give a shorter prompt, or fewer --tokens."
+                )
+        longest = max(map(len, found))
+        padded = torch.tensor([[0] * (longest - len(row)) + row for row in found])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in found])
+        return {"input_ids": padded, "attention_mask": mask}
+
+    def said(self, ids: Tensor | Sequence[int]) -> str:
+        """The text of tokens, without those that are none of it."""
+        return self.tokenizer.decode(ids.tolist() if isinstance(ids, Tensor) else ids, bare=True)
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
         """The place of a window where the networks are furthest apart, and what each would write next."""

@@ -30,8 +30,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
         """The tokens of a text, and the place in it where each begins, if that is known."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens."""
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
+        """The text of some tokens; `bare` leaves out those that open, end and pad a text."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""`onespike generate`: a run writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import Device, Json, Prices, RunFolder
+from onespike.errors import UsageError
+from onespike.runtime.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from onespike.evaluation.generation import Spent, Written
+
+
+@command(
+    'onespike generate run --prompt "Once upon a time" --stream',
+    'onespike generate run --prompt "The cat" --prompt "One day the dog" --tokens 32 --json written.json',
+)
+def generate(
+    run: RunFolder,
+    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="What to continue; may be repeated.")],
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write, at most.")] = 64,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show every token as it is written, with its spikes and energy.")
+    ] = False,
+    original: Annotated[
+        bool, typer.Option("--original", help="Also show what the original network writes.")
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="0 takes the best token; above, tokens are drawn.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Where what is drawn starts.")] = 0,
+    cache: Annotated[str, typer.Option(metavar="KIND", help="dynamic or static.")] = "dynamic",
+    energy: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The energy meant; the run's own by default.")
+    ] = None,
+    profile: Prices = None,
+    device: Device = "cpu",
+    json_file: Json = None,
+) -> Next:
+    """Continue prompts with the spiking network.
+
+    Spikes and energy are stated per token: for reading the prompts (prefill), and for writing, one token at a time
+    from a cache (decode). Several prompts are written in one batch, shorter ones padded on the left.
+    """
+    from onespike import runs
+    from onespike.energy.profiles import DEFAULT
+    from onespike.energy.profiles import profile as profile_of
+    from onespike.errors import unknown
+    from onespike.evaluation.generation import CACHES, write
+    from onespike.tasks import check
+
+    if tokens < 1:
+        raise UsageError(f"--tokens must be at least 1, not {tokens}.")
+    if temperature < 0:
+        raise UsageError(f"--temperature must not be below 0, and is {temperature:g}.")
+    if cache not in CACHES:
+        raise unknown("cache", cache, CACHES)
+    if stream and len(prompt) > 1:
+        raise UsageError("--stream shows one text as it is written. Give one --prompt, or leave it out.")
+    prices = profile_of(profile or DEFAULT)
+    pair = runs.load_run(run, device=device)
+    task: Any = pair.loaded.task
+    check(task, "generate")
+    batch, column = task.prompts(prompt, tokens), energy or pair.recipe.energy
+    shown = _Stream(task, column) if stream else None
+    written = write(
+        pair.snn, batch, tokens, column=column, cache=cache, temperature=temperature, seed=seed, prices=prices,
+        report=shown.took if shown else lambda spent: None, streamer=shown,
+    )  # fmt: skip
+    texts = [task.said(ids) for ids in written.ids]
+    other = []
+    if original:
+        given = {k: v.to(written.ids.device) for k, v in batch.items()}
+        found = pair.ann.generate(**given, max_new_tokens=tokens, do_sample=False, disable_compile=True)  # type: ignore[operator]
+        other = [task.said(ids) for ids in found]
+    if json_file is not None:
+        record = {
+            "prompts": prompt, "texts": texts, "original": other, "column": column, "profile": prices.name,
+            "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),
+            "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
+        }  # fmt: skip
+        write_atomically(json_file, json.dumps(record, indent=1) + "\n")
+    for text in texts if shown is None else ():
+        output.line(text)
+        output.line()
+    for text in other:
+        output.line(f"original: {text}")
+        output.line()
+    _spent(written, column, prices.name)
+    return "evaluate", run, "--data", "TEXT"
+
+
+class _Stream:
+    """Shows tokens as transformers hands them over: the prompt first, then one at a time."""
+
+    def __init__(self, task: Any, column: str) -> None:
+        self.task, self.column, self.shown = task, column, ""
+        self.ids: list[int] = []
+        self.last: Spent | None = None
+
+    def took(self, spent: Spent) -> None:
+        self.last = spent
+
+    def put(self, value: Any) -> None:
+        self.ids += value.flatten().tolist()
+        text = self.task.said(self.ids)
+        if text.endswith("�"):  # part of a character
+            return
+        print(text.removeprefix(self.shown), end="", flush=True)
+        self.shown = text
+        if self.last is not None and sys.stderr.isatty():
+            each = self.last.energy_pj / max(self.last.tokens, 1) / 1e6
+            print(
+                f"\r\033[K{self.last.spikes / max(self.last.tokens, 1):,.0f} spikes, {each:.3g} µJ\r",
+                end="", file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def end(self) -> None:
+        print("\n", flush=True)
+
+
+def _spent(written: Written, column: str, profile: str) -> None:
+    def row(name: str, spent: Spent) -> tuple[str, ...]:
+        if not spent.tokens:
+            return name, "0", "–", "–", "–", "–", "–"
+        each, original = spent.energy_pj / spent.tokens / 1e6, spent.original_pj / spent.tokens / 1e6
+        return (
+            name, str(spent.tokens), f"{spent.spikes / spent.tokens:,.0f}", f"{each:.4g}", f"{original:.4g}",
+            f"{each / original:.3f}", f"{spent.tokens / spent.seconds:.1f}",
+        )  # fmt: skip
+
+    output.rows(
+        ("", "tokens", "spikes/token", "µJ/token", "original µJ/token", f"ratio ({column})", "tokens/s"),
+        [row("prefill", written.prefill), row("decode", written.decode)],
+        left=1,
+    )
+    output.line(f"prices of {profile}; tokens per second with counting, which takes most of the time")

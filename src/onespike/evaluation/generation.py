@@ -1,0 +1,182 @@
+"""Text written by a converted network: each forward counted by itself, the prompt's apart from those that write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.energy.ledger import Ledger, metered
+from onespike.energy.profiles import Profile, profile
+from onespike.runtime.forward import device_of, evaluating
+
+CACHES = ("dynamic", "static")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What reading or writing some tokens took.
+
+    Attributes:
+        tokens: how many, padding left out.
+        spikes: that left their sites, each counted by its size.
+        energy_pj: of the spikes, in one column of the ledger.
+        original_pj: what the original network spends on the same tokens.
+        seconds: of the forward, counting included.
+    """
+
+    tokens: int
+    spikes: float
+    energy_pj: float
+    original_pj: float
+    seconds: float
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+NOTHING = Spent(0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a network wrote: tokens with the prompt before them, and what each forward took, the prompt's first."""
+
+    ids: Tensor
+    forwards: tuple[Spent, ...]
+
+    @property
+    def prefill(self) -> Spent:
+        """Reading the prompt, which gives the first token."""
+        return self.forwards[0]
+
+    @property
+    def decode(self) -> Spent:
+        """Writing all later tokens, one forward each."""
+        return sum(self.forwards[1:], NOTHING)
+
+
+@contextmanager
+def each_forward(
+    snn: nn.Module, column: str, report: Callable[[Spent], None], prices: Profile | None = None
+) -> Iterator[None]:
+    """Within this context every forward of a network has a ledger of its own, and is reported when it ends."""
+    running, prices = ExitStack(), prices or profile()
+    now: dict[str, Any] = {}
+
+    def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        mask = kwargs.get("attention_mask")
+        real = ids.numel() if mask is None or mask.dim() != 2 else int(mask[:, -ids.shape[1] :].sum())
+        ledger = running.enter_context(metered(model, Ledger()))
+        ledger.inputs = len(ids)
+        now.update(ledger=ledger, tokens=real, started=time.perf_counter())
+
+    def end(model: nn.Module, args: Any, output: Any) -> None:
+        seconds = time.perf_counter() - now["started"]
+        running.close()
+        ledger: Ledger = now["ledger"]
+        original = ledger.original_pj(prices)
+        energy = ledger.ratio(column, prices=prices) * original
+        report(Spent(now["tokens"], ledger.events("counts"), energy, original, seconds))
+
+    hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
+    try:
+        yield
+    finally:
+        running.close()
+        for hook in hooks:
+            hook.remove()
+
+
+def write(
+    snn: Any,
+    batch: dict[str, Tensor],
+    tokens: int,
+    *,
+    column: str = "counts",
+    cache: str = "dynamic",
+    temperature: float = 0.0,
+    seed: int = 0,
+    report: Callable[[Spent], None] = lambda spent: None,
+    streamer: Any = None,
+    prices: Profile | None = None,
+) -> Written:
+    """Let a converted network continue prompts by its own `generate`.
+
+    Args:
+        snn: a network of transformers with `generate`.
+        batch: `input_ids` and `attention_mask`, shorter prompts padded on the left.
+        tokens: how many to write, at most: each text ends where the network ends it.
+        column: the ledger's column that energy is stated in.
+        cache: `dynamic`, or `static` for one of fixed size.
+        temperature: 0 for the best token each time; otherwise tokens are drawn.
+        seed: of what is drawn.
+        report: told after every forward.
+        streamer: told every token, as transformers does it.
+        prices: of the hardware.
+    """
+    taken: list[Spent] = []
+
+    def note(spent: Spent) -> None:
+        taken.append(spent)
+        report(spent)
+
+    drawn = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    torch.manual_seed(seed)
+    with evaluating(snn), each_forward(snn, column, note, prices):
+        ids = snn.generate(
+            **{name: value.to(device_of(snn)) for name, value in batch.items()},
+            max_new_tokens=tokens,
+            cache_implementation=cache,
+            disable_compile=True,
+            streamer=streamer,
+            **drawn,
+        )
+    return Written(ids, tuple(taken))
+
+
+@dataclass(frozen=True)
+class CacheAgreement:
+    """How a text read at once compares with the same text read token by token from a cache.
+
+    Attributes:
+        positions: of all texts.
+        agreement: share of them at which the best next token is the same.
+        kl: mean KL of the next token, nats.
+        identical: share of them at which the scores are the same but for rounding (1e-4 of their spread).
+    """
+
+    positions: int
+    agreement: float
+    kl: float
+    identical: float
+
+
+def cache_agreement(model: Any, texts: Tensor) -> CacheAgreement:
+    """Prefill against decode at batch 1.
+
+    The two compute the same sums in another order. In the original network that changes the last bits; in a spiking
+    one a value within rounding of a threshold may fire another level, which later layers amplify.
+    """
+    same = alike = 0
+    total, positions = 0.0, 0
+    with evaluating(model):
+        for ids in texts.to(device_of(model)).split(1):
+            whole, cache, parts = model(input_ids=ids, use_cache=False).logits[0], None, []
+            for place in range(ids.shape[1]):
+                output = model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                parts.append(output.logits[0, -1])
+            apart = torch.stack(parts)
+            log_p, log_q = whole.log_softmax(-1), apart.log_softmax(-1)
+            total += float((log_p.exp() * (log_p - log_q)).sum())
+            same += int((whole.argmax(-1) == apart.argmax(-1)).sum())
+            alike += int(((whole - apart).abs().amax(-1) <= 1e-4 * whole.std(-1)).sum())
+            positions += len(whole)
+    return CacheAgreement(positions, same / positions, total / positions, alike / positions)
