@@ -33,6 +33,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "tokens-counts": {"passes": (*PASSES, "tokens"), "energy": "counts"},
     "correct-binary": {"passes": (*PASSES, "correct"), "energy": "binary"},
     "correct-counts": {"passes": (*PASSES, "correct"), "energy": "counts"},
+    "tune-binary": {"passes": (*PASSES, "tune"), "energy": "binary"},
+    "tune-counts": {"passes": (*PASSES, "tune"), "energy": "counts"},
     "plain-layout-binary": {"passes": ("nearest", "layout", "allocate"), "energy": "binary"},
     "plain-tokens-binary": {"passes": ("nearest", "layout", "tokens", "allocate"), "energy": "binary"},
     "no-layout-binary": {"passes": ("nearest", "allocate"), "energy": "binary"},
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--counts", type=float, default=0.20, help="budget over what spikes")
     parser.add_argument("--scale", type=float, default=0.25)
     parser.add_argument("--length", type=int)
+    parser.add_argument("--calibration-length", type=int, help="tokens of a calibration window")
     parser.add_argument("--windows", type=int, default=24, help="that are evaluated")
     parser.add_argument("--calibration-windows", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=4)
@@ -71,7 +74,8 @@ def main() -> None:
     for name in given.rows:
         loaded = load_model(given.model, pretrained=True)
         loaded = loaded if given.length is None else loaded.with_length(given.length)
-        calibration = runs.choose(given.calibrate, given.calibration_windows, loaded.task)
+        short = loaded if given.calibration_length is None else loaded.with_length(given.calibration_length)
+        calibration = runs.choose(given.calibrate, given.calibration_windows, short.task)
         items = runs.choose_labeled(loaded, given.data, None, given.windows)
         recipe = (
             preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **ROWS[name])

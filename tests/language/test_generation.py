@@ -26,7 +26,7 @@ def networks():
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_every_forward_is_counted_by_itself(networks, cache):
-    model, snn, texts = networks
+    _, snn, texts = networks
     batch = {"input_ids": texts[:1, :5], "attention_mask": torch.ones(1, 5, dtype=torch.long)}
     written = write(snn, batch, 4, cache=cache)
     assert written.ids.shape == (1, 9)

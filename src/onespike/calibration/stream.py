@@ -20,6 +20,7 @@ from onespike.runtime.batches import call, count, inputs_of, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Places, Site
+from onespike.sites.padding import mask_of, without_padding
 from onespike.sites.tracer import Trace, Tracer, merge_traces
 
 
@@ -113,12 +114,15 @@ def calibrate(
         raise UsageError("calibrate: this network is converted already. Call revert_ on it first.")
     observers: dict[Site, _SiteObserver] = {}
 
+    padding: list[Tensor | None] = [None]
+
     def observe(site: Site, x: Tensor) -> None:
         observer = observers.get(site)
         if observer is None:
             observer = observers[site] = _SiteObserver(site, x, recipe)
         if x.numel():  # a detector that finds nothing hands nothing to its later stages
-            observer.update(site, x)
+            for part in without_padding(site, x, padding[0]):
+                observer.update(site, part)
 
     activations = recipe.placement == "activation"
     tracer, device = Tracer(model, observe, activations), device_of(model)
@@ -129,6 +133,7 @@ def calibrate(
             size = count(batch)
             if not size:  # a batch without inputs has nothing to observe
                 continue
+            padding[0] = mask_of(batch)
             outputs.update(call(tracer.run, batch), size)
             samples += size
     trace = merge_traces(processes.exchange(tracer.trace))

@@ -25,6 +25,7 @@ from onespike.neurons import Neuron
 from onespike.runtime.batches import count
 from onespike.sites import Operand, Site, Visitor, visiting
 from onespike.sites.coverage import Coverage, Operations, Owners
+from onespike.sites.padding import mask_of, real
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Ledger(Visitor):
     seconds: float = 0.0
     """Time spent on counting, so that a forward's own time is known."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
+    padding: Tensor | None = field(default=None, repr=False)
+    """Which tokens of the batch are real, while a network with padding runs: the others are not counted."""
     waiting: list[tuple[SiteCount, int, float, int, Tensor]] = field(default_factory=list, repr=False)
     """Samples of sites, until they are counted together."""
 
@@ -60,10 +63,11 @@ class Ledger(Visitor):
             row = self.sites[site] = SiteCount(
                 site, place.roles.get(site.key, ""), isinstance(neuron, Neuron)
             )
-        synapses = operand.synapses
+        synapses, tokens = operand.synapses, self._tokens(operand, x)
+        share = 1.0 if tokens is None else _share(operand, tokens)
         if place.now == 1:  # the original network, which the ratio compares with, runs once
-            row.macs += synapses.macs
-        row.elements += x.numel()
+            row.macs += round(share * synapses.macs)
+        row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
         row.visits += not operand.again
         if row.role == "softmax":
             self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
@@ -73,8 +77,10 @@ class Ledger(Visitor):
         code = neuron.code()
         offset = code.offset
         if offset is not None and site.operation not in ("linear", "conv"):
-            row.constant_macs += synapses.macs / _shared(offset, x)
-        row.fire(code, x.numel(), synapses.outputs, by_row=_by_row(place[site.key]))
+            row.constant_macs += share * synapses.macs / _shared(offset, x)
+        row.fire(
+            code, round(share * x.numel()), round(share * synapses.outputs), by_row=_by_row(place[site.key])
+        )
         if self.every > 1:
             return self._sample(row, operand, neuron, x, synapses.fan_out)
         started = time.perf_counter()
@@ -83,10 +89,18 @@ class Ledger(Visitor):
         if place.weights != "integers":  # there the product fires by itself, and this is counting
             started = time.perf_counter()
         fired = (neuron.counts(x) if fired is None else fired).detach()
+        fired = fired if tokens is None else fired * tokens
         self._add(row, place.now, neuron, fired, synapses.fan_out)
         self._count_pairs(row, operand, fired, output)
         self.seconds += time.perf_counter() - started
         return output
+
+    def _tokens(self, operand: Operand, x: Tensor) -> Tensor | None:
+        """Which elements are not padding; None for all of them."""
+        mask, rows = self.padding, operand.rows
+        if mask is not None and rows is not None and rows.of == mask.shape[1]:
+            mask = mask[:, rows.start : rows.stop]
+        return real(operand.site, x, mask)
 
     def _sample(
         self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor, fan_out: int | Tensor
@@ -97,6 +111,9 @@ class Ledger(Visitor):
         alike = place.clock is None and one
         fired, output = (None, neuron(x)) if alike else place.fire(operand, x)
         started = time.perf_counter()
+        tokens = self._tokens(operand, x)
+        if tokens is not None:
+            fired = (neuron.counts(x) if fired is None else fired) * tokens
         fired = neuron.counts(sample(x, self.every)) if fired is None else sample(fired, self.every)
         if isinstance(fan_out, Tensor):
             fan_out = sample(fan_out.expand_as(x), self.every)
@@ -325,6 +342,15 @@ def _energy_pj(items: Iterable[Item], prices: Profile) -> float:
     return sum((item.number * prices.price(item.operation) for item in items if item.number), 0.0)
 
 
+def _share(operand: Operand, tokens: Tensor) -> float:
+    """Which part of a product is made for tokens and not for padding."""
+    visible, lhs = operand.product.visible, operand.product.operands.get("lhs")
+    if lhs is None or visible is None or operand.site.role != "lhs":
+        return float(tokens.double().mean())
+    rows = visible & tokens  # a query that is padding asks for nothing
+    return int(rows.sum()) / max(int(visible.expand_as(rows).sum()), 1)
+
+
 def _shared(offset: Tensor, x: Tensor) -> int:
     """How many rows or columns of an operand share one constant, and with it one product."""
     return math.prod(
@@ -339,6 +365,7 @@ def _by_row(neuron: Any) -> bool:
 def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwargs: Any) -> None:
     if thread == get_ident():
         ledger.inputs += count(args or kwargs)
+        ledger.padding = mask_of(kwargs)
 
 
 def _has_unruled(owner: Neurons) -> bool:

@@ -35,7 +35,7 @@ class Pairs:
         left, now = site.role == "lhs", place.now
         along = -2 if left else -1
         several = place.clock is not None  # timesteps
-        visible = None if several else operand.product.visible
+        visible = None if several or operand.product.weighted else operand.product.visible
         sums = {
             name: _met(reading.additions(fired), left, visible)
             for name, reading in READINGS.items()

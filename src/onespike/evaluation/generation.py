@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from onespike.energy.ledger import Ledger, metered
 from onespike.energy.profiles import Profile, profile
 from onespike.runtime.forward import device_of, evaluating
+from onespike.sites.padding import mask_of
 
 CACHES = ("dynamic", "static")
 
@@ -71,11 +72,11 @@ def each_forward(
 
     def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        mask = kwargs.get("attention_mask")
-        real = ids.numel() if mask is None or mask.dim() != 2 else int(mask[:, -ids.shape[1] :].sum())
+        mask = mask_of({**kwargs, "input_ids": ids})
         ledger = running.enter_context(metered(model, Ledger()))
-        ledger.inputs = len(ids)
-        now.update(ledger=ledger, tokens=real, started=time.perf_counter())
+        ledger.inputs, ledger.padding = len(ids), mask  # its own hook comes too late for this forward
+        tokens = ids.numel() if mask is None else int(mask.sum())
+        now.update(ledger=ledger, tokens=tokens, started=time.perf_counter())
 
     def end(model: nn.Module, args: Any, output: Any) -> None:
         seconds = time.perf_counter() - now["started"]

@@ -18,6 +18,7 @@ from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Visit, visiting
+from onespike.sites.padding import mask_of, real
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
 PART = 4
@@ -118,18 +119,21 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
         return kept
     found: dict[str, Fisher] = {}
     axes = {site: state.axes(site) for site in state.spiking}
+    padding: list[Tensor | None] = [None]
 
     def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place = axes[site]
         fixed = place.position is not None and given.task.positional
         keep = place.center + place.step + ((place.position,) if fixed and place.position is not None else ())
         fan = operand.synapses.mean_fan_out
-        size = reduced(x.detach().abs().double(), keep)
+        tokens = real(operand.site, x, padding[0])
+        size = reduced((x.detach() if tokens is None else x.detach() * tokens).abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
         if row.magnitude.shape != size.shape:
             raise one_size(site, list(row.magnitude.shape), list(size.shape))
         row.magnitude += size
-        row.elements += x.numel() / size.numel()
+        share = 1.0 if tokens is None else float(tokens.double().mean())
+        row.elements += share * x.numel() / size.numel()
         value = x.detach()
         x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
 
@@ -147,6 +151,7 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
         log_probability = given.task.drawing(count_of(batch), generator)
         for places in torch.arange(count_of(batch)).split(PART):
             part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
+            padding[0] = mask_of(part)
             with torch.enable_grad(), probing(model, visit):
                 output = call(model, to(part, device_of(model)))
                 log_probability(output, places).backward()
@@ -183,6 +188,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}
+    padding: list[Tensor | None] = [None]
 
     def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
         place, gain = axes[site], state.thresholds[site].gain
@@ -196,8 +202,10 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
                     groups.append((value, (flat == value).nonzero().flatten(), [], [0]))
         for _, positions, rows, seen in groups:
             if place.position is not None:
-                part = x.movedim(place.position, 1)
+                part, tokens = x.movedim(place.position, 1), real(operand.site, x, padding[0])
                 part = (part if positions is None else part[:, positions]).flatten(0, 1)
+                if tokens is not None and positions is None:
+                    part = part[tokens.flatten()]
             elif operand.site.operation == "conv":  # places of all images rather than all places of few
                 part = x.movedim(1, -1).flatten(0, -2)
             else:
@@ -216,6 +224,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     model = unspiked(state, given)
     with torch.inference_mode(), probing(model, visit):
         for batch in given.progress("sampling", len(batches))(batches):
+            padding[0] = mask_of(batch)
             call(model, to(batch, device_of(model)))
     images = sum(count_of(batch) for batch in batches)
     result = {}

@@ -20,7 +20,8 @@ class Product(NamedTuple):
         synapses: role → MACs and fan-out as seen from that operand; called only by those who count.
         multiply: the same product of other operands, without a bias.
         groups: of a convolution.
-        visible: which results are wanted, where a mask hides some of them.
+        visible: which pairs of query and key are wanted, where a mask hides some of them.
+        weighted: whether these are the places where the first operand is not zero, and not results.
     """
 
     operation: str
@@ -29,6 +30,7 @@ class Product(NamedTuple):
     multiply: Callable[..., Tensor]
     groups: int = 1
     visible: Tensor | None = None
+    weighted: bool = False
 
 
 class Operand(NamedTuple):

@@ -120,7 +120,7 @@ def matrix_product(
             return fan_out.matmul(lhs, rhs, operands[role])
         return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
 
-    return Product("matmul", operands, synapses, torch.matmul, visible=None if weighted else visible)
+    return Product("matmul", operands, synapses, torch.matmul, visible=visible, weighted=weighted)
 
 
 def visited(

@@ -1,0 +1,71 @@
+"""Padding: which rows of an operand are tokens, and which only fill a batch up to its longest text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.sites.site import Site
+
+MASK, TOKENS = "attention_mask", "input_ids"
+
+
+def mask_of(batch: Any) -> Tensor | None:
+    """Which of the tokens of a batch are real, (inputs, tokens); None where all of them are.
+
+    A batch says so in `attention_mask`, of two dimensions, or of four: then a row that sees nothing is padding. With a
+    cache, the mask reaches back to tokens of earlier forwards.
+
+    >>> mask_of({"input_ids": torch.zeros(2, 2), "attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])})
+    tensor([[False,  True],
+            [ True,  True]])
+    """
+    if not isinstance(batch, Mapping) or not isinstance(batch.get(MASK), Tensor):
+        return None
+    mask, tokens = batch[MASK], batch.get(TOKENS)
+    if mask.dim() == 4:
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        mask = seen.any(-1)[:, 0]
+    if mask.dim() != 2 or (isinstance(tokens, Tensor) and len(tokens) != len(mask)):
+        return None
+    length = tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() == 2 else mask.shape[1]
+    mask = mask[:, -length:] != 0
+    return None if bool(mask.all()) else mask
+
+
+def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:
+    """The axis of an operand along which tokens stand, from the back; None where it has none of this length."""
+    if x.dim() < 3 or len(x) != len(mask):
+        return None
+    length = mask.shape[1]
+    fits = [axis for axis in (-2, -1) if x.shape[axis] == length]
+    if site.operation == "linear" or site.role == "lhs":
+        return -2 if -2 in fits else None
+    if site.operation != "matmul" or not fits:
+        return None
+    # kᵀ has tokens last and v has them last but one; where both fit, attention multiplies by kᵀ first
+    return fits[0] if len(fits) == 1 else (-1 if (site.number or 0) % 2 == 0 else -2)
+
+
+def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Which elements of an operand belong to tokens, as a tensor that broadcasts to it; None for all of them."""
+    axis = None if mask is None else token_axis(site, x, mask)
+    if mask is None or axis is None:
+        return None
+    shape = [len(mask), *[1] * (x.dim() - 1)]
+    shape[axis] = mask.shape[1]
+    return mask.view(shape)
+
+
+def without_padding(site: Site, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
+    """An operand without its padding: as it is, or input by input."""
+    axis = None if mask is None else token_axis(site, x, mask)
+    if mask is None or axis is None:
+        yield x
+        return
+    for row, tokens in zip(x.split(1), mask, strict=True):
+        if bool(tokens.any()):
+            yield row.index_select(axis, tokens.nonzero().flatten())
