@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @command(
     'onespike generate run --prompt "Once upon a time" --stream',
-    'onespike generate run --prompt "The cat" --prompt "One day the dog" --json written.json',
+    'onespike generate run --prompt "The cat" --prompt "One day" --json text.json',
 )
 def generate(
     run: RunFolder,
