@@ -1,0 +1,305 @@
+"""`integers`: a network as 8-bit weights, spikes and a graph that anybody can read; the source for chips.
+
+A folder with `network.json` (nodes in the order in which they run, and what stands at every site; its schema lies
+beside it), `network.safetensors` (every tensor that they name) and `golden.safetensors` (inputs, outputs, and the
+spikes of every site as events). Products with weights are exact sums of integers. What stands between them is
+evaluated in float64, so that no runtime with double precision decides a spike otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.comparison import Answer
+from onespike.deploy.exports.marks import Marked, marked
+from onespike.deploy.exports.thresholds import integer_thresholds
+from onespike.deploy.exports.tracing import trace
+from onespike.errors import UsageError
+from onespike.runtime.validated import parse
+
+VERSION = 1
+RECORD, TENSORS, GOLDEN, SCHEMA = "network.json", "network.safetensors", "golden.safetensors", "schema.json"
+VALUE = "value"
+"""An argument {"value": NAME} is the result of a node, an input or a tensor of that name."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One operation: `spikes.…` as the documentation defines it, `aten.…` as torch does, or one of Python's."""
+
+    name: str
+    op: str
+    args: list[Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """What stands at a site. Names are those of tensors; null is nothing.
+
+    Attributes:
+        fires: the node whose result is its counts.
+        sides: which signs fire: `even`, `both`, `positive` or `negative`.
+        levels: the magnitudes that it may send.
+        bounds: where they begin, in |x − center| / (gain·step) + ½.
+        steps: of the positive and the negative side.
+        units: what one spike is worth; 0 where a channel is off.
+        thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
+            nothing but ReLU, max-pooling and changes of shape stands between.
+        of: that product.
+        shape: of the counts on the golden inputs.
+    """
+
+    fires: str
+    sides: str
+    levels: list[int]
+    bounds: list[float]
+    steps: list[str]
+    units: list[str]
+    center: str | None
+    gain: str | None
+    offset: str | None
+    thresholds: str | None
+    of: str | None
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """The whole of `network.json`."""
+
+    format: str
+    version: int
+    inputs: list[str]
+    outputs: dict[str, str]
+    sites: dict[str, SiteRecord]
+    nodes: list[NodeRecord]
+    facts: dict[str, Any]
+
+
+SAME = ("aten.dropout.default", "aten.contiguous.default", "aten.clone.default", "aten.alias.default",
+        "aten.detach.default", "aten.detach_.default", "aten.lift_fresh_copy.default")  # fmt: skip
+LEFT_OUT = (
+    "aten._assert_tensor_metadata.default",
+    "aten._assert_scalar.default",
+    "aten.sym_constrain_range_for_size.default",
+)
+
+
+@export_format("integers", suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,))
+def write(request: Request, file: Path) -> Foreign:
+    """A folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
+    from safetensors.torch import save_file
+
+    batch = example(request.batches)
+    network = marked(request.snn, batch, integers=True)
+    program, notes = trace(network, batch)
+    record, tensors = _described(program, network, dict(request.facts))
+    file.mkdir()
+    replay = Replay(record, tensors)
+    answer = replay(batch)
+    for site, (_, counts) in zip(record["sites"].values(), answer.counts, strict=True):
+        site["shape"] = list(counts.shape)
+    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file / TENSORS)
+    save_file(_golden(record, batch, answer), file / GOLDEN)
+    (file / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
+    again = Replay.read(file)
+    return Foreign("float64 between exact integers", lambda b: again(b).outputs, again, notes)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of `network.json`."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(NetworkRecord).json_schema()
+
+
+def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Tensor]:
+    """Inputs, outputs and events: places of neurons in their site's tensor, laid out flat, and signed counts."""
+    given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    golden = {f"input.{name}": leaf.clone() for name, leaf in zip(record["inputs"], given, strict=True)}
+    golden |= {f"output.{n}": v.contiguous() for n, v in zip(record["outputs"], answer.outputs, strict=True)}
+    for name, (_, counts) in zip(record["sites"], answer.counts, strict=True):
+        flat = counts.flatten()
+        places = flat.nonzero().flatten()
+        golden[f"neurons.{name}"] = places.int()
+        golden[f"counts.{name}"] = flat[places].to(
+            torch.int32 if flat.abs().max() > 2**15 - 1 else torch.int16
+        )
+    return golden
+
+
+def _described(
+    program: Any, network: Marked, facts: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record of a program, and the tensors that it names."""
+    program.graph.eliminate_dead_code()
+    signature = program.graph_signature
+    stored = {**program.state_dict, **program.constants}
+    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    held |= dict(signature.inputs_to_lifted_tensor_constants)
+    renamed: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+    nodes: list[dict[str, Any]] = []
+    fires: dict[str, fx.Node] = {}
+    inputs = []
+    for node in program.graph.nodes:
+        op = _name(node)
+        if node.op == "placeholder" and node.name in held:
+            renamed[node.name] = held[node.name].removeprefix("network.")
+            if node.users:
+                tensors[renamed[node.name]] = stored[held[node.name]].detach()
+        elif node.op == "placeholder":
+            inputs.append(node.name)
+        elif node.op != "call_function" or op in LEFT_OUT:
+            continue
+        elif op in SAME or (op.startswith("aten.to.") and _kind(node) == _kind(node.args[0])):
+            first = node.args[0].name
+            renamed[node.name] = renamed.get(first, first)
+        elif op.startswith("aten.to."):
+            given = _argument(node.args[0], renamed)
+            nodes.append(
+                {"name": node.name, "op": "aten.to.dtype", "args": [given, _kind(node)], "kwargs": {}}
+            )
+        else:
+            nodes.append({
+                "name": node.name, "op": op,
+                "args": [_argument(a, renamed) for a in node.args],
+                "kwargs": {k: _argument(a, renamed) for k, a in node.kwargs.items() if k not in ("device", "layout", "pin_memory", "memory_format")},
+            })  # fmt: skip
+            if op == "spikes.fire":
+                fires[str(node.args[-1])] = node
+    results = [renamed.get(name, name) for name in signature.user_outputs]
+    if len(fires) < len(network.sites):
+        twice = next(s for s in network.sites if network.sites.count(s) > 1)
+        raise UsageError(
+            f"export: {twice} fires more than once in a forward, which integers cannot hold. Try format='onnx'."
+        )
+    record = {
+        "format": "onespike-integers",
+        "version": VERSION,
+        "inputs": inputs,
+        "outputs": dict(zip(network.outputs, results, strict=False)),
+        "sites": {name: _site(name, fires[name], nodes, renamed, tensors) for name in network.sites},
+        "nodes": nodes,
+        "facts": facts,
+    }
+    return record, tensors
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        text = str(target)
+        return text.removesuffix(".default") if text.startswith("spikes.") else text
+    return getattr(target, "__name__", str(target))
+
+
+def _kind(node: Any) -> str:
+    """What a result is made of: `float`, `int` or `bool`."""
+    dtype = node.meta["val"].dtype
+    return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
+
+
+def _argument(value: Any, renamed: dict[str, str]) -> Any:
+    if isinstance(value, fx.Node):
+        return {VALUE: renamed.get(value.name, value.name)}
+    if isinstance(value, (list, tuple)):
+        return [_argument(v, renamed) for v in value]
+    if isinstance(value, torch.dtype):
+        return "bool" if value is torch.bool else "float" if value.is_floating_point else "int"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return {"number": "inf" if value > 0 else "-inf"}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UsageError(f"export: integers cannot hold the argument {value!r} of type {type(value).__name__}.")
+
+
+def _site(
+    name: str, node: fx.Node, nodes: list[dict[str, Any]], renamed: dict[str, str], tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    _, positive, negative, center, gain, sides, levels, bounds, _ = node.args
+    values = next((n for n in nodes if n["op"] == "spikes.decode" and n["args"][-1] == name), None)
+    found = integer_thresholds(node, tensors, renamed)
+    if found is not None:
+        tensors[f"thresholds.{name}"] = found[1]
+
+    def tensor(of: Any) -> str | None:
+        return None if of is None else renamed[of.name]
+
+    return {
+        "fires": node.name, "sides": sides, "levels": list(levels), "bounds": list(bounds),  # type: ignore[arg-type]
+        "steps": [tensor(positive), tensor(negative)],
+        "units": [tensor(positive), tensor(negative)] if values is None else [a[VALUE] for a in values["args"][1:3]],
+        "center": tensor(center), "gain": tensor(gain),
+        "offset": None if values is None or values["args"][4] is None else values["args"][4][VALUE],
+        "thresholds": None if found is None else f"thresholds.{name}",
+        "of": None if found is None else found[0], "shape": [],
+    }  # fmt: skip
+
+
+PYTHON = {
+    name: getattr(operator, name) for name in ("getitem", "mul", "add", "sub", "floordiv", "mod", "neg")
+}
+
+
+class Replay:
+    """The record run by torch, in float64 between products: what defines the golden spikes."""
+
+    def __init__(self, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.record = record
+        self.tensors = {n: t.double() if t.dtype == torch.float32 else t for n, t in tensors.items()}
+
+    @staticmethod
+    def read(folder: Path) -> Replay:
+        """A folder that `write` wrote."""
+        from safetensors.torch import load_file
+
+        text = (folder / RECORD).read_bytes()
+        parse(NetworkRecord, text, folder / RECORD, "Export it again.")
+        return Replay(json.loads(text), load_file(folder / TENSORS))
+
+    @torch.no_grad()
+    def __call__(self, batch: Any) -> Answer:
+        given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        values: dict[str, Any] = dict(self.tensors)
+        for name, leaf in zip(self.record["inputs"], given, strict=True):
+            values[name] = leaf.double() if leaf.is_floating_point() else leaf
+        for node in self.record["nodes"]:
+            args = [_read(a, values) for a in node["args"]]
+            values[node["name"]] = _function(node["op"])(
+                *args, **{k: _read(a, values) for k, a in node["kwargs"].items()}
+            )
+        outputs = [values[name] for name in self.record["outputs"].values()]
+        counts = [(name, values[site["fires"]]) for name, site in self.record["sites"].items()]
+        return Answer([o.float() if o.is_floating_point() else o for o in outputs], counts)
+
+
+def _read(value: Any, values: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return values[value[VALUE]] if VALUE in value else float(value["number"])
+    if isinstance(value, list):
+        return [_read(v, values) for v in value]
+    return (
+        {"float": torch.float64, "int": torch.int64, "bool": torch.bool}.get(value, value)
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _function(op: str) -> Any:
+    if op in PYTHON:
+        return PYTHON[op]
+    space, name, *overload = op.split(".")
+    packet = getattr(getattr(torch.ops, space), name)
+    return getattr(packet, overload[0]) if overload else packet
