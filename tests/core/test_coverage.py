@@ -139,7 +139,7 @@ def test_a_weighted_sum_is_listed_and_charged():
     assert thresholds.uncovered == {("4", "weighted_sum"): 64}
     snn = convert(model, thresholds)
     listed = {row["site"]: row["neuron"] for row in table(snn)}
-    assert listed["4:weighted_sum"] == "analog: sums up products taken element by element (64 MACs an input)"
+    assert listed["4:weighted_sum"] == "analog: sums up products taken element by element (64 MACs per input)"
     assert onespike.verify(snn, rows()).ok
     with onespike.metered(snn) as ledger:
         run(snn, rows())

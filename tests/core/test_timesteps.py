@@ -245,7 +245,7 @@ def test_a_ledger_of_one_step_does_not_change():
         ({"steps": 0}, "steps must be at least 1, not 0. The paper uses 1 and 2."),
         (
             {"neuron": "if", "steps": 4},
-            "neuron 'if' fires one spike a step, and levels 'mixed:8' are steps of their own. "
+            "neuron 'if' fires one spike per step, and levels 'mixed:8' are steps of their own. "
             "With steps above 1 use levels='1,'.",
         ),
         (

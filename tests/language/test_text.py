@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 
 import pytest
@@ -72,6 +73,10 @@ def test_rows_without_a_text_have_no_words(tmp_path):
         ("a.txt", b"the cat", r"3 tokens, fewer than one window of 8. Give a longer text, or a shorter window: --length 3."),
         ("a.jsonl", b'{"text": 3}', 'a row holds {"text": …} or {"input_ids": […]}, and this one does not.'),
         ("a.jsonl", b"{", "a.jsonl:1: this row is not JSON"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "a.jsonl:1: this row is not JSON (maximum recursion"),
+        ("a.jsonl", b'{"text": "\\ud800 cat"}', "a.jsonl:1: half a character (\\ud800 to \\udfff) stands alone."),
+        ("a.jsonl", b'{"text1": "a", "text2": "b", "score": NaN}', "a.jsonl:1: the score nan is not a number."),
+        ("a.jsonl", b'{"text1": "a", "text2": "b", "score": 1' + b"0" * 400 + b"}", "a.jsonl:1: the score 1000"),
         ("a.jsonl", b'{"input_ids": [1, 99]}', "token 1 has the number 99, and the network knows 32 tokens (0 to 31)."),
         ("a.jsonl", b'{"input_ids": [1, -1]}', "token 1 has the number -1"),
         ("a.tsv", b"a", "a.tsv:1: 1 columns. Give two texts and perhaps a score, tabs between."),
@@ -82,6 +87,19 @@ def test_what_cannot_be_read_is_named(tmp_path, name, contents, message):
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(DataError, match=re.escape(message)):
         pack(str(tmp_path / name), TOKENS, 8)
+
+
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe cat")
+    assert [d.text for d in documents(str(tmp_path / "a.txt"))] == ["the cat"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_what_has_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    for place in (tmp_path / "a.txt", "/dev/zero"):
+        with pytest.raises(DataError, match="this is neither a file nor a folder"):
+            documents(str(place))
 
 
 def test_sources_that_are_not_there(tmp_path):

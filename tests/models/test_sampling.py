@@ -37,7 +37,7 @@ def test_a_deformable_convolution_is_listed_with_its_macs():
     rows = {row["site"]: row["neuron"] for row in table(snn)}
     assert rows["deform:torchvision::deform_conv2d"] == (
         "analog: samples at positions that the network computes, and weighs the samples in the same kernel "
-        f"({macs:.4g} MACs an input)"
+        f"({macs:.4g} MACs per input)"
     )
 
 

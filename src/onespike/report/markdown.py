@@ -107,7 +107,7 @@ def fairness(evaluation: Mapping[str, Any]) -> str:
 def dearer(evaluation: Mapping[str, Any]) -> str:
     """A warning, where the spiking network spends more than the original in some column.
 
-    >>> dearer({"energy": {"counts": 1.24, "binary": 0.2, "nonzero": None}})
+    >>> dearer({"energy": dict(counts=1.24, binary=0.2, nonzero=None)})
     'in the column counts (1.240) this network spends more than the original'
     """
     above = [f"{name} ({ratio:.3f})" for name, ratio in evaluation["energy"].items() if ratio and ratio > 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +64,10 @@ def documents(source: str) -> list[Document]:
 def _file(path: Path) -> Iterator[Document]:
     if not path.exists():
         raise DataError(f"{path}: no such file. Check the path.")
+    if not path.is_file():  # a device has no end, and a pipe may have no writer
+        raise DataError(f"{path}: this is neither a file nor a folder. Write the text to a file.")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
     except OSError as error:
@@ -82,8 +85,10 @@ def _file(path: Path) -> Iterator[Document]:
 def _row(name: str, line: str) -> Document:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: this row is not JSON ({error}). Correct it.") from error
+    if "\\" in line and not _has_characters(row):
+        raise DataError(f"{name}: half a character (\\ud800 to \\udfff) stands alone. Correct it.")
     if isinstance(row, dict):
         for first, second in PAIRS:
             if isinstance(row.get(first), str) and isinstance(row.get(second), str):
@@ -96,6 +101,15 @@ def _row(name: str, line: str) -> Document:
     raise DataError(f'{name}: a row holds {{"text": …}} or {{"input_ids": […]}}, and this one does not.')
 
 
+def _has_characters(row: Any) -> bool:
+    """Whether all that is written as escapes can be written as UTF-8."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _pair(name: str, cells: list[str]) -> Document:
     if len(cells) not in (2, 3):
         raise DataError(f"{name}: {len(cells)} columns. Give two texts and perhaps a score, tabs between.")
@@ -104,9 +118,12 @@ def _pair(name: str, cells: list[str]) -> Document:
 
 def _score(name: str, value: Any) -> float | None:
     try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: the score {value!r} is not a number. Correct it.") from error
+        score = None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if score is not None and not math.isfinite(score):
+        raise DataError(f"{name}: the score {value!r:.60} is not a number. Correct it.")
+    return score
 
 
 def _dataset(source: str) -> Document:
