@@ -1,6 +1,7 @@
 """Formats in which a converted network runs elsewhere, each verified by its own runtime."""
 
 from onespike.deploy.exports import integers as integers
+from onespike.deploy.exports import nir_graph as nir_graph
 from onespike.deploy.exports import onnx_file as onnx_file
 from onespike.deploy.exports import pt2 as pt2
 from onespike.deploy.exports.base import FORMATS as FORMATS

@@ -7,6 +7,7 @@ That holds where nothing but ReLU, max-pooling and changes of shape stands betwe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,15 +50,25 @@ def integer_thresholds(
     if step is None or scale is None or step.numel() > 1 or (bias is not None and bias.dim() > 1):
         return None
     added = torch.zeros_like(scale) if bias is None else bias
+    return product.name, level_thresholds(scale, added, step, bounds)  # type: ignore[arg-type]
+
+
+def level_thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence[float]) -> Tensor:
+    """The smallest sum that fires each level, [outputs, levels].
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> level_thresholds(0.5 * one, 0.25 * one, one, (1.0, 2.0))
+    tensor([[1, 3]], dtype=torch.int32)
+    """
     jumps = torch.tensor(bounds, dtype=torch.float64)
 
     def fires(sums: Tensor) -> Tensor:
-        value = sums * scale[:, None] + added[:, None]
+        value = sums * scale[:, None] + bias[:, None]
         return value.clamp(min=0) / step + 0.5 >= jumps
 
-    first = (((jumps - 0.5) * step - added[:, None]) / scale[:, None]).ceil()
+    first = (((jumps - 0.5) * step - bias[:, None]) / scale[:, None]).ceil()
     # the quotient is rounded: the threshold may be the integer beside it
     for _ in range(2):
         first = torch.where(fires(first - 1), first - 1, first)
         first = torch.where(fires(first), first, first + 1)
-    return product.name, first.clamp(-(2**31), 2**31 - 1).int()
+    return first.clamp(-(2**31), 2**31 - 1).int()
