@@ -14,6 +14,8 @@ FEW_IMAGES = 16
 """Fewer calibration images than this are too few to trust a threshold."""
 FAR_SCALE = 4.0
 """λ is off its optimum if the divergence is this many times the best one of the sweep, and answers change."""
+ALARMING = 10.0
+"""A value so many times the largest level ruins all that comes after it."""
 WORTH = 0.1
 """A remedy is worth a word if it takes away this share of the divergence."""
 
@@ -172,6 +174,24 @@ def _saturation(m: Checkup) -> Iterator[Finding]:
             m.commands["search"],
             share > 0.5,
         )
+
+
+@rule
+def _outliers(m: Checkup) -> Iterator[Finding]:
+    if not m.outliers:
+        return
+    worst, row = next(iter(m.outliers.items()))
+    carried = ", ".join(f"{name} ({number} times)" for name, number in row["named"].items())
+    first = f"; {100 * row['first'] / row['carrying']:.0f} % of them are the first token" if carried else ""
+    yield Finding(
+        "outliers",
+        f"{len(m.outliers)} sites receive values beyond their largest level",
+        f"worst at {worst}: {row['largest']:.4g}, and its levels end at {row['reach']:.4g}; {row['carrying']} of "
+        f"{row['rows']} rows carry such values{first}" + (f": {carried}" if carried else ""),
+        None,
+        m.commands["outliers"],
+        row["largest"] > ALARMING * row["reach"],
+    )
 
 
 @rule

@@ -15,6 +15,7 @@ from torch import Tensor
 from onespike import runs
 from onespike.adapters import KNOWN, Normalization, exchanged, normalization
 from onespike.conversion.attach import named_neurons
+from onespike.doctor.outliers import outliers
 from onespike.doctor.probe import Probe, analog, beyond_chance
 from onespike.energy.site_statistics import Survey
 from onespike.errors import UsageError
@@ -41,6 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
 PASSES: tuple[str, ...] = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
 """Passes that a run without any is measured with; tuning would take hours."""
+
+OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
+"""What lets levels reach the largest values, and gives large tokens steps of their own."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Checkup:
         refused: name of a remedy → why it cannot be measured on this run.
         normalizations: name → how often the original network is right, in percent; `as given` is the run's own.
         better_normalization: the name of one that beats it beyond chance.
+        outliers: site → values beyond its largest level, in the original network, and the tokens that carry them.
         commands: what to run for each remedy.
     """
 
@@ -94,6 +99,7 @@ class Checkup:
     refused: dict[str, str]
     normalizations: dict[str, float]
     better_normalization: str | None
+    outliers: dict[str, dict[str, Any]]
     commands: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,6 +155,7 @@ def checkup(
         refused=refused,
         normalizations=normalizations,
         better_normalization=better,
+        outliers=outliers(pair.snn, inputs, pair.loaded.task),
         commands=_commands(pair, run, items, scales, kinds, better),
     )
 
@@ -268,6 +275,7 @@ def _commands(
         worst = min(kinds, key=lambda k: kinds[k])
         commands["kind"] = again(exclude=(*pair.recipe.exclude, worst))
     commands["passes"] = again(passes=PASSES)
+    commands["outliers"] = again(passes=tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES))))
     for name, changes in VARIANTS.items():
         commands[name] = again(**changes)
     return commands

@@ -204,6 +204,9 @@ class Task(Meaning, Protocol):
     def metric(self, items: Items, network: Described) -> Metric:
         """How both networks are scored on these inputs."""
 
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """What stands at a place of an input of a batch, as a word of a text; None where places have no names."""
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """For each input whether the answer is right and the label's log-probability; None without such labels."""
 

@@ -239,6 +239,10 @@ class Classification:
         """Accuracy of both networks."""
         return Accuracy()
 
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """Patches of an image have no names."""
+        return None
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Whether the best class is the label, and the label's log-probability."""
         found = logits(output).cpu()

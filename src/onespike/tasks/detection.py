@@ -274,6 +274,10 @@ class Detection:
             coco, self.results, self.masks, category_ids(network.class_names, coco.categories)
         )
 
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """Patches of an image have no names."""
+        return None
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """An image with many objects is neither right nor wrong."""
         return None

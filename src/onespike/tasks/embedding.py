@@ -242,6 +242,10 @@ class Embedding:
         """Cosine, retrieval agreement, and Spearman on pairs."""
         return Similarity({int(item.label or 0): item.content for item in items})
 
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """A text is known as a whole."""
+        return None
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """An embedding is neither right nor wrong."""
         return None

@@ -126,6 +126,14 @@ class Language:
         """Perplexity of both networks, KL and agreement."""
         return Perplexity(windows_of(items))
 
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """The token there, and whether it is the first."""
+        ids = inputs["input_ids"]
+        if place >= ids.shape[1]:
+            return None
+        token = self.tokenizer.decode([int(ids[number, place])])
+        return f"{token!r}, the first" if place == 0 else repr(token)
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """A window with many tokens is neither right nor wrong."""
         return None
