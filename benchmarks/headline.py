@@ -21,6 +21,7 @@ from torch import nn
 
 from onespike import convert, metered, preset
 from onespike.deploy.post_training import Observed, observe, with_integer_weights
+from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import integer_reading
 from onespike.report import plots
 from onespike.runs.comparison import rivals
@@ -89,12 +90,14 @@ class Headline(Bench):
             for weights, network in (("float", snn), ("int8", integer))
         ]
 
-    def integers(self) -> list[dict]:
-        """W8A8 and W4A4 of the original, by our reference and by torchao."""
-        return [
-            {"name": name, "column": rival.column, **self.answers(rival.network), "weights": "integer"}
-            for name, rival in rivals(self.ann, self.observed()).items()
-        ]
+    def integer(self, name: str) -> list[dict]:
+        """W8A8 or W4A4 of the original, by our reference or by torchao; nothing where that is not installed."""
+        if "rivals" not in self.memory:
+            self.memory["rivals"] = rivals(self.ann, self.observed())
+        rival = self.memory["rivals"].get(name)
+        if rival is None:
+            return []
+        return [{"name": name, "column": rival.column, **self.answers(rival.network), "weights": "integer"}]
 
 
 def wanted() -> list[dict]:
@@ -109,7 +112,14 @@ def wanted() -> list[dict]:
         for column, ratios in BUDGETS.items()
         for ratio in islice(ratios, place, place + 1)
     ]
-    return literal[:2] + passes[:2] + literal[2:] + passes[2:]
+    integers = [
+        {"name": f"{name}, {how}"}
+        for name, how in (
+            ("W8A8", "per channel"), ("W8A8", "per tensor"), ("W4A4", "per channel"), ("W4A4", "per tensor"),
+            ("W8A8", "torchao (linear maps, per token)"),
+        )
+    ]  # fmt: skip
+    return literal[:2] + integers + passes[:2] + literal[2:] + passes[2:]
 
 
 def paired(row: dict, other: list[int]) -> tuple[float, float]:
@@ -123,11 +133,12 @@ def column_of(row: dict, column: str) -> str:
     return row.get("column") or (column if row["weights"] == "float" else integer_reading(column))
 
 
-def energy(row: dict, column: str, rows: list[dict]) -> float:
+def energy(row: dict, column: str) -> float:
     name = column_of(row, column)
-    return (
-        row["energy"].get(name) or rows[0]["energy"][name]
-    )  # a comparator's ratio does not depend on spikes
+    if name in row["energy"]:
+        return row["energy"][name]
+    prices = profile()  # a comparator does the original's MACs with fewer bits
+    return prices.price(f"int{COLUMNS[name].bits} multiply-add") / prices.price("float32 multiply-add")
 
 
 def described(rows: list[dict], original: list[int]) -> str:
@@ -151,7 +162,7 @@ def described(rows: list[dict], original: list[int]) -> str:
                 scale = f" ({row['scale']:.3g})" if row["name"] == SEARCHED else ""
                 lines.append(
                     f"| {row['name']}{scale} | {100 * sum(row['right']) / len(row['right']):.1f} % | {gap} "
-                    f"| {'' if row is base else beside} | {row['kl']:.3g} | {energy(row, column, rows):.3f} |"
+                    f"| {'' if row is base else beside} | {row['kl']:.3g} | {energy(row, column):.3f} |"
                 )
             lines.append("")
     return "\n".join(lines)
@@ -174,12 +185,12 @@ def draw(rows: list[dict], original: list[int], title: str, file: Path) -> None:
                 r for r in rows
                 if r["name"].startswith(kind) and r["weights"] in weights and r.get("energy_column", column) == column
             ]  # fmt: skip
-            chosen.sort(key=lambda r: energy(r, column, rows))
+            chosen.sort(key=lambda r: energy(r, column))
             if not chosen:
                 continue
             integer = "" if weights == ("float",) else "-int8"
             axes.errorbar(
-                [energy(r, column, rows) for r in chosen],
+                [energy(r, column) for r in chosen],
                 [100 * sum(r["right"]) / len(r["right"]) for r in chosen],
                 [paired(r, original)[1] for r in chosen],
                 marker=marker, color=color, linestyle=line, capsize=3, markersize=5,
@@ -232,14 +243,11 @@ def main() -> None:
         bench = Headline(NETWORKS[options.network], options)
         kept["original"] = kept["original"] or bench.answers(bench.ann)["right"]
         done = {row["name"] for row in kept["rows"]}
-        for row in wanted()[:2]:
-            if row["name"] not in done:
-                keep(bench.spiking(row))
-        if not any(row["weights"] == "integer" for row in kept["rows"]):
-            keep(bench.integers())
-        for row in wanted()[2:]:
-            if row["name"] not in done:
-                keep(bench.spiking(row))
+        for row in wanted():
+            if row["name"] not in done and options.only in row["name"]:
+                keep(bench.spiking(row) if "passes" in row else bench.integer(row["name"]))
+    if not any(row["name"] == SEARCHED for row in kept["rows"]):
+        return
     text = described(kept["rows"], kept["original"])
     write_atomically(record.with_suffix(".md"), text)
     title = f"{options.network}, {len(kept['original'])} images; bars: paired standard error of the difference to the original"

@@ -15,7 +15,15 @@ from contract.networks import mlp, rows
 from onespike import Ledger, Recipe, calibrate, convert, metered
 from onespike.cli.app import app
 from onespike.energy import COLUMNS, READINGS, Column, Item, profile
-from onespike.energy.columns import comparators, holdable, meanings, reading_of, register, searchable
+from onespike.energy.columns import (
+    column_of,
+    comparators,
+    holdable,
+    meanings,
+    reading_of,
+    register,
+    searchable,
+)
 from onespike.energy.profiles import DEFAULT, OPERATIONS, names
 from onespike.errors import UsageError
 from onespike.passes.budget import check_budget
@@ -179,3 +187,12 @@ def test_an_unknown_profile_is_named():
 def test_a_network_without_products_has_no_ratio():
     with pytest.raises(UsageError, match=r"^this ledger has counted nothing"):
         Ledger().ratio("w8a8")
+
+
+def test_a_column_without_an_integer_reading_says_why():
+    with pytest.raises(
+        UsageError, match=r"nonzero has no integer reading\. .*multiplication\. Use one of counts-int8"
+    ):
+        column_of("nonzero-int8")
+    with pytest.raises(UsageError, match="unknown energy column 'nothing-int8'"):
+        column_of("nothing-int8")

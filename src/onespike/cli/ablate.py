@@ -49,6 +49,7 @@ def ablate(
     that the command can be interrupted and given again.
     """
     from onespike.energy.columns import holdable
+    from onespike.energy.profiles import DEFAULT
     from onespike.passes import parse_passes
     from onespike.studies.ablate import FOLDER, ablate_run
 
@@ -77,6 +78,7 @@ def ablate(
     if first.original is not None:
         paired = "" if first.error is None else "; the difference has its paired standard error"
         output.line(f"original: {first.title} {first.original:.2f}{paired}")
+    output.line(f"energy at the prices of {rows[0].figures.get('profile', DEFAULT)}")
     output.line(f"kept in {run / FOLDER}")
     return "report", run, *given(data=data, annotations=annotations, limit=limit)
 

@@ -182,6 +182,7 @@ def energy(record: Mapping[str, Any]) -> None:
 
 def compared(found: list[dict[str, Any]], profile: str) -> None:
     """Spiking and integer networks on the same images, each with the ratio of the column that holds for it."""
+    from onespike.energy.columns import column_of, integer_reading
     from onespike.report.markdown import figure
     from onespike.tasks import compared as headlines
 
@@ -196,6 +197,8 @@ def compared(found: list[dict[str, Any]], profile: str) -> None:
             for row, value in zip(found, shown, strict=True)
         ],
     )  # fmt: skip
+    if integer_reading(found[0]["column"]) is None:
+        line(f"no row with 8-bit weights: {column_of(found[0]['column']).meaning}")
     line("differences are of the same inputs, with their paired standard errors")
 
 

@@ -112,6 +112,12 @@ def register(column: Column) -> Column:
 
 def column_of(name: str) -> Column:
     if name not in COLUMNS:
+        plain = name.removesuffix("-int8")
+        if plain != name and plain in COLUMNS:
+            others = ", ".join(other for other, column in COLUMNS.items() if column.integer_of)
+            raise UsageError(
+                f"{plain} has no integer reading. {COLUMNS[plain].meaning}. Use one of {others}."
+            )
         raise unknown("energy column", name, COLUMNS)
     return COLUMNS[name]
 
