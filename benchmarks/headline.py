@@ -219,6 +219,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=256)
     parser.add_argument("--metered", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: table and figure of what is there"
     )
