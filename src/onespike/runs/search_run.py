@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import random
 import time
@@ -11,28 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from onespike import runs
-from onespike.conversion.network import convert
-from onespike.energy.columns import PAPER, holdable, searchable
+from onespike.energy.columns import searchable
 from onespike.energy.ledger import known, metered
 from onespike.errors import DataError, UsageError, unknown
-from onespike.passes import PASSES, PassContext, PassState, no_progress
-from onespike.passes.allocate import factors
+from onespike.passes import no_progress
 from onespike.passes.base import Progress
-from onespike.passes.statistics import FISHER_IMAGES
 from onespike.recipe import Recipe, preset
 from onespike.runs import storage
+from onespike.runs.allocation import Allocation, allocate
 from onespike.runs.contents import digest, images_digest
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.atomic import sha256, try_file, write_atomically
-from onespike.runtime.batches import call, count
+from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.runtime.validated import read_sealed, sealed
 from onespike.search import Report, Search, Trial, search
-from onespike.search.objective import HALVINGS, ScaleObjective, every_of, scale_within
+from onespike.search.objective import ScaleObjective
 from onespike.tasks import Items, Objective, Score, Task, check
 from onespike.tasks import limit as limit_items
 
@@ -284,58 +280,6 @@ def objective_of(
         return objective.score(items, pair.loaded)
 
     return ScaleObjective(pair.ann, pair.snn, batches, objective, score, energy, compiled)
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Steps for each site at the energy of the best single λ, kept only if the metric is better."""
-
-    by: str
-    scale: float
-    value: float
-    energy: float
-    single: float
-    better: bool
-    factors: tuple[tuple[str, float], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-def allocate(
-    pair: NetworkPair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
-) -> Allocation:
-    """Steps by the pass `allocate`, at the energy that the best single λ has; sites take the mean of their channels."""
-    column, budget = measure.energy or PAPER, found.best.energy
-    if budget is None:
-        raise UsageError(
-            "search: the best trial has no energy to compare with. Search again without --resume."
-        )
-    few = limit_items(items, FISHER_IMAGES)
-    inputs = [x for x, _ in pair.loaded.batches(few, batch_size)]
-    state = PassState(
-        pair.thresholds, pair.recipe.replace(scale=found.best.scale, passes=(), budget=None, max_drop=None)
-    )
-    given = PassContext(pair.ann, inputs, task=pair.loaded.task)
-    if column in holdable():
-        given = dataclasses.replace(given, budget=budget, energy=column)
-    with torch.inference_mode(False):
-        found_factors = factors(state, PASSES["allocate"](state, given), by)
-    measure.forwards += len(few)
-    recipe = pair.recipe.replace(factors=found_factors)
-    snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)
-    first = measure.parts[0][0]
-    scale = scale_within(snn, first, column, budget, every_of(column))
-    measure.forwards += HALVINGS * count(first)
-    objective = copy.copy(measure)
-    objective.snn = objective.run = snn
-    result = objective(scale, lambda step, value: False)
-    measure.forwards = objective.forwards
-    if result.energy is None or found.best.value is None:
-        raise UsageError("search: the allocation could not be measured. Give more images with --limit.")
-    sign = 1 if found.maximize else -1
-    better = result.energy <= budget and sign * result.value > sign * found.best.value
-    return Allocation(by, scale, result.value, result.energy, found.best.value, better, found_factors)
 
 
 def _identity(folder: Path) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.recipe import Recipe
+from onespike.runs.schema import RunRecord
 from onespike.runtime.atomic import atomic_directory, sha256, write_atomically
 from onespike.runtime.devices import state_of
 from onespike.runtime.validated import parse, sealed, understood, unsealed
@@ -29,57 +30,6 @@ EARLIER = {"center": "centre"}
 
 
 REMEDY = "Convert the network again."
-
-
-@dataclass(frozen=True)
-class _Network:
-    spec: str
-    weights: str
-    attention: str | None
-    weights_file: str
-    preprocessing: str = ""
-    published_top1: float | None = None
-    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    length: int | None = None
-
-
-@dataclass(frozen=True)
-class _Facts:
-    role: str
-    levels: tuple[int, ...]
-    largest: float
-    shape: tuple[int, ...]
-    calls: float
-    macs: float
-    rounding: str | None = None
-
-
-@dataclass(frozen=True)
-class _Provenance:
-    samples: int
-    observer: str = ""
-    passes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Data:
-    source: str
-    names: tuple[str, ...]
-    sha256: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Record:
-    """The schema of a run's record."""
-
-    network: _Network
-    recipe: Recipe
-    sites: dict[str, _Facts]
-    uncovered: tuple[tuple[str, str, float], ...]
-    folds: dict[str, str]
-    provenance: _Provenance
-    data: _Data
-    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -188,7 +138,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise LoadError(
             f"{folder}: the run has version {version!r}, and this onespike reads {VERSION}. {REMEDY}"
         )
-    return unsealed(_Record, text, file, REMEDY)
+    return unsealed(RunRecord, text, file, REMEDY)
 
 
 def _relative(file: Path, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """λ by Bayesian optimization: ask a sampler, measure, tell. It knows numbers and no networks."""
 
 from onespike.search.pareto import front
+from onespike.search.study import Trial
 from onespike.search.trials import (
     LOWEST,
     SAMPLERS,
@@ -9,7 +10,6 @@ from onespike.search.trials import (
     Objective,
     Report,
     Search,
-    Trial,
     grid,
     search,
 )

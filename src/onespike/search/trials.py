@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +13,18 @@ from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.validated import understood
 from onespike.search.pareto import front
 from onespike.search.shared import Leases, Turn, connected
+from onespike.search.study import (
+    Trial,
+    alive_trials,
+    finished,
+    open_study,
+    plan,
+    read_trial,
+    sampler_of,
+    scale_of,
+    seal,
+    started_before,
+)
 
 SAMPLERS = ("gp", "tpe", "grid")
 LOWEST = 0.01
@@ -41,17 +51,6 @@ Objective = Callable[[float, Hopeless], Measurement]
 """objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and give up."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One λ that was tried; `value` is None where it was given up early."""
-
-    number: int
-    scale: float
-    value: float | None
-    energy: float | None
-    seconds: float
-
-
 Report = Callable[[Trial, int, int], None]
 
 
@@ -76,16 +75,6 @@ class Search:
         return tuple(known[place] for place in front(points, self.maximize))
 
 
-def _sampler(name: str, seed: int) -> Any:
-    from optuna.samplers import GPSampler, RandomSampler, TPESampler
-
-    if name == "gp":
-        return GPSampler(seed=seed, n_startup_trials=6, deterministic_objective=True)
-    if name == "tpe":
-        return TPESampler(seed=seed, n_startup_trials=6)
-    return RandomSampler(seed=seed)
-
-
 def grid(count: int) -> list[float]:
     """`count` values of λ from 1 down, each the same factor below the one before.
 
@@ -93,37 +82,6 @@ def grid(count: int) -> list[float]:
     [1.0, 0.1, 0.01]
     """
     return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
-
-
-def _open(
-    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximize: bool, sampler: Any
-) -> Any:
-    import optuna
-
-    try:
-        study = optuna.create_study(
-            storage=backend,
-            study_name=name,
-            direction="maximize" if maximize else "minimize",
-            sampler=sampler,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
-            load_if_exists=resume,
-        )
-    except optuna.exceptions.DuplicatedStudyError as error:
-        raise UsageError(
-            f"search: the study {name!r} has trials already. Continue it with --resume, or name another --storage."
-        ) from error
-    text = json.dumps(dict(identity), sort_keys=True)
-    known = study.user_attrs.get("identity")
-    if known is None:
-        study.set_user_attr("identity", text)
-    elif known != text:
-        differing = [k for k, v in json.loads(known).items() if identity.get(k) != v]
-        raise UsageError(
-            f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
-            "Give the same run and options again, or name another --storage."
-        )
-    return study
 
 
 def search(
@@ -178,10 +136,10 @@ def search(
         with turn:
             backend = stack.enter_context(connected(storage))
             with understood(f"search: the study {name}", DAMAGED):
-                study = _open(backend, name, identity or {}, resume, maximize, _sampler(sampler, seed))
-                _finished(study)
+                study = open_study(backend, name, identity or {}, resume, maximize, sampler_of(sampler, seed))
+                finished(study)
         _run(study, objective, trials, wanted, budget, turn, Leases(backend, study), report)
-        found = _finished(study)
+        found = finished(study)
     measured = [t for t in found if t.value is not None and t.value == t.value]
     if budget is not None:
         measured = _within(measured, budget)
@@ -219,22 +177,22 @@ def _run(
     while True:
         with turn:
             leases.take_over()
-            _plan(study, wanted)
+            plan(study, wanted)
             trial = None
-            if len(_alive_trials(study)) < trials:
+            if len(alive_trials(study)) < trials:
                 # A sampler that has nothing to learn from (all values alike) asks for one λ again and again.
-                study.sampler = _sampler("random", len(study.trials)) if repeated else own
+                study.sampler = sampler_of("random", len(study.trials)) if repeated else own
                 trial = study.ask()
                 leases.take(trial.number)
                 trial.suggest_float("scale", LOWEST, 1.0, log=True)
         if trial is None:
-            if len(_finished(study)) >= trials:
+            if len(finished(study)) >= trials:
                 return
             time.sleep(WAIT)  # other processes measure the last trials: they finish, or their leases end
             continue
         scale = trial.params["scale"]
-        earlier = _started_before(study, trial)
-        repeated = scale in map(_scale, earlier)
+        earlier = started_before(study, trial)
+        repeated = scale in map(scale_of, earlier)
         if len(earlier) >= trials or repeated:
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)  # another process has this one
             continue
@@ -250,15 +208,7 @@ def _run(
             raise
         if frozen.state != TrialState.COMPLETE:
             continue
-        report(_trial(frozen), len(_finished(study)), trials)
-
-
-def _plan(study: Any, wanted: Iterable[float]) -> None:
-    """Queue the fixed values that are neither measured nor planned; one whose trial failed is tried again."""
-    known = {_scale(trial) for trial in _alive_trials(study, waiting=True)}
-    for scale in wanted:
-        if scale not in known:
-            study.enqueue_trial({"scale": scale})
+        report(read_trial(frozen), len(finished(study)), trials)
 
 
 def _measure(study: Any, trial: Any, scale: float, objective: Objective, budget: float | None) -> Any:
@@ -281,58 +231,6 @@ def _measure(study: Any, trial: Any, scale: float, objective: Objective, budget:
         trial.set_user_attr("energy", measured.energy)
         if budget is not None:
             trial.set_constraint("budget", measured.energy - budget)
-    trial.set_user_attr("sha256", _seal(scale, measured.value, measured.finished, measured.energy))
+    trial.set_user_attr("sha256", seal(scale, measured.value, measured.finished, measured.energy))
     # Told as complete also where it was given up: the GP overlooks pruned trials and would ask for them again.
     return study.tell(trial, measured.value, skip_if_finished=True)
-
-
-def _started_before(study: Any, trial: Any) -> list[Any]:
-    """Trials that other processes began before this one and that are running or finished."""
-    mine = (trial.datetime_start, trial.number)
-    return [t for t in _alive_trials(study) if (t.datetime_start, t.number) < mine]
-
-
-def _alive_trials(study: Any, waiting: bool = False) -> list[Any]:
-    """Trials that are running or finished, and by choice those that are planned."""
-    from optuna.trial import TrialState
-
-    planned = (TrialState.WAITING,) if waiting else ()
-    found: list[Any] = study.get_trials(
-        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, *planned)
-    )
-    return found
-
-
-def _scale(frozen: Any) -> float | None:
-    """λ of a trial, also of a planned one that has not read it yet."""
-    planned = frozen.system_attrs.get("fixed_params", {}).get("scale")
-    scale: float | None = frozen.params.get("scale", planned)
-    return scale
-
-
-def _seal(*found: float | None) -> str:
-    """The SHA-256 of what a trial found: a database checks its own structure, and not the numbers in it."""
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
-
-
-def _trial(frozen: Any) -> Trial:
-    attributes = frozen.user_attrs
-    found = frozen.params["scale"], frozen.value, attributes.get("finished"), attributes.get("energy")
-    if attributes.get("sha256") != _seal(*found):
-        raise LoadError(
-            f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
-            "Remove the study to search anew, or name another --storage."
-        )
-    return Trial(
-        frozen.number,
-        frozen.params["scale"],
-        frozen.value if attributes.get("finished") else None,
-        attributes.get("energy"),
-        attributes.get("seconds", 0.0),
-    )
-
-
-def _finished(study: Any) -> list[Trial]:
-    from optuna.trial import TrialState
-
-    return [_trial(t) for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]

@@ -1,5 +1,6 @@
 """Tasks: how inputs are read, what a network's output means, and how both networks are scored."""
 
+from onespike.tasks.accuracy import Accuracy as Accuracy
 from onespike.tasks.base import TASKS as TASKS
 from onespike.tasks.base import Headline as Headline
 from onespike.tasks.base import Meaning as Meaning
@@ -14,7 +15,6 @@ from onespike.tasks.base import compared as compared
 from onespike.tasks.base import task as task
 from onespike.tasks.base import task_of as task_of
 from onespike.tasks.class_folders import match_classes as match_classes
-from onespike.tasks.classification import Accuracy as Accuracy
 from onespike.tasks.classification import Classification as Classification
 from onespike.tasks.coco import SCENES as SCENES
 from onespike.tasks.coco import Coco as Coco
@@ -24,7 +24,6 @@ from onespike.tasks.coco import list_coco as list_coco
 from onespike.tasks.coco import matched as matched
 from onespike.tasks.coco import read_coco as read_coco
 from onespike.tasks.coco import unlabeled as unlabeled
-from onespike.tasks.detection import AveragePrecision as AveragePrecision
 from onespike.tasks.detection import Detection as Detection
 from onespike.tasks.embedding import Embedding as Embedding
 from onespike.tasks.images import Item as Item
@@ -37,3 +36,4 @@ from onespike.tasks.inferred import Inferred as Inferred
 from onespike.tasks.inferred import Numbers as Numbers
 from onespike.tasks.inferred import infer as infer
 from onespike.tasks.language import Language as Language
+from onespike.tasks.precision import AveragePrecision as AveragePrecision

@@ -1,0 +1,123 @@
+"""An optuna study: opened, read and sealed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onespike.errors import LoadError, UsageError
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One λ that was tried; `value` is None where it was given up early."""
+
+    number: int
+    scale: float
+    value: float | None
+    energy: float | None
+    seconds: float
+
+
+def sampler_of(name: str, seed: int) -> Any:
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+
+    if name == "gp":
+        return GPSampler(seed=seed, n_startup_trials=6, deterministic_objective=True)
+    if name == "tpe":
+        return TPESampler(seed=seed, n_startup_trials=6)
+    return RandomSampler(seed=seed)
+
+
+def open_study(
+    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximize: bool, sampler: Any
+) -> Any:
+    import optuna
+
+    try:
+        study = optuna.create_study(
+            storage=backend,
+            study_name=name,
+            direction="maximize" if maximize else "minimize",
+            sampler=sampler,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+            load_if_exists=resume,
+        )
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise UsageError(
+            f"search: the study {name!r} has trials already. Continue it with --resume, or name another --storage."
+        ) from error
+    text = json.dumps(dict(identity), sort_keys=True)
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", text)
+    elif known != text:
+        differing = [k for k, v in json.loads(known).items() if identity.get(k) != v]
+        raise UsageError(
+            f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
+            "Give the same run and options again, or name another --storage."
+        )
+    return study
+
+
+def plan(study: Any, wanted: Iterable[float]) -> None:
+    """Queue the fixed values that are neither measured nor planned; one whose trial failed is tried again."""
+    known = {scale_of(trial) for trial in alive_trials(study, waiting=True)}
+    for scale in wanted:
+        if scale not in known:
+            study.enqueue_trial({"scale": scale})
+
+
+def started_before(study: Any, trial: Any) -> list[Any]:
+    """Trials that other processes began before this one and that are running or finished."""
+    mine = (trial.datetime_start, trial.number)
+    return [t for t in alive_trials(study) if (t.datetime_start, t.number) < mine]
+
+
+def alive_trials(study: Any, waiting: bool = False) -> list[Any]:
+    """Trials that are running or finished, and by choice those that are planned."""
+    from optuna.trial import TrialState
+
+    planned = (TrialState.WAITING,) if waiting else ()
+    found: list[Any] = study.get_trials(
+        deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE, *planned)
+    )
+    return found
+
+
+def scale_of(frozen: Any) -> float | None:
+    """λ of a trial, also of a planned one that has not read it yet."""
+    planned = frozen.system_attrs.get("fixed_params", {}).get("scale")
+    scale: float | None = frozen.params.get("scale", planned)
+    return scale
+
+
+def seal(*found: float | None) -> str:
+    """The SHA-256 of what a trial found: a database checks its own structure, and not the numbers in it."""
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def read_trial(frozen: Any) -> Trial:
+    attributes = frozen.user_attrs
+    found = frozen.params["scale"], frozen.value, attributes.get("finished"), attributes.get("energy")
+    if attributes.get("sha256") != seal(*found):
+        raise LoadError(
+            f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
+            "Remove the study to search anew, or name another --storage."
+        )
+    return Trial(
+        frozen.number,
+        frozen.params["scale"],
+        frozen.value if attributes.get("finished") else None,
+        attributes.get("energy"),
+        attributes.get("seconds", 0.0),
+    )
+
+
+def finished(study: Any) -> list[Trial]:
+    from optuna.trial import TrialState
+
+    return [read_trial(t) for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
