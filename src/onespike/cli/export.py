@@ -50,7 +50,7 @@ def export(
 
     done = export_run(run, format, out, data=verify, limit=limit, integer=integer, batch_size=batch_size)
     shown(done)
-    return "list", "formats"
+    return ("benchmark", run, "--data", verify) if verify else ("list", "formats")
 
 
 def shown(done: Exported) -> None:

@@ -60,7 +60,7 @@ def tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
-def _as(output: Any, found: Sequence[Tensor]) -> Any:
+def in_form_of(output: Any, found: Sequence[Tensor]) -> Any:
     """Other tensors in an output's form."""
     leaves, spec = tree_flatten(output)
     rest = iter(found)
@@ -124,7 +124,7 @@ class Comparison:
             if before.is_floating_point() and before.numel():
                 self.output_difference = max(self.output_difference, float((before - after).abs().max()))
                 self.output_largest = max(self.output_largest, float(before.abs().max()))
-        other = differences(output, _as(output, actual.outputs))
+        other = differences(output, in_form_of(output, actual.outputs))
         self.answers_differ += int((other.reshape(len(other), -1).sum(1) > 0).sum())
         self.inputs += len(other)
 

@@ -1,0 +1,154 @@
+"""Every form of a run's network on the same inputs: how right, how fast, how large."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
+from onespike.deploy.exports.comparison import in_form_of
+from onespike.deploy.integer import optimize
+from onespike.errors import OnespikeError, UsageError, unknown
+from onespike.passes import no_progress
+from onespike.passes.base import Progress
+from onespike.runs.evaluating import metric_for
+from onespike.runs.export_run import facts_of
+from onespike.runs.pair import NetworkPair
+from onespike.runtime.batches import call, count
+from onespike.runtime.devices import state_of
+from onespike.runtime.forward import evaluating
+from onespike.tasks import Items, task_of
+
+HERE = ("original", "eager", "compiled", "integer")
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One form.
+
+    Attributes:
+        form: its name.
+        title: of the score.
+        score: the task's headline of this form; None where it was refused.
+        milliseconds: best time of one batch, all forms in turn.
+        bytes: of its file, or of its weights in memory.
+        refused: why there is no such form.
+    """
+
+    form: str
+    title: str = ""
+    score: float | None = None
+    milliseconds: float | None = None
+    bytes: int | None = None
+    refused: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Form:
+    """A form that runs: a batch → an output, and its size."""
+
+    name: str
+    run: Callable[[Any], Any]
+    bytes: int
+    best: float = float("inf")
+
+
+def form_names() -> tuple[str, ...]:
+    """All forms: those that run here, and each format that gives the network's answers."""
+    exported = (
+        name + ("-integer" if integer and len(known.forms) > 1 else "")
+        for name, known in FORMATS.items()
+        for integer in known.forms
+        if name not in ("integers", "nir")
+    )
+    return (*HERE, *exported)
+
+
+def benchmark_pair(
+    pair: NetworkPair,
+    items: Items,
+    *,
+    forms: Sequence[str] | None = None,
+    batch_size: int = 8,
+    progress: Progress = no_progress,
+) -> list[Row]:
+    """Score, time and size of every form on the same inputs; a form that cannot be is listed with the reason."""
+    chosen = list(form_names() if forms is None else forms)
+    for name in chosen:
+        if name not in form_names():
+            raise unknown("form", name, form_names())
+    items = pair.loaded.task.named(items, pair.loaded)
+    batches = list(pair.loaded.batches(items, batch_size))
+    if count(batches[0][0]) < 2:
+        raise UsageError("benchmark: at least two inputs are needed. Give a larger --limit or --batch-size.")
+    rows: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for network in (pair.ann, pair.snn):
+            stack.enter_context(evaluating(network))
+        made: list[Form] = []
+        for name in progress("preparing", len(chosen))(chosen):
+            try:
+                made.append(_form(name, pair, batches[0][0], Path(folder)))
+                made[-1].run(batches[0][0])
+            except OnespikeError as error:
+                rows[name] = Row(name, refused=str(error))
+                made = [form for form in made if form.name != name]
+        metrics = {form.name: metric_for(pair, items) for form in made}
+        for inputs, labels in progress("scoring", len(batches))(batches):
+            expected = call(pair.ann, inputs)
+            for form in made:
+                metrics[form.name].update(expected, form.run(inputs), labels)
+        for _ in range(ROUNDS):
+            for form in made:
+                started = time.perf_counter()
+                form.run(batches[0][0])
+                form.best = min(form.best, 1000 * (time.perf_counter() - started))
+        for form in made:
+            found = metrics[form.name].compute()
+            headline = task_of(found).headline(found)
+            rows[form.name] = Row(form.name, headline.title, headline.spiking, form.best, form.bytes)
+    return [rows[name] for name in chosen]
+
+
+def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
+    if name in HERE:
+        network: Any = {
+            "original": lambda: pair.ann,
+            "eager": lambda: pair.snn,
+            "compiled": lambda: torch.compile(pair.snn),
+            "integer": lambda: optimize(pair.snn).eval(),
+        }[name]()
+        return Form(name, lambda inputs: call(network, inputs), _bytes(network))
+    format_name, _, integer = name.partition("-")
+    known, form = prepare(format_name, bool(integer) if len(FORMATS[format_name].forms) > 1 else None)
+    network = optimize(pair.snn, integer_units=True) if form else pair.snn
+    file = folder / f"{name}{known.suffix}"
+    with torch.inference_mode(False), torch.no_grad():
+        foreign = known.write(Request(pair.snn, network, [batch], form, facts_of(pair)), file)
+    like = call(pair.snn, batch)
+    return Form(name, lambda inputs: in_form_of(like, foreign.run(inputs)), size_of(file))
+
+
+def _bytes(network: nn.Module) -> int:
+    return sum(_sizes(network))
+
+
+def _sizes(network: nn.Module) -> Iterator[int]:
+    """Of each tensor once, as far as it is stored."""
+    seen: set[int] = set()
+    for tensor in state_of(network).values():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            yield tensor.numel() * tensor.element_size()

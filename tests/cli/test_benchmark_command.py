@@ -1,0 +1,28 @@
+"""`onespike benchmark`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command_line import TEST, Command
+
+
+def test_forms_in_one_table(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    words = ("benchmark", vit_run, "--data", TEST, "--limit", 4, "--batch-size", 2)
+    done = cli(*words, "--forms", "original,eager,integer,pt2", "--json", out)
+    assert done.code == 0, done.err
+    rows = {row["form"]: row for row in json.loads(out.read_text())}
+    assert list(rows) == ["original", "eager", "integer", "pt2"]
+    assert all(row["milliseconds"] > 0 and row["bytes"] > 1e6 and not row["refused"] for row in rows.values())
+    assert rows["pt2"]["score"] == rows["eager"]["score"]  # the same bits
+    assert rows["integer"]["bytes"] > 0 and "form" in done.out
+
+
+def test_refusals(cli: Command, vit_run: Path) -> None:
+    words = ("benchmark", vit_run, "--data", TEST, "--limit")
+    assert cli(*words, 4, "--forms", "onyx").message().startswith("unknown form 'onyx'. Did you mean 'onnx'?")
+    assert cli(*words, 1).message() == (
+        "benchmark: at least two inputs are needed. Give a larger --limit or --batch-size."
+    )
