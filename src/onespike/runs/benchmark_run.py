@@ -124,12 +124,13 @@ def benchmark_pair(
 
 def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
     if name in HERE:
-        network: Any = {
+        makers: dict[str, Callable[[], Any]] = {
             "original": lambda: pair.ann,
             "eager": lambda: pair.snn,
             "compiled": lambda: torch.compile(pair.snn),
             "integer": lambda: optimize(pair.snn).eval(),
-        }[name]()
+        }
+        network = makers[name]()
         return Form(name, lambda inputs: call(network, inputs), _bytes(network))
     format_name, _, integer = name.partition("-")
     known, form = prepare(format_name, bool(integer) if len(FORMATS[format_name].forms) > 1 else None)
