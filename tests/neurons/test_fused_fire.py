@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from contract.neuron_contract import DTYPES, bits, inputs
 from onespike.kernels import build as native
-from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire, bounds, fire_exponential, mixed_levels
+from onespike.neurons import (
+    NEURONS,
+    AffineFire,
+    Neuron,
+    Scale,
+    ScaleFire,
+    bounds,
+    fire_exponential,
+    mixed_levels,
+)
 
 LEVELS = {
     "mixed:8": mixed_levels(8),
@@ -144,11 +155,58 @@ def test_any_strides_come_out_as_the_plain_form_leaves_them() -> None:
 
 
 @needs_kernels
-def test_steps_that_the_kernel_does_not_know_go_the_plain_way() -> None:
+def test_constants_around_spikes_and_steps_along_any_axes() -> None:
+    """Steps by head and channel, centers, offsets and gains, in every order of memory."""
+    random = torch.Generator().manual_seed(7)
+    qkv = torch.randn(2, 5, 3, 4, 16, generator=random)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [batch, heads, rows, inner]
+    head, wide = torch.rand(4, 1, 1, generator=random) + 0.1, torch.rand(4, 1, 16, generator=random) + 0.1
+    row = 2.0 ** torch.randint(-3, 3, (5, 1), generator=random)
+    off = torch.where(wide > 0.6, 0.0, wide)
+    cells = [
+        ScaleFire(head, 0.3, levels=LEVELS["mixed:8"], scale=Scale(0.3)),
+        ScaleFire(wide, off, levels=LEVELS["table"], rounding="nearest"),
+        AffineFire(0.5, 0.25, levels=(1, 2, 3), center=torch.tensor(0.3)),
+        AffineFire(wide, head, levels=LEVELS["mixed:8"], center=wide - 0.5, gain=row, scale=Scale(0.7)),
+        AffineFire(head, head, levels=(1, 2), center=wide - 0.5, offset=head, gain=row),
+    ]
+    keys = AffineFire(head, 0.0, levels=(1, 2, 5), gain=row.mT, center=wide.mT - 0.4)
+    views = [(cell, x) for cell in cells for x in (q, k, v, v.contiguous(), q.double(), q[:, :, :, :].half())]
+    views += [(keys, k.transpose(-2, -1))]
+    for cell, x in views:
+        for decoded in (True, False):
+            for _ in range(2):  # the second time by the plan of the first
+                fused, expected = cell.fused(x, decoded=decoded), plain(cell, x, decoded=decoded)
+                assert fused is not None and torch.equal(fused, expected)
+                assert (
+                    same(fused, expected) or not decoded
+                )  # a table's counts are contiguous in the plain form
+
+
+@needs_kernels
+def test_plans_follow_the_tensors_that_they_point_to() -> None:
+    x = inputs()[:12].reshape(2, 6)
+    cell = AffineFire(torch.rand(6) + 0.1, 0.2, levels=(1, 2, 3), scale=Scale(0.5))
+    twin = copy.deepcopy(cell)
+    for change in (
+        lambda: cell.scale.set_(0.25),
+        lambda: cell.positive.mul_(2),
+        lambda: setattr(cell, "negative", torch.tensor(0.7)),
+        cell.share_memory,
+        lambda: cell.load_state_dict(twin.state_dict()),
+    ):
+        cell(x)
+        change()
+        assert same(cell(x), plain(cell, x, decoded=True))
+    assert twin._plans == {} and pickle.loads(pickle.dumps(cell))._plans == {}
+
+
+@needs_kernels
+def test_what_the_kernel_does_not_know_goes_the_plain_way() -> None:
     x = inputs()[:12].reshape(2, 2, 3)
-    wide = ScaleFire(torch.arange(1.0, 7.0).view(2, 3), 0.4, levels=(1, 2))
-    assert wide.fused(x, decoded=True) is None
-    assert torch.equal(wide(x), plain(wide, x, decoded=True))
+    gains = AffineFire(0.5, levels=(1, 2), gain=torch.tensor([1.0, 2.0, 0.5]))  # they differ within a row
+    assert gains.fused(x, decoded=True) is None
+    assert torch.equal(gains(x), plain(gains, x, decoded=True))
     spread = ScaleFire(
         torch.arange(1.0, 5.0).view(4, 1), levels=(1, 2)
     )  # broadcasts the input to its own shape

@@ -14,6 +14,7 @@ from onespike.kernels.histogram import PART as PART
 from onespike.kernels.histogram import count_ as count_
 from onespike.kernels.histogram import in_memory_order as in_memory_order
 from onespike.kernels.histogram import moments as moments
+from onespike.kernels.layout import Constants as Constants
 from onespike.kernels.level_form import Form as Form
 from onespike.kernels.level_form import closed_form as closed_form
 from onespike.kernels.level_form import table_form as table_form

@@ -97,10 +97,7 @@ def _load() -> ctypes.CDLL:
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions; an AttributeError if it lacks one."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    loaded.onespike_fire.argtypes = (
-        pointer, pointer, number, number, number, number, number, pointer, pointer, ctypes.c_float, ctypes.c_float,
-        pointer, ctypes.c_int32, ctypes.c_int32,
-    )  # fmt: skip
+    loaded.onespike_fire.argtypes = (pointer, pointer, pointer, ctypes.c_int32, ctypes.c_int32)
     loaded.onespike_fire.restype = ctypes.c_int32
     loaded.onespike_count.argtypes = (
         pointer, number, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, pointer,

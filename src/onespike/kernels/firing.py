@@ -7,8 +7,6 @@ where gradients are wanted, it has them.
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from onespike.kernels import build
-from onespike.kernels.level_form import Form, form_of, in_memory
+from onespike.kernels.layout import HUGE, PLANS, Constants, Plan, limits, plan
+from onespike.kernels.level_form import Form, form_of
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
-SHORT = 16
-"""Elements below which a piece is copied first."""
-HUGE = torch.finfo(torch.float32).max
 OFF = torch.zeros(())
 
 
@@ -48,56 +44,44 @@ def may_be_opaque(*operands: Tensor | None) -> bool:
     )
 
 
-def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:
-    """What magnitudes are held below: steps that have dimensions, and a side that is off, hold infinity down."""
-    up, down = (math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative))
-    return up, down
-
-
-def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
-    """(channels, inner, steps of each): element i of memory has channel (i // inner) % channels; None if it has not."""
-    if sides[0].dim() == sides[1].dim() == 0:
-        return 1, 1, sides
-    wide = next((side for side in sides if side.numel() > 1), None)
-    if any(side.dim() > x.dim() for side in sides):
-        return None
-    if wide is None:
-        return 1, 1, sides
-    axis = next(d for d in range(-1, -wide.dim() - 1, -1) if wide.shape[d] > 1)
-    if wide.shape[axis] != wide.numel() or wide.numel() != x.shape[axis]:
-        return None
-    if any(side.numel() > 1 and side.shape[-axis:] != wide.shape[-axis:] for side in sides):
-        return None
-    flat = tuple(side.reshape(-1).expand(wide.numel()).contiguous() for side in sides)
-    return wide.numel(), x.stride(axis), (flat[0], flat[1])
-
-
 def fire(
     x: Tensor,
-    positive: Tensor | None,
-    negative: Tensor | None,
+    constants: Constants,
     form: Callable[[], Form | None],
+    plans: dict[Any, Plan | None],
     *,
     decoded: bool,
 ) -> Tensor | None:
-    """Signed counts in float32, or with `decoded` steps times counts in x's type; None where the plain form must run.
+    """Signed counts in float32, or with `decoded` their values in x's type; None where the plain form must run.
 
     Args:
         x: activations, of any type and strides.
-        positive: the step of the positive side, which is its threshold too; None if it is off.
-        negative: likewise.
+        constants: steps, and what stands around the spikes.
         form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
+        plans: what is remembered of this neuron's shapes.
         decoded: values instead of counts.
     """
     if torch.compiler.is_compiling():
-        return _compiled(x, positive, negative, form, decoded)
-    backend = None if plain_is_needed(x, positive, negative) else _backend(x.device.type)
-    how = None if backend is None else form()
-    if backend is None or how is None:
+        return _around(x, constants, decoded, lambda y, up, down: _compiled(y, up, down, form, decoded))
+    if plain_is_needed(x, constants.positive, constants.negative):
         return None
-    off = OFF if x.device.type == "cpu" else OFF.to(x.device)
-    steps = (off if positive is None else positive, off if negative is None else negative)
-    return backend(x, steps, limits(positive, negative), how, decoded)
+    backend = _backend(x.device.type)
+    how = None if backend is None else form()
+    return None if backend is None or how is None else backend(x, constants, how, plans, decoded)
+
+
+def _around(
+    x: Tensor, constants: Constants, decoded: bool, fire: Callable[[Tensor, Any, Any], Tensor | None]
+) -> Tensor | None:
+    """What stands around the spikes, in torch's operations."""
+    _, _, _, center, offset, gain = constants
+    y = x if center is None else x.float() - center
+    y = y if gain is None else y / gain
+    values = fire(y, *constants.steps)
+    if values is None or not decoded:
+        return values
+    values = values if gain is None else values * gain
+    return (values if offset is None else values + offset).to(x.dtype)
 
 
 def _compiled(
@@ -123,9 +107,8 @@ def _fire_operator(
     x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
 ) -> Tensor:
     """`fire` where a compiler follows."""
-    steps = (OFF if positive is None else positive, OFF if negative is None else negative)
     # held below infinity, which fires the same count: a step that has vanished is then one that is off
-    out = _native(x, steps, (HUGE, HUGE), form_of(form), decoded)
+    out = _native(x, Constants(positive, negative), form_of(form), {}, decoded, (HUGE, HUGE))
     if out is None:
         raise RuntimeError("onespike::fire: the kernels are gone. Compile the network again.")
     return out
@@ -138,9 +121,6 @@ def _(
     return torch.empty_like(x, dtype=x.dtype if decoded else torch.float32)
 
 
-Steps = tuple[Tensor, Tensor]
-
-
 def _backend(device: str) -> Callable[..., Tensor | None] | None:
     """What fires on this kind of device; None where nothing but torch can."""
     if device == "cpu":
@@ -148,51 +128,62 @@ def _backend(device: str) -> Callable[..., Tensor | None] | None:
     return _triton if device == "cuda" and _gpu() is not None else None
 
 
-def _native(x: Tensor, steps: Steps, most: tuple[float, float], form: Form, decoded: bool) -> Tensor | None:
-    source = x.float()
+def _native(
+    x: Tensor,
+    constants: Constants,
+    form: Form,
+    plans: dict[Any, Plan | None],
+    decoded: bool,
+    most: tuple[float, float] | None = None,
+) -> Tensor | None:
+    source = x if x.dtype is torch.float32 else x.float()
     out = torch.empty_like(source)
-    channels, inner, (up, down) = _channels(out, steps) or (0, 0, steps)
+    shape = source.shape, source.stride()
+    way = plans.get(shape)
+    if way is None or not way.holds(constants, form):
+        way = plan(source, out, constants, form, most or limits(constants.positive, constants.negative))
+        if way is None:
+            return None
+        if len(plans) >= PLANS:
+            plans.clear()
+        plans[shape] = way
     kernels: Any = build.library()
-    if kernels is None or not channels:
-        return None
-    run, apart = 0, 0
-    if source.stride() != out.stride():
-        run, apart = rows(source, out) if channels == 1 else (0, 0)
-        source = source if run else out.copy_(source)  # dense, in the order of memory
+    if way.copied:
+        source = out.copy_(source)  # dense, in the order of memory
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
-    refused = kernels.onespike_fire(
-        source.data_ptr(), out.data_ptr(), out.numel(), run, apart, channels, inner, up.data_ptr(), down.data_ptr(),
-        *most, ctypes.addressof(in_memory(form)), decoded, threads,
-    )  # fmt: skip
-    if refused:
+    if kernels.onespike_fire(way.address, source.data_ptr(), out.data_ptr(), decoded, threads):
         return None
-    return out.to(x.dtype) if decoded and x.dtype != torch.float32 else out
+    return out.to(x.dtype) if decoded and x.dtype is not torch.float32 else out
 
 
-def rows(source: Tensor, out: Tensor) -> tuple[int, int]:
-    """(elements, distance) of pieces of `source` that lie one behind the other in `out`; (0, 0) if it has no such.
-
-    >>> qkv = torch.empty(2, 5, 3, 32)
-    >>> rows(qkv[:, :, 1], torch.empty(2, 5, 32)), rows(qkv[..., 1], torch.empty(2, 5, 3))
-    ((32, 96), (0, 0))
-    """
-    axes = sorted((d for d in range(out.dim()) if out.shape[d] > 1), key=out.stride)
-    run, apart = 1, 0
-    for d in axes:
-        before, here = out.stride(d), source.stride(d)
-        if apart and here * run != apart * before:
-            return 0, 0
-        if not apart and here == before == run:
-            run *= out.shape[d]
-        elif not apart:
-            if here < 1 or before != run:
-                return 0, 0
-            apart = here
-    return (run, apart) if run >= SHORT and apart else (0, 0)
+def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
+    """(channels, inner, steps of each): element i of memory has channel (i // inner) % channels; None if it has not."""
+    if sides[0].dim() == sides[1].dim() == 0:
+        return 1, 1, sides
+    wide = next((side for side in sides if side.numel() > 1), None)
+    if any(side.dim() > x.dim() for side in sides):
+        return None
+    if wide is None:
+        return 1, 1, sides
+    axis = next(d for d in range(-1, -wide.dim() - 1, -1) if wide.shape[d] > 1)
+    if wide.shape[axis] != wide.numel() or wide.numel() != x.shape[axis]:
+        return None
+    if any(side.numel() > 1 and side.shape[-axis:] != wide.shape[-axis:] for side in sides):
+        return None
+    flat = tuple(side.reshape(-1).expand(wide.numel()).contiguous() for side in sides)
+    return wide.numel(), x.stride(axis), (flat[0], flat[1])
 
 
-def _triton(x: Tensor, steps: Steps, most: tuple[float, float], form: Form, decoded: bool) -> Tensor | None:
+def _triton(x: Tensor, constants: Constants, form: Form, plans: Any, decoded: bool) -> Tensor | None:
+    return _around(x, constants, decoded, lambda y, up, down: _launch(y, up, down, form, decoded))
+
+
+def _launch(
+    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: Form, decoded: bool
+) -> Tensor | None:
     out = torch.empty_like(x, dtype=torch.float32)
+    off, most = OFF.to(x.device), limits(positive, negative)
+    steps = (off if positive is None else positive, off if negative is None else negative)
     layout = _channels(out, steps)
     source = x if x.stride() == out.stride() else out.copy_(x)
     if layout is None or not _gpu().launch(source, out, layout, most, form, decoded):

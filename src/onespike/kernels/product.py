@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.kernels import build
-from onespike.kernels.firing import OFF, SMALL, limits, plain_is_needed
+from onespike.kernels.firing import OFF, SMALL, plain_is_needed
+from onespike.kernels.layout import limits
 from onespike.kernels.level_form import Form, in_memory
 
 COUNT = 2**15 - 1

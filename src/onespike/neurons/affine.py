@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onespike import kernels
 from onespike.errors import UsageError
 from onespike.neurons.base import Neuron, neuron
 from onespike.neurons.code import Code, row_gain
@@ -69,41 +70,66 @@ class AffineFire(ScaleFire):
         known = "center" in self._buffers
         self.shifts = known and bool((self.offset != 0).any())
         """Whether its value holds a constant part, which products of two activations pay for."""
-        self._constants = known and (self.shifts or bool((self.center != 0).any()))
+        self._centered = known and bool((self.center != 0).any())
+        self._gains = known and bool((self.gain != 1).any())
 
     @property
     def settles(self) -> bool:  # type: ignore[override]
         """Whether rows have steps by their own magnitude."""
         return self.typical is not None
 
+    def _gain(self, x: Tensor) -> Tensor:
+        """The gains that the rows of this input have."""
+        if self.typical is None:
+            return self.gain
+        return self.gain * row_gain(x.float() - self.center, self.typical)
+
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(x − center) / gain and the gain."""
-        centered, gain = x.float() - self.center, self.gain
-        if self.typical is not None:
-            gain = gain * row_gain(centered, self.typical)
-        return centered / gain, gain
+        gain = self._gain(x)
+        return (x.float() - self.center) / gain, gain
 
     def settled(self, x: Tensor) -> Neuron:
         """The same neuron with the gains that the rows of this input have."""
         if self.typical is None:
             return self
-        twin: Any = self._with({"gain": self._scaled(x.detach())[1]})
+        twin: Any = self._with({"gain": self._gain(x.detach())})
         twin._buffers["typical"] = None
+        twin._gains = True
         return twin  # type: ignore[no-any-return]
 
-    def counts(self, x: Tensor) -> Tensor:
+    def constants(self) -> kernels.Constants:
+        """Those of the neuron without constants, and what stands around its spikes, unless it has no effect."""
+        return (
+            super()
+            .constants()
+            ._replace(
+                center=self.center if self._centered else None,
+                offset=self.offset if self.shifts else None,
+                gain=self.gain if self._gains else None,
+            )
+        )
+
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """With the gains of this input."""
+        constants = self.constants()
+        if self.typical is not None:
+            constants = constants._replace(gain=self._gain(x))
+        return kernels.fire(x, constants, self.form, self._plans, decoded=decoded)
+
+    def plain_counts(self, x: Tensor) -> Tensor:
         """±G(|x − center|/(gain·step±) + ½)."""
-        return super().counts(self._scaled(x)[0])
+        return super().plain_counts(self._scaled(x)[0])
 
     def plain(self, x: Tensor) -> Tensor:
         """offset + gain·step±·counts."""
         scaled, gain = self._scaled(x)
-        return self.code()._replace(gain=gain, typical=None).decode(super().counts(scaled), x.dtype)
+        return self.code()._replace(gain=gain, typical=None).decode(super().plain_counts(scaled), x.dtype)
 
     def mirrored_counts(self, x: Tensor) -> Tensor:
         """Mirrored at the center."""
         y = (x.float() - self.center) / self.gain
-        return super().counts(y) - super().counts(-y)
+        return super().plain_counts(y) - super().plain_counts(-y)
 
     def code(self) -> Code:
         """offset + gain·step±·spikes; the offset is left out where it is 0."""
@@ -118,13 +144,7 @@ class AffineFire(ScaleFire):
 
     def row_steps(self) -> Tensor | None:
         """Without constants, a neuron whose steps are the gain times as large."""
-        step = None if self._constants or self.settles else super().row_steps()
+        step = None if self.shifts or self._centered or self.settles else super().row_steps()
         if step is None or self.gain.dim() > 3 or (self.gain.dim() and self.gain.shape[-1] > 1):
             return None
         return step * self.gain
-
-    def fast(self, x: Tensor) -> Tensor | None:
-        """The plain neuron's fast path, between the constants."""
-        scaled, gain = self._scaled(x)
-        values = super().fast(scaled)
-        return None if values is None else values.mul_(gain).add_(self.offset).to(x.dtype)

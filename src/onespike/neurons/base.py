@@ -124,10 +124,14 @@ class Neuron(Float32):
         self.levels = check_levels(levels)
         self.rounding = rounding
         self.scale = scale
+        self._plans: dict[Any, Any] = {}
         for side, given in (("positive", positive), ("negative", negative)):
             # Cloned, since a threshold shared with its observer would move with it.
             self.register_buffer(side, torch.as_tensor(given).detach().to(torch.float32, copy=True))
         self._settle_sides()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # they point to this neuron's own tensors
 
     def _settle_sides(self) -> None:
         """Fixes which sides are on, as Python truths, so that no traced code depends on data."""
@@ -236,9 +240,13 @@ class Neuron(Float32):
         fits = step.dim() == 0 or (step.dim() <= 3 and step.shape[-1] == 1)
         return step if self._on[0] and fits else None
 
+    def constants(self) -> kernels.Constants:
+        """What the kernels take of its code."""
+        return kernels.Constants(*self.active(self.thresholds()))
+
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
         """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
-        return kernels.fire(x, *self.active(self.thresholds()), self.form, decoded=decoded)
+        return kernels.fire(x, self.constants(), self.form, self._plans, decoded=decoded)
 
     def fast(self, x: Tensor) -> Tensor | None:
         """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""

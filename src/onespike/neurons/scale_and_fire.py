@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from onespike import kernels
 from onespike.errors import UsageError
-from onespike.kernels import Form
 from onespike.neurons.base import Neuron, neuron
 from onespike.neurons.fire_functions import fire_function, fused_form
 from onespike.neurons.signs import as_side, magnitude, with_sign
@@ -69,11 +69,18 @@ class ScaleFire(Neuron):
     def counts(self, x: Tensor) -> Tensor:
         """±G(|x|/step± + ½)."""
         fused = self.fused(x, decoded=False)
-        if fused is not None:
-            return fused
+        return self.plain_counts(x) if fused is None else fused
+
+    def plain_counts(self, x: Tensor) -> Tensor:
+        """The same in torch's operations."""
         up, down = self.active(self.thresholds())
         return with_sign(x, self._fire(magnitude(x, up, down) + 0.5), up, down)
 
-    def form(self) -> Form:
+    def constants(self) -> kernels.Constants:
+        """λ apart from θ: the kernels multiply."""
+        scale = None if self.scale is None else self.scale.value
+        return kernels.Constants(*self.active((self.positive, self.negative)), scale)
+
+    def form(self) -> kernels.Form:
         """G as the kernels take it."""
         return self._form

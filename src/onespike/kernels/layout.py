@@ -1,0 +1,160 @@
+"""How the C side walks through an activation and the constants that it meets: found once for a shape, then kept."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onespike.kernels.level_form import Form, in_memory
+
+SHORT = 16
+"""Elements below which a piece is copied first."""
+HUGE = torch.finfo(torch.float32).max
+DIMS = 6
+"""Axes that the C side knows, once those that lie one behind the other are one."""
+PLANS = 16
+"""Shapes that a neuron remembers."""
+
+
+class Constants(NamedTuple):
+    """What a neuron's spikes are worth: o = offset + gain·scale·step±·G((x − center)/gain). None for a part without effect.
+
+    Attributes:
+        positive: the step of the positive side, without the scale; None if it is off.
+        negative: likewise.
+        scale: a factor of both steps.
+        center: what is taken from the input.
+        offset: what the value starts from.
+        gain: a power of two for each row.
+    """
+
+    positive: Tensor | None
+    negative: Tensor | None
+    scale: Tensor | None = None
+    center: Tensor | None = None
+    offset: Tensor | None = None
+    gain: Tensor | None = None
+
+    @property
+    def steps(self) -> tuple[Tensor | None, Tensor | None]:
+        """Steps of both sides, with the scale."""
+        if self.scale is None:
+            return self.positive, self.negative
+        up, down = (None if s is None else self.scale * s for s in (self.positive, self.negative))
+        return up, down
+
+
+class _Axes(ctypes.Array[ctypes.c_int64]):
+    _type_, _length_ = ctypes.c_int64, DIMS
+
+
+class _Fire(ctypes.Structure):
+    """The C side's `Fire`."""
+
+    _fields_ = (
+        ("dims", ctypes.c_int64),
+        ("numel", ctypes.c_int64),
+        ("size", _Axes),
+        ("apart", _Axes),
+        ("scale", ctypes.c_void_p),
+        ("gain", ctypes.c_void_p),
+        ("by_row", _Axes),
+        ("constant", ctypes.c_void_p * 4),
+        ("by", _Axes * 4),
+        ("form", ctypes.c_void_p),
+        ("most_up", ctypes.c_float),
+        ("most_down", ctypes.c_float),
+    )
+
+
+class Plan(NamedTuple):
+    """One way through one shape. It holds what it points to."""
+
+    constants: Constants
+    places: tuple[int, ...]
+    form: Form
+    call: Any
+    address: int
+    copied: bool
+    """Whether the input is copied into the result first."""
+
+    def holds(self, constants: Constants, form: Form) -> bool:
+        """Whether it was made for these tensors, where they now lie."""
+        return (
+            all(mine is given for mine, given in zip(self.constants, constants, strict=True))
+            and self.places == addresses(constants)
+            and self.form is form
+        )
+
+
+def addresses(constants: Constants) -> tuple[int, ...]:
+    """Where the tensors lie."""
+    return tuple(0 if x is None else x.data_ptr() for x in constants)
+
+
+def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:
+    """What magnitudes are held below: steps that have dimensions, and a side that is off, hold infinity down."""
+    up, down = (math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative))
+    return up, down
+
+
+def plan(x: Tensor, out: Tensor, constants: Constants, form: Form, most: tuple[float, float]) -> Plan | None:
+    """The way through x, whose result is dense; None if a constant does not fit it, or gains differ within a run."""
+    up, down, scale, center, offset, gain = constants
+    try:
+        strides = [
+            (0,) * x.dim() if c is None else c.expand(x.shape).stride()
+            for c in (up, down, center, offset, gain)
+        ]
+    except RuntimeError:  # it broadcasts the input to its own shape
+        return None
+    order = sorted((d for d in range(x.dim()) if x.shape[d] != 1), key=out.stride, reverse=True)
+    sizes = [x.shape[d] for d in order]
+    axes = [[s[d] for d in order] for s in (x.stride(), *strides)]
+    sizes, axes = _joined(sizes, axes)
+    copied = x.stride() != out.stride() and (axes[0][-1] != 1 or sizes[-1] < SHORT)
+    if copied:
+        sizes, axes = _joined(
+            [x.shape[d] for d in order], [[s[d] for d in order] for s in (out.stride(), *strides)]
+        )
+    if len(sizes) > DIMS or axes[-1][-1]:
+        return None
+    tensors = (up, down, center, offset)
+    call = _Fire(
+        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), _address(scale), _address(gain), _Axes(*axes[5]),
+        (ctypes.c_void_p * 4)(*map(_address, tensors)), (_Axes * 4)(*(_Axes(*a) for a in axes[1:5])),
+        ctypes.addressof(in_memory(form)), *most,
+    )  # fmt: skip
+    call.held = in_memory(form)
+    return Plan(constants, addresses(constants), form, call, ctypes.addressof(call), copied)
+
+
+def _joined(sizes: list[int], axes: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Axes that every tensor goes through as one, joined; of a single number one axis.
+
+    >>> _joined([2, 3, 4], [[12, 4, 1], [0, 1, 0]])
+    ([2, 3, 4], [[12, 4, 1], [0, 1, 0]])
+    >>> _joined([2, 3, 4], [[12, 4, 1], [0, 0, 1]])
+    ([6, 4], [[4, 1], [0, 1]])
+    """
+    if not sizes:
+        return [1], [[1], *([0] for _ in axes[1:])]
+    kept, joined = [sizes[0]], [[a[0]] for a in axes]
+    for d in range(1, len(sizes)):
+        if all(a[d - 1] == a[d] * sizes[d] for a in axes):
+            kept[-1] *= sizes[d]
+            for a, to in zip(axes, joined, strict=True):
+                to[-1] = a[d]
+        else:
+            kept.append(sizes[d])
+            for a, to in zip(axes, joined, strict=True):
+                to.append(a[d])
+    return kept, joined
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
