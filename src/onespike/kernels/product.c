@@ -11,7 +11,6 @@
 #include "fire.h"
 #include "tile.h"
 
-#define DEPTH 192       /* groups that are multiplied at a time: so much of a panel stays in the nearest cache */
 #define CACHED 196608   /* bytes of counts of a block of rows */
 #define PIECE_OF_ROW 64 /* counts that are looked through for large ones together */
 #define NOT_A_NUMBER INT16_MIN
@@ -53,6 +52,7 @@ typedef struct {
     uint8_t *fired, *nan;
     int32_t *sums;
     Event *events;
+    int64_t *of_row; /* where the events of a row begin */
     int64_t found, room;
     int32_t short_of_memory;
 } Scratch;
@@ -162,11 +162,12 @@ static void fill(const Source *s, const int16_t *images, int64_t r, int32_t row,
     }
 }
 
-static void add_events(const Scratch *s, const uint8_t *panel, const Path *path) {
+/* What bytes could not hold of the rows of one tile. Events lie in the order of their rows. */
+static void add_events(const Scratch *s, int64_t first, int64_t rows, const uint8_t *panel, const Path *path) {
     const int columns = path->columns;
-    for (int64_t e = 0; e < s->found; e++) {
+    for (int64_t e = s->of_row[first]; e < s->of_row[first + rows]; e++) {
         const Event event = s->events[e];
-        int32_t *const sums = s->sums + (int64_t)event.row * columns;
+        int32_t *const sums = s->sums + (event.row - first) * columns;
         if (path->bytes == 2) {
             const int16_t *const w = (const int16_t *)panel + event.k / 2 * 2 * columns + event.k % 2;
             for (int c = 0; c < columns; c++) sums[c] += event.rest * w[2 * c];
@@ -179,6 +180,16 @@ static void add_events(const Scratch *s, const uint8_t *panel, const Path *path)
     }
 }
 
+#ifdef X86
+TARGET("avx512f")
+static void finish512(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out) {
+    for (int c = 0; c < 32; c += 16) {
+        const __m512 value = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums + c)), _mm512_loadu_ps(scale + c)), _mm512_set1_ps(gain));
+        _mm512_stream_ps(out + c, _mm512_add_ps(_mm512_add_ps(value, _mm512_loadu_ps(bias + c)), _mm512_set1_ps(nothing)));
+    }
+}
+#endif
+
 INLINE void finish(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out,
                    const int columns) {
 #pragma omp simd
@@ -189,15 +200,17 @@ static void block(const Product *p, const Source *source, const int16_t *images,
                   int64_t groups, Scratch *s) {
     const Path *const path = &PATH[p->path];
     const int columns = path->columns, high = path->rows;
-    const int64_t stride = 4 * groups, rest = rows % high, all = rest > high / 3 ? rows - rest + high : rows;
+    const int64_t stride = 4 * groups, all = (rows + high - 1) / high * high;
     const int32_t base = path->bytes == 2 ? 0 : p->low + (path->is_signed ? 128 : 0);
     s->found = 0;
     memset(s->nan, 0, rows);
     memset(s->fired + rows * stride, 0, (all - rows) * stride);
     for (int64_t r = 0; r < rows; r++) {
         memset(s->fired + (r + 1) * stride - 4, 0, 4); /* a last group may not be full */
+        s->of_row[r] = s->found;
         fill(source, images, first + r, (int32_t)r, s->fired + r * stride, path, p->low, s);
     }
+    s->of_row[rows] = s->found;
     for (int64_t start = 0; start < p->outputs; start += columns) {
         const int64_t here = p->outputs - start < columns ? p->outputs - start : columns;
         const uint8_t *const panel = p->weights + start * stride;
@@ -208,29 +221,34 @@ static void block(const Product *p, const Source *source, const int16_t *images,
             begin[c] = base * p->total[start + c];
             if (p->bias) bias[c] = p->bias[start + c];
         }
-        for (int64_t r = 0; r < all; r++) memcpy(s->sums + r * columns, begin, columns * sizeof *begin);
-        for (int64_t g = 0; g < groups; g += DEPTH) {
-            const int64_t depth = groups - g < DEPTH ? groups - g : DEPTH;
-            int64_t r = 0;
-            for (; r + high <= all; r += high)
-                path->tile(s->fired + r * stride + 4 * g, stride, panel + 4 * g * columns, depth, s->sums + r * columns);
-            for (; r < all; r++)
-                path->one(s->fired + r * stride + 4 * g, stride, panel + 4 * g * columns, depth, s->sums + r * columns);
-        }
-        if (s->found) add_events(s, panel, path);
-        for (int64_t r = 0; r < rows; r++) {
-            const float gain = source->gain ? source->gain[(first + r) % source->gains] : 1.0f;
-            float *const out = p->out + (first + r) * p->outputs + start;
-            float *const to = here == columns ? out : result;
-            if (p->bias && p->biases > 1)
-                memcpy(bias, p->bias + (first + r) % p->biases * p->outputs + start, here * sizeof *bias);
-            const float nothing = s->nan[r] ? NAN : 0.0f;
-            if (columns == 32) {
-                finish(s->sums + r * columns, scale, bias, gain, nothing, to, 32);
+        for (int64_t r = 0; r < rows; r += high) { /* sums of one tile stay in the nearest cache */
+            const int64_t m = rows - r < high ? rows - r : high;
+            for (int64_t i = 0; i < high; i++) memcpy(s->sums + i * columns, begin, columns * sizeof *begin);
+            const uint8_t *const counts = s->fired + r * stride;
+            if (m > high / 3) {
+                path->tile(counts, stride, panel, groups, s->sums);
             } else {
-                finish(s->sums + r * columns, scale, bias, gain, nothing, to, 16);
+                for (int64_t i = 0; i < m; i++)
+                    path->one(counts + i * stride, stride, panel, groups, s->sums + i * columns);
             }
-            if (to != out) memcpy(out, to, here * sizeof *out);
+            if (s->found) add_events(s, r, m, panel, path);
+            for (int64_t i = 0; i < m; i++) {
+                const int64_t row = first + r + i;
+                const float gain = source->gain ? source->gain[row % source->gains] : 1.0f;
+                float *const out = p->out + row * p->outputs + start;
+                float *const to = here == columns ? out : result;
+                if (p->bias && p->biases > 1)
+                    memcpy(bias, p->bias + row % p->biases * p->outputs + start, here * sizeof *bias);
+                const float nothing = s->nan[r + i] ? NAN : 0.0f;
+                if (columns == 32 && (uintptr_t)to % 64 == 0) {
+                    finish512(s->sums + i * columns, scale, bias, gain, nothing, to);
+                } else if (columns == 32) {
+                    finish(s->sums + i * columns, scale, bias, gain, nothing, to, 32);
+                } else {
+                    finish(s->sums + i * columns, scale, bias, gain, nothing, to, 16);
+                }
+                if (to != out) memcpy(out, to, here * sizeof *out);
+            }
         }
     }
 }
@@ -264,16 +282,17 @@ static int multiply(const Product *p, const Source *source, const int16_t *image
     const int64_t fit = CACHED / (4 * groups) > high ? CACHED / (4 * groups) : high;
     const int64_t parts = threads * ((share + fit - 1) / fit);
     const int64_t most = ((rows + parts - 1) / parts + high - 1) / high * high, blocks = (rows + most - 1) / most;
-    const size_t numbers = p->inputs * 6 + most * (path->columns * 4 + 4 * groups + 1);
+    const size_t numbers = p->inputs * 6 + high * path->columns * 4 + most * (4 * groups + 9) + 8;
     const size_t each = (numbers + 255) / 64 * 64;
     char *const memory = malloc(threads * each);
     int failed = !memory;
     if (failed) return 1;
 #pragma omp parallel num_threads(threads) reduction(| : failed) if (threads > 1)
     {
-        Scratch s = {.value = (float *)(memory + THREAD * each)};
-        s.sums = (int32_t *)(s.value + p->inputs);
-        s.fired = (uint8_t *)(s.sums + most * path->columns);
+        Scratch s = {.of_row = (int64_t *)(memory + THREAD * each)};
+        s.sums = (int32_t *)(s.of_row + most + 1);
+        s.value = (float *)(s.sums + high * path->columns);
+        s.fired = (uint8_t *)(s.value + p->inputs);
         s.counts = (int16_t *)(s.fired + most * 4 * groups);
         s.nan = (uint8_t *)(s.counts + p->inputs);
 #pragma omp for schedule(static)
