@@ -27,7 +27,7 @@ OFFSET = 2**13 - 1
 class _Operand(NamedTuple):
     """One operand's code: units and times by the axes kept, gain by position."""
 
-    times: Tensor
+    fires: kernels.Firing
     unit: Tensor
     gain: Tensor | None
     offset: Tensor | None
@@ -46,9 +46,16 @@ def _spread(x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _operand(
-    neuron: Neuron, times: tuple[Tensor, Tensor] | None, kept: tuple[int, ...], position: tuple[int, ...]
+    neuron: Neuron,
+    times: tuple[Tensor, Tensor] | None,
+    kept: tuple[int, ...],
+    position: tuple[int, ...],
+    depth: tuple[int, ...],
 ) -> _Operand | None:
-    """The code of an operand whose unit and offset may differ along `kept`; None if they differ along another axis."""
+    """The code of an operand whose unit may differ along `kept`, its center along `depth`, its gain by position.
+
+    None if they differ along another axis.
+    """
     code: Code = neuron.code()
     if code.typical is not None:  # gains would have to be known before the input
         return None
@@ -59,8 +66,14 @@ def _operand(
     gain = None if code.gain is None or bool((code.gain == 1).all()) else _spread(code.gain, position)
     if code.gain is not None and gain is None and not bool((code.gain == 1).all()):
         return None
+    form, constants = neuron.form(), neuron.constants()
+    center = _spread(constants.center, depth)
+    if form is None or (constants.center is not None and center is None):
+        return None
+    one, other, more, less = (x.expand(depth).contiguous() for x in (up, down, q, p))
     most = neuron.largest * int(torch.maximum(q, p).max())
-    return _Operand(torch.stack((q, p)), unit, gain, code.offset, most)
+    fires = kernels.Firing(one, other, more, less, center, gain, form)
+    return _Operand(fires, unit, gain, code.offset, most)
 
 
 def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
@@ -100,11 +113,8 @@ class IntegerAttention(nn.Module):
             self._ready = (known, _prepared(neurons, self.times, query, key, value))
         if self._ready[1] is None:
             return None
-        step, form, units = self._ready[1]
-        q, k, _, v = neurons
-        return kernels.attend_integers(
-            q.counts(query), k.counts(key), v.counts(value), mask, step, form, units, path
-        )
+        step, form, fires, units = self._ready[1]
+        return kernels.attend_integers(query, key, value, mask, step, form, fires, units, path)
 
 
 def _prepared(
@@ -113,12 +123,12 @@ def _prepared(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-) -> tuple[Tensor, kernels.Form, kernels.Units] | None:
+) -> tuple[Tensor, kernels.Form, tuple[kernels.Firing, ...], kernels.Units] | None:
     (heads, rows, inner), (keys, outer) = query.shape[1:], value.shape[2:]
     q_neuron, k_neuron, fired, v_neuron = neurons
-    q = _operand(q_neuron, times[0], (heads, 1, 1), (1, rows, 1))
-    k = _operand(k_neuron, times[1], (heads, 1, 1), (1, 1, keys))
-    v = _operand(v_neuron, times[2], (heads, 1, outer), (1, keys, 1))
+    q = _operand(q_neuron, times[0], (heads, 1, 1), (1, rows, 1), (heads, 1, inner))
+    k = _operand(k_neuron, times[1], (heads, 1, 1), (1, 1, keys), (heads, inner, 1))
+    v = _operand(v_neuron, times[2], (heads, 1, outer), (1, keys, 1), (heads, 1, outer))
     step, form = fired.row_steps(), fired.form()
     if q is None or k is None or v is None or step is None or form is None:
         return None
@@ -140,11 +150,11 @@ def _prepared(
         size = q_offset.flatten(1).abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / OFFSET
         offset = (q_offset.flatten(1) / size[:, None]).round().contiguous()
         offset_factor = (size * k.unit.flatten()).contiguous()
-    return step[..., 0] if step.dim() else step, form, kernels.Units(
-        q.times.contiguous(), k.times.contiguous(), v.times.contiguous(),
-        (q.unit * k.unit).flatten().contiguous(), q.gain, k.gain, v_gain, offset, offset_factor,
+    units = kernels.Units(
+        (q.unit * k.unit).flatten().contiguous(), v_gain, offset, offset_factor,
         (v.unit * smallest).contiguous(), v_offset,
     )  # fmt: skip
+    return step[..., 0] if step.dim() else step, form, (q.fires, k.fires, v.fires), units
 
 
 def _whole(gain: Tensor | None) -> tuple[Tensor | None, float]:

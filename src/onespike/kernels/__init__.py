@@ -3,6 +3,7 @@
 Attention alone rounds its sums otherwise, as any two forms of attention do.
 """
 
+from onespike.kernels.attention import Firing as Firing
 from onespike.kernels.attention import Units as Units
 from onespike.kernels.attention import attend as attend
 from onespike.kernels.attention import attend_integers as attend_integers

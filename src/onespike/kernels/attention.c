@@ -97,7 +97,7 @@ static void block(const Attention *a, int64_t batch, int64_t head, int64_t first
         const Sides sides = {a->step + head * a->by_head + (first + r) * a->by_row, &off, HUGE_VALF, 0.0f};
         /* whole vectors: a sum then has one order, however many masked keys follow */
         for (int64_t i = a->keys; i < width; i++) scores[i] = -INFINITY;
-        fired(scores, width, a->mask.start != NULL, sides, a->form, 1);
+        fired_values(scores, width, a->mask.start != NULL, sides, a->form);
     }
     for (int64_t start = 0; start < a->outer; start += COLUMNS) {
         const int64_t columns = a->outer - start < COLUMNS ? a->outer - start : COLUMNS;

@@ -37,29 +37,41 @@ class _Attention(ctypes.Structure):
     _fields_ = _FIELDS
 
 
+class Firing(NamedTuple):
+    """How an operand of integer attention fires. Tensors are float32 and contiguous, [heads, depth].
+
+    Attributes:
+        up: steps of the positive side, 0 where it is off.
+        down: likewise.
+        times_up: units of a positive count.
+        times_down: units of a negative one.
+        center: what is taken from the operand; None for nothing.
+        gain: a power of two for each row or key; None for 1.
+        form: how a magnitude becomes a count.
+    """
+
+    up: Tensor
+    down: Tensor
+    times_up: Tensor
+    times_down: Tensor
+    center: Tensor | None
+    gain: Tensor | None
+    form: Form
+
+
 class Units(NamedTuple):
     """What counts of q, k and v are worth. Tensors are float32 and contiguous.
 
     Attributes:
-        q_times: [2, heads], units of a positive and of a negative count of q.
-        k_times: likewise.
-        v_times: [2, heads, outer].
         factor: [heads], what one unit of a score is worth.
-        q_gain: a power of two for each row; None for 1.
-        k_gain: likewise for each key.
-        v_gain: likewise, whole numbers.
+        v_gain: v's gains as whole multiples of the smallest; None for 1.
         offset: [heads, inner], where q starts from, in whole numbers; None for nothing.
         offset_factor: [heads], what one unit of it is worth in a score.
         v_unit: [heads, outer], what one unit of v is worth.
         v_offset: [heads, outer], where v starts from; None for nothing.
     """
 
-    q_times: Tensor
-    k_times: Tensor
-    v_times: Tensor
     factor: Tensor
-    q_gain: Tensor | None
-    k_gain: Tensor | None
     v_gain: Tensor | None
     offset: Tensor | None
     offset_factor: Tensor | None
@@ -67,8 +79,19 @@ class Units(NamedTuple):
     v_offset: Tensor | None
 
 
+class _Firing(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in Firing._fields)
+
+
+FIRE = ("q_fires", "k_fires", "v_fires")
+
+
 class _Integers(ctypes.Structure):
-    _fields_ = (*_FIELDS, *((name, ctypes.c_void_p) for name in Units._fields), ("path", ctypes.c_int64))
+    _fields_ = (
+        *_FIELDS,
+        *((name, ctypes.c_void_p) for name in (*FIRE, *Units._fields)),
+        ("path", ctypes.c_int64),
+    )
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -109,16 +132,26 @@ def attend_integers(
     mask: Tensor | None,
     step: Tensor,
     form: Form,
+    fires: tuple[Firing, Firing, Firing],
     units: Units,
     path: Path,
 ) -> Tensor:
-    """The same of counts, integers in float32, with exact products on 16-bit numbers."""
+    """The same of operands that fire, with exact products on 16-bit numbers."""
     call, batch, out = _call(_Integers, query, key, value, mask, step, form)
     call.path = path.number
+    firing = [
+        _Firing(*(_pointer(x) for x in one[:-1]), ctypes.addressof(in_memory(one.form))) for one in fires
+    ]
+    for name, one in zip(FIRE, firing, strict=True):
+        setattr(call, name, ctypes.addressof(one))
     for name, of_units in units._asdict().items():
-        setattr(call, name, None if of_units is None else of_units.data_ptr())
+        setattr(call, name, _pointer(of_units))
     _run("onespike_attend_integers", call, batch)
     return out
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def _attend(

@@ -1,9 +1,10 @@
-/* Attention of spikes on integers: counts of q, k and v are 16-bit numbers, both products exact 32-bit sums.
+/* Attention of spikes on integers: q, k and v fire into 16-bit counts, both products are exact 32-bit sums.
  *
  * As in attention.c a few rows at a time go through scores, softmax, spikes and the product with v. The softmax is in
  * float, row by row. What is the same for all keys of a row leaves it unchanged, so of the offsets of q and k only q's
  * meets the keys.
  */
+#include <float.h>
 #include <stdlib.h>
 
 #include "dot.h"
@@ -11,17 +12,25 @@
 #include "tile.h"
 
 #define MOST_ROWS 48
+#define AHEAD 6 /* rows that are fetched before their turn */
 #define SCORES 131072 /* of a block of rows, at most, unless one tile has more */
 
 typedef struct {
-    Operand q, k, v, mask, out; /* q, k, v are counts in float32; mask.start is NULL without one */
+    const float *up, *down, *times_up, *times_down; /* [heads][depth]: steps, and the units of each sign's counts */
+    const float *center;                            /* likewise, or NULL */
+    const float *gain;                              /* a power of two for each row, or NULL */
+    const Form *form;
+} Firing;
+
+typedef struct {
+    Operand q, k, v, mask, out; /* mask.start is NULL without one */
     int64_t heads, rows, keys, inner, outer;
     const float *step; /* of the probabilities: step[head·by_head + row·by_row] */
     int64_t by_head, by_row;
     const Form *form;
-    const float *q_times, *k_times, *v_times; /* [2][heads], and [2][heads][outer]: units of each sign's counts */
+    const Firing *q_fires, *k_fires, *v_fires;
     const float *factor;                      /* [heads], what one unit of a score is worth */
-    const float *q_gain, *k_gain, *v_gain;    /* of each row or key, or NULL; v's are whole numbers */
+    const float *v_gain;                      /* v's gains as whole multiples of the smallest, or NULL */
     const float *offset, *offset_factor;      /* of q: [heads][inner] whole numbers and what one is worth, or NULL */
     const float *v_unit, *v_offset;           /* [heads][outer]; v_offset may be NULL */
     int64_t path;
@@ -29,53 +38,65 @@ typedef struct {
 
 typedef struct {
     int16_t *keys, *values, *queries, *fired, *row;
-    int32_t *scores, *result;
-    float *added;
+    float *scores, *result, *added, *value;
+    int32_t *tile;
     uint8_t *nan;
 } Room;
 
-/* Counts of a row as 16-bit numbers of units, with times of their own if `each`; 0 and a flag for NaN. */
-INLINE void units(const float *from, int64_t apart, int64_t n, const float *up, const float *down, const int each,
-                  int16_t *to, uint8_t *nan, const int flags) {
-    int32_t any = 0;
-    const float one_up = up[0], one_down = down[0];
-    if (apart == 1) {
-#pragma omp simd reduction(| : any)
-        for (int64_t i = 0; i < n; i++) {
-            const float count = from[i], number = count == count ? count : 0.0f;
-            any |= count != count;
-            to[i] = (int16_t)(int32_t)(number * side(number, each ? up[i] : one_up, each ? down[i] : one_down));
+/* Fires a row into 16-bit numbers of units; 0 and a flag for NaN. */
+static void units(Operand x, int64_t batch, int64_t head, int64_t row, int64_t n, const Firing *f, float *value, int16_t *to,
+                  uint8_t *nan, const int flags) {
+    const float *from = at(x, batch, head, row);
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(from + AHEAD * x.row + i * x.column); /* rows lie far apart */
+    if (f->center || f->gain || x.column != 1) {
+        const float inverse = f->gain ? 1.0f / f->gain[row] : 1.0f;
+        if (f->center) {
+            const float *const center = f->center + head * n;
+            for (int64_t i = 0; i < n; i++) value[i] = (from[i * x.column] - center[i]) * inverse;
+        } else {
+            for (int64_t i = 0; i < n; i++) value[i] = from[i * x.column] * inverse;
         }
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            const float count = from[i * apart], number = count == count ? count : 0.0f;
-            any |= count != count;
-            to[i] = (int16_t)(int32_t)(number * side(number, each ? up[i] : one_up, each ? down[i] : one_down));
-        }
+        from = value;
     }
-    if (!any) return;
-    for (int64_t i = 0; i < n; i++) nan[flags * i] |= from[i * apart] != from[i * apart];
+    const Sides sides = {f->up + head * n, f->down + head * n, FLT_MAX, FLT_MAX};
+    run(from, value, n, sides, *f->form, 0, 1);
+    const float *const up = f->times_up + head * n, *const down = f->times_down + head * n;
+    float bad = 0.0f;
+#pragma omp simd reduction(+ : bad)
+    for (int64_t i = 0; i < n; i++) {
+        value[i] *= side(value[i], up[i], down[i]);
+        bad += value[i] * 0.0f;
+    }
+    if (bad != bad)
+        for (int64_t i = 0; i < n; i++)
+            if (value[i] != value[i]) nan[flags * i] = 1, value[i] = 0.0f;
+    for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)value[i];
 }
 
 static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* counts[r][k]·panels[c][k] for all rows and columns, into sums that are `width` apart. */
-static void products(const Path *path, const int16_t *counts, int64_t rows, int64_t depth, const int16_t *panels,
-                     int64_t columns, int32_t *sums, int64_t width, int32_t *tile) {
+/* counts[r][k]·panels[c][k]·factor[r] for all rows and columns; rows of counts and of results lie `apart` and `width`
+ * numbers apart. */
+static void products(const Path *path, const int16_t *counts, int64_t apart, int64_t rows, int64_t depth, const int16_t *panels,
+                     int64_t columns, const float *factor, float *out, int64_t width, int32_t *tile) {
     const int high = path->rows, wide = path->columns;
     for (int64_t start = 0; start < columns; start += wide, panels += depth * wide)
         for (int64_t r = 0; r < rows; r += high) {
             const int64_t here = rows - r < high ? rows - r : high;
             memset(tile, 0, high * wide * sizeof *tile);
-            const uint8_t *const left = (const uint8_t *)(counts + r * depth), *const right = (const uint8_t *)panels;
+            const uint8_t *const left = (const uint8_t *)(counts + r * apart), *const right = (const uint8_t *)panels;
             if (here > high / 3) {
-                path->tile(left, 2 * depth, right, depth / 2, tile);
+                path->tile(left, 2 * apart, right, depth / 2, tile);
             } else {
                 for (int64_t i = 0; i < here; i++)
-                    path->one(left + i * 2 * depth, 2 * depth, right, depth / 2, tile + i * wide);
+                    path->one(left + i * 2 * apart, 2 * apart, right, depth / 2, tile + i * wide);
             }
-            for (int64_t i = 0; i < here; i++)
-                memcpy(sums + (r + i) * width + start, tile + i * wide, wide * sizeof *sums);
+            for (int64_t i = 0; i < here; i++) {
+                float *const to = out + (r + i) * width + start;
+                const float one = factor[r + i];
+#pragma omp simd
+                for (int c = 0; c < wide; c++) to[c] = (float)tile[i * wide + c] * one;
+            }
         }
 }
 
@@ -88,17 +109,15 @@ static void lay_out(const Integers *a, int64_t batch, int64_t head, int64_t deep
     memset(room.keys, 0, up_to(a->keys, wide) * deep * sizeof *room.keys);
     for (int64_t j = 0; j < a->keys; j++) {
         int16_t *const key = room.keys + j / wide * wide * deep + j % wide * 2;
-        units(at(a->k, batch, head, j), a->k.column, a->inner, a->k_times + head, a->k_times + a->heads + head, 0, room.row,
-              room.nan, 0);
+        units(a->k, batch, head, j, a->inner, a->k_fires, room.value, room.row, room.nan, 0);
         for (int64_t d = 0; d < deep; d += 2) memcpy(key + d * wide, room.row + d, 4);
     }
     int16_t *const even = room.row, *const odd = room.row + outer;
-    const float *const up = a->v_times + head * a->outer, *const down = up + a->heads * a->outer;
     memset(even, 0, 2 * outer * sizeof *even);
     for (int64_t j = 0; j < a->keys; j += 2) {
-        units(at(a->v, batch, head, j), a->v.column, a->outer, up, down, 1, even, room.nan + 1, 1);
+        units(a->v, batch, head, j, a->outer, a->v_fires, room.value, even, room.nan + 1, 1);
         if (j + 1 < a->keys) {
-            units(at(a->v, batch, head, j + 1), a->v.column, a->outer, up, down, 1, odd, room.nan + 1, 1);
+            units(a->v, batch, head, j + 1, a->outer, a->v_fires, room.value, odd, room.nan + 1, 1);
         } else {
             memset(odd, 0, outer * sizeof *odd);
         }
@@ -114,30 +133,20 @@ static void block(const Integers *a, int64_t batch, int64_t head, int64_t first,
     const Path *const path = &PATH[a->path];
     const int64_t width = up_to(a->keys, path->columns), outer = up_to(a->outer, path->columns);
     uint8_t lost[MOST_ROWS] = {0};
+    float factor[MOST_ROWS], total[MOST_ROWS];
     memset(room.queries, 0, up_to(rows, path->rows) * deep * sizeof *room.queries);
-    memset(room.fired, 0, up_to(rows, path->rows) * many * sizeof *room.fired);
     for (int64_t r = 0; r < rows; r++) {
-        const float *const q = at(a->q, batch, head, first + r);
         lost[r] = room.nan[0];
-        units(q, a->q.column, a->inner, a->q_times + head, a->q_times + a->heads + head, 0, room.queries + r * deep,
-              lost + r, 0);
+        factor[r] = a->factor[head] * (a->q_fires->gain ? a->q_fires->gain[first + r] : 1.0f);
+        units(a->q, batch, head, first + r, a->inner, a->q_fires, room.value, room.queries + r * deep, lost + r, 0);
     }
-    int32_t *const tile = room.result + MOST_ROWS * outer;
-    products(path, room.queries, rows, deep, room.keys, a->keys, room.scores, width, tile);
+    products(path, room.queries, deep, rows, deep, room.keys, a->keys, factor, room.scores, width, room.tile);
     const float off = 0.0f;
-    float total[MOST_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         const int64_t row = first + r;
-        const float factor = a->factor[head] * (a->q_gain ? a->q_gain[row] : 1.0f);
-        float *const scores = (float *)(room.scores + r * width);
-#pragma omp simd
-        for (int64_t i = 0; i < a->keys; i++) {
-            int32_t sum;
-            memcpy(&sum, scores + i, 4);
-            scores[i] = (float)sum * factor;
-        }
-        if (a->k_gain)
-            for (int64_t i = 0; i < a->keys; i++) scores[i] *= a->k_gain[i];
+        float *const scores = room.scores + r * width;
+        if (a->k_fires->gain)
+            for (int64_t i = 0; i < a->keys; i++) scores[i] *= a->k_fires->gain[i];
         if (a->offset)
             for (int64_t i = 0; i < a->keys; i++) scores[i] += room.added[i];
         if (a->mask.start) {
@@ -147,28 +156,23 @@ static void block(const Integers *a, int64_t batch, int64_t head, int64_t first,
         for (int64_t i = a->keys; i < width; i++) scores[i] = -INFINITY;
         const float *const step = a->step + head * a->by_head + row * a->by_row;
         const Sides sides = {step, &off, HUGE_VALF, 0.0f};
-        fired(scores, width, a->mask.start != NULL, sides, a->form, 0);
-        float count = 0.0f;
-        int16_t *const to = room.fired + r * many;
-#pragma omp simd reduction(+ : count)
-        for (int64_t i = 0; i < a->keys; i++) count += scores[i]; /* whole numbers: exact in any order */
+        int16_t *const to = room.fired + r * width; /* what follows the keys fires nothing */
+        const float count = fired_counts(scores, width, a->mask.start != NULL, sides, a->form, to);
         if (count != count) {
             lost[r] = 1;
-            continue;
+            memset(to, 0, width * sizeof *to);
         }
-        if (a->v_gain) {
-            for (int64_t i = 0; i < a->keys; i++) to[i] = (int16_t)(int32_t)(scores[i] * a->v_gain[i]);
-        } else {
-            for (int64_t i = 0; i < a->keys; i++) to[i] = (int16_t)(int32_t)scores[i];
-        }
+        if (a->v_gain)
+            for (int64_t i = 0; i < a->keys; i++) to[i] = (int16_t)(int32_t)((float)to[i] * a->v_gain[i]);
+        factor[r] = 1.0f;
         total[r] = count * *step;
     }
-    products(path, room.fired, rows, many, room.values, a->outer, room.result, outer, tile);
+    products(path, room.fired, width, rows, many, room.values, a->outer, factor, room.result, outer, room.tile);
     for (int64_t r = 0; r < rows; r++) {
         float *const out = (float *)at(a->out, batch, head, first + r);
         const float step = a->step[head * a->by_head + (first + r) * a->by_row];
-        const float *const unit = a->v_unit + head * a->outer;
-        for (int64_t c = 0; c < a->outer; c++) out[c] = (float)room.result[r * outer + c] * unit[c] * step;
+        const float *const unit = a->v_unit + head * a->outer, *const result = room.result + r * outer;
+        for (int64_t c = 0; c < a->outer; c++) out[c] = result[c] * unit[c] * step;
         if (a->v_offset)
             for (int64_t c = 0; c < a->outer; c++) out[c] += a->v_offset[head * a->outer + c] * total[r];
         for (int64_t c = 0; c < a->outer; c++) out[c] = lost[r] || room.nan[1 + c] ? NAN : out[c];
@@ -178,40 +182,42 @@ static void block(const Integers *a, int64_t batch, int64_t head, int64_t first,
 /* q's offset times every key: one row more of scores, which is the same for all queries. */
 static void add_offset(const Integers *a, int64_t head, int64_t deep, Room room) {
     const Path *const path = &PATH[a->path];
-    const int64_t width = up_to(a->keys, path->columns), outer = up_to(a->outer, path->columns);
+    const int64_t width = up_to(a->keys, path->columns);
     memset(room.queries, 0, path->rows * deep * sizeof *room.queries);
     for (int64_t d = 0; d < a->inner; d++) room.queries[d] = (int16_t)a->offset[head * a->inner + d];
-    products(path, room.queries, 1, deep, room.keys, a->keys, room.scores, width, room.result + MOST_ROWS * outer);
-    for (int64_t i = 0; i < a->keys; i++)
-        room.added[i] = (float)room.scores[i] * a->offset_factor[head] * (a->k_gain ? a->k_gain[i] : 1.0f);
+    products(path, room.queries, deep, 1, deep, room.keys, a->keys, a->offset_factor + head, room.scores, width, room.tile);
+    for (int64_t i = 0; i < a->keys; i++) room.added[i] = room.scores[i] * (a->k_fires->gain ? a->k_fires->gain[i] : 1.0f);
 }
 
 /* Fills `out`, whose columns are dense. Returns 1, and writes nothing, if memory is short. */
 int32_t onespike_attend_integers(const Integers *attention, int64_t batches, int32_t threads) {
     const Integers a = *attention;
     const Path *const path = &PATH[a.path];
-    const int64_t wide = path->columns, high = path->rows, deep = up_to(a.inner, 2), many = up_to(a.keys, 2);
-    const int64_t width = up_to(a.keys, wide), outer = up_to(a.outer, wide);
+    const int64_t wide = path->columns, high = path->rows, deep = up_to(a.inner, 2), width = up_to(a.keys, wide);
+    const int64_t many = up_to(a.keys, 2), outer = up_to(a.outer, wide);
     int64_t most = SCORES / width < MOST_ROWS ? SCORES / width / high * high : MOST_ROWS;
     most = most < high ? high : most;
     const int64_t heads = batches * a.heads, wanted = 4 * threads;
     const int64_t parts = threads == 1 || heads >= wanted ? 1 : (wanted + heads - 1) / heads;
     const int64_t share = up_to((a.rows + parts - 1) / parts, high);
-    const size_t words = width * deep + outer * many + most * (deep + many) + deep + 2 * outer;
-    const size_t numbers = most * width + MOST_ROWS * outer + high * wide + width;
+    const size_t words = width * deep + outer * many + most * (deep + width) + deep + 2 * outer;
+    const int64_t longest = a.inner > a.outer ? a.inner : a.outer;
+    const size_t numbers = most * width + MOST_ROWS * outer + high * wide + width + longest;
     const size_t each = up_to(words * 2 + numbers * 4 + 1 + a.outer, 64) + 64;
     char *const memory = malloc(threads * each);
     if (!memory) return 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
     for (int64_t piece = 0; piece < heads * parts; piece++) {
-        Room room = {.scores = (int32_t *)(memory + THREAD * each)};
+        Room room = {.scores = (float *)(memory + THREAD * each)};
         room.result = room.scores + most * width;
-        room.added = (float *)(room.result + MOST_ROWS * outer + high * wide);
-        room.keys = (int16_t *)(room.added + width);
+        room.tile = (int32_t *)(room.result + MOST_ROWS * outer);
+        room.added = (float *)(room.tile + high * wide);
+        room.value = room.added + width;
+        room.keys = (int16_t *)(room.value + longest);
         room.values = room.keys + width * deep;
         room.queries = room.values + outer * many;
         room.fired = room.queries + most * deep;
-        room.row = room.fired + most * many;
+        room.row = room.fired + most * width;
         room.nan = (uint8_t *)(room.row + deep + 2 * outer);
         const int64_t batch = piece / parts / a.heads, head = piece / parts % a.heads, first = piece % parts * share;
         const int64_t last = first + share < a.rows ? first + share : a.rows;

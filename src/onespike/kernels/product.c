@@ -180,21 +180,26 @@ static void add_events(const Scratch *s, int64_t first, int64_t rows, const uint
     }
 }
 
-#ifdef X86
-TARGET("avx512f")
-static void finish512(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out) {
-    for (int c = 0; c < 32; c += 16) {
-        const __m512 value = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums + c)), _mm512_loadu_ps(scale + c)), _mm512_set1_ps(gain));
-        _mm512_stream_ps(out + c, _mm512_add_ps(_mm512_add_ps(value, _mm512_loadu_ps(bias + c)), _mm512_set1_ps(nothing)));
-    }
-}
-#endif
-
 INLINE void finish(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out,
                    const int columns) {
 #pragma omp simd
     for (int c = 0; c < columns; c++) out[c] = (float)sums[c] * scale[c] * gain + bias[c] + nothing;
 }
+
+#if defined(X86) && !defined(ONESPIKE_SIMDE)
+/* The same past the cache: what follows reads the whole result, of which the cache would hold the last part only. */
+TARGET("avx512f")
+static void finish_past(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out) {
+    const __m512 more = _mm512_set1_ps(gain), none = _mm512_set1_ps(nothing);
+    for (int c = 0; c < 32; c += 16) {
+        const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(LOAD512(sums + c)), _mm512_loadu_ps(scale + c));
+        const __m512 sum = _mm512_add_ps(_mm512_mul_ps(value, more), _mm512_loadu_ps(bias + c));
+        _mm512_stream_ps(out + c, _mm512_add_ps(sum, none));
+    }
+}
+#else
+#define finish_past(sums, scale, bias, gain, nothing, out) finish(sums, scale, bias, gain, nothing, out, 32)
+#endif
 
 static void block(const Product *p, const Source *source, const int16_t *images, int64_t first, int64_t rows,
                   int64_t groups, Scratch *s) {
@@ -241,7 +246,7 @@ static void block(const Product *p, const Source *source, const int16_t *images,
                     memcpy(bias, p->bias + row % p->biases * p->outputs + start, here * sizeof *bias);
                 const float nothing = s->nan[r + i] ? NAN : 0.0f;
                 if (columns == 32 && (uintptr_t)to % 64 == 0) {
-                    finish512(s->sums + i * columns, scale, bias, gain, nothing, to);
+                    finish_past(s->sums + i * columns, scale, bias, gain, nothing, to);
                 } else if (columns == 32) {
                     finish(s->sums + i * columns, scale, bias, gain, nothing, to, 32);
                 } else {

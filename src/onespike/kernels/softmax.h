@@ -41,24 +41,51 @@ INLINE FMA float exponential(float x) {
     return x < -87.0f ? 0.0f : p * power;
 }
 
-/* Scores become fired probabilities, values if `decoded` and else counts, in place. A row that is masked altogether gives zeros. */
-static FMA void fired(float *s, int64_t n, int masked, Sides sides, const Form *form, int decoded) {
+/* Scores become e^(score − largest), in place. Returns one over their sum; 0 for a row that is masked altogether, whose
+ * scores become zeros. */
+static FMA float exponentials(float *s, int64_t n, int masked) {
     float most = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : most)
     for (int64_t i = 0; i < n; i++) most = s[i] > most ? s[i] : most;
     if (masked && isinf(most) && most < 0) {
         for (int64_t i = 0; i < n; i++) s[i] = s[i] == s[i] ? 0.0f : s[i];
-        return;
+        return 0.0f;
     }
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++) {
         s[i] = exponential(s[i] - most);
         sum += s[i];
     }
-    const float inverse = 1.0f / sum;
+    return 1.0f / sum;
+}
+
+/* Scores become values of fired probabilities, in place. */
+static FMA void fired_values(float *s, int64_t n, int masked, Sides sides, const Form *form) {
+    const float inverse = exponentials(s, n, masked);
+    if (inverse == 0.0f) return;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) s[i] = s[i] * inverse;
-    run(s, s, n, sides, *form, decoded, 0);
+    run(s, s, n, sides, *form, 1, 0);
+}
+
+/* Scores become counts of fired probabilities, 16-bit numbers; they are lost. Returns the sum of the counts: whole numbers,
+ * exact in any order; NaN, and counts of no meaning, if a score is NaN. */
+static FMA float fired_counts(float *s, int64_t n, int masked, Sides sides, const Form *form, int16_t *to) {
+    const float inverse = exponentials(s, n, masked);
+    float total = 0.0f;
+    if (form->jumps || inverse == 0.0f) {
+        for (int64_t i = 0; i < n; i++) s[i] = s[i] * inverse;
+        run(s, s, n, sides, *form, 0, 0);
+    } else {
+        const Form levels = *form;
+        const float step = *sides.up, most = sides.most_up;
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) s[i] = closed(coordinate(s[i] * inverse, step, most, levels.inside), levels);
+    }
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < n; i++) total += s[i];
+    for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)s[i];
+    return total;
 }
 
 #endif
