@@ -53,6 +53,9 @@ class Neurons(Places, Visitor):
     weights = "as they were"
     """For integer inference `rounded`, or `integers` where their product fires by itself."""
 
+    lone_product = ""
+    """The site of the owner's only product, where its forward is nothing else."""
+
     def __init__(self, owner: str) -> None:
         super().__init__()
         self.owner = owner
@@ -179,8 +182,30 @@ def _added(mask: Tensor | None) -> Tensor | None:
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
 
 
+LONE_PRODUCTS = {
+    nn.Linear.forward: "linear0_input",
+    nn.Conv1d.forward: "conv0_input",
+    nn.Conv2d.forward: "conv0_input",
+    nn.Conv3d.forward: "conv0_input",
+}
+"""Forwards that are one product and nothing else, and its site."""
+
+
+def lone_product(module: Any) -> str:
+    """The site of a module's only product, which no function has to be followed to find; "" for other modules."""
+    only = LONE_PRODUCTS.get(type(module).forward, "")
+    own = isinstance(module._parameters.get("weight"), nn.Parameter)  # not one that is computed
+    return only if own and getattr(module, "padding_mode", "zeros") == "zeros" else ""
+
+
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    with Sites(module.neurons, module.neurons.owner, module.neurons):
+    neurons = module.neurons
+    if neurons.lone_product and inner is None and len(args) == 1 and not kwargs:
+        neuron = None if neurons.products else neurons.lone_neuron(neurons.lone_product)
+        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
+            with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
+                return type(module).forward(module, neuron.forward(args[0]))
+    with Sites(neurons, neurons.owner, neurons):
         if inner is None:
             return type(module).forward(module, *args, **kwargs)
         return inner(*args, **kwargs)
@@ -215,6 +240,7 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
         inner = partial(_plain_forward, module) if fused else own
         if name in plan:
             module.neurons = plan[name]
+            plan[name].lone_product = lone_product(module) if own is None else ""
             forward: Any = partial(_spiking_forward, module, inner)
         elif fused:
             forward = inner

@@ -165,16 +165,11 @@ def _round_(found: Weighted) -> None:
     setattr(found.holder, found.weight, nn.Parameter(integers * rows, requires_grad=False))
 
 
-SHORT = {kind.forward: kind for kind in (nn.Linear, *CONVOLUTIONS)}
-"""Modules whose forward is one product."""
-
-
 def _shorten_(module: Any, key: str) -> None:
     """A module whose forward is one product, and nothing else, calls it without following torch's functions."""
-    if type(module).forward not in SHORT or getattr(module, "padding_mode", "zeros") != "zeros":
-        return
-    forward = partial(_forward, module, key, module.forward)
-    module.forward = update_wrapper(forward, SHORT[type(module).forward].forward)
+    if module.neurons.lone_product == key:
+        forward = partial(_forward, module, key, module.forward)
+        module.forward = update_wrapper(forward, type(module).forward)
 
 
 def _forward(module: Any, key: str, followed: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
