@@ -65,7 +65,7 @@ def compiled(tmp_path, monkeypatch, real) -> list[Path]:
         target.write_bytes(real)
         target.chmod(0o775)  # as a umask of 002 leaves it
 
-    monkeypatch.setattr(build, "_compile", compile_)
+    monkeypatch.setattr(build, "compile_", compile_)
     return calls
 
 
@@ -197,14 +197,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(reason: str, compiled, t
 
 
 def test_two_at_once(compiled, monkeypatch) -> None:
-    barrier, one, found = threading.Barrier(2), build._compile, []
+    barrier, one, found = threading.Barrier(2), build.compile_, []
 
     def together(*words) -> None:
         barrier.wait(60)
         one(*words)
         barrier.wait(60)
 
-    monkeypatch.setattr(build, "_compile", together)
+    monkeypatch.setattr(build, "compile_", together)
     threads = [threading.Thread(target=lambda: found.append(works(build._load()))) for _ in range(2)]
     for thread in threads:
         thread.start()

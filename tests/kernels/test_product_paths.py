@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onespike.kernels import build, product
+from onespike.kernels import build, compiler, product
 from onespike.sites.visitor import Sites, Visit
 
 SIMDE = Path("/usr/include/simde")
@@ -18,14 +18,14 @@ SIMDE = Path("/usr/include/simde")
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not SIMDE.is_dir():
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None or not SIMDE.is_dir():
         pytest.skip("no C compiler, or no SIMDe (Debian: libsimde-dev)")
     target = tmp_path_factory.mktemp("simde") / "product.so"
-    source = build.FOLDER / "product.c"
-    flags = [flag for flag in build.EXACT if flag != "-O3"]
+    source = compiler.FOLDER / "product.c"
+    flags = [flag for flag in compiler.EXACT if flag != "-O3"]
     subprocess.run(
-        [compiler, *flags, "-O1", "-DONESPIKE_SIMDE", str(source), "-o", str(target), "-lm"], check=True
+        [found, *flags, "-O1", "-DONESPIKE_SIMDE", str(source), "-o", str(target), "-lm"], check=True
     )
     library = ctypes.CDLL(str(target))
     library.onespike_product.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)

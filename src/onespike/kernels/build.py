@@ -1,16 +1,14 @@
-"""The C kernels: compiled once for a machine by the compiler that is there, kept on disk, loaded without Python's API.
+"""The C kernels, loaded without Python's API: those of the wheel, or compiled once by the compiler that is there.
 
-Nothing is built at installation. Where there is no compiler, or it fails, `library()` is None and everything runs in
-its plain form, which gives the same bits.
+An installation from source builds nothing. Where there is no compiler either, or it fails, `library()` is None and
+everything runs in its plain form, which gives the same bits.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -20,14 +18,8 @@ from pathlib import Path
 import torch
 
 from onespike.kernels.cache import drop, keep, kept, private_folder
+from onespike.kernels.compiler import PREBUILT, VECTORS, compile_, flags_for, key
 
-FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("native.c", "product.c", "attention.c", "integer_attention.c"))
-HEADERS = tuple(FOLDER / name for name in ("fire.h", "tile.h", "dot.h", "softmax.h"))
-EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-"""Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
-VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f")}
-"""Flags by the capability that torch reports; a processor without one gets its compiler's default."""
 SWITCH = "ONESPIKE_KERNELS"
 
 log = logging.getLogger("onespike")
@@ -71,13 +63,13 @@ def _load() -> ctypes.CDLL:
     if os.environ.get(SWITCH) == "plain":
         raise RuntimeError(f"{SWITCH}=plain")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    capability = torch.backends.cpu.get_cpu_capability()
-    source = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
-    flags = (*EXACT, *VECTORS.get(capability, ()))
-    machine = repr((flags, platform.system(), platform.machine()))
-    key = hashlib.sha256(source + machine.encode()).hexdigest()[:16]
+    flags = flags_for(torch.backends.cpu.get_cpu_capability())
+    name = key(flags)
+    built = _prebuilt(name)
+    if built is not None:
+        return built
     folder = private_folder()
-    for file in kept(folder, key) if folder else ():
+    for file in kept(folder, name) if folder else ():
         try:
             return _declared(ctypes.CDLL(str(file)))
         except (OSError, AttributeError) as error:  # for another machine, or without our functions
@@ -88,10 +80,22 @@ def _load() -> ctypes.CDLL:
     if folder and not os.access(folder, os.W_OK):
         folder = None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / "native.so"
-        _compile(compiler, flags, built)
+        target = Path(scratch) / "native.so"
+        compile_(compiler, flags, target)
         # What is loaded stays, even if its file does not.
-        return _declared(ctypes.CDLL(str(keep(built, folder, key) if folder else built)))
+        return _declared(ctypes.CDLL(str(keep(target, folder, name) if folder else target)))
+
+
+def _prebuilt(name: str) -> ctypes.CDLL | None:
+    """The library of the wheel for these sources and this kind of processor; None without one that loads."""
+    file = PREBUILT / f"{name}.so"
+    if not file.is_file():
+        return None
+    try:
+        return _declared(ctypes.CDLL(str(file)))
+    except (OSError, AttributeError) as error:
+        log.info("%s does not load, and the kernels are compiled: %s", file, error)
+        return None
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -114,15 +118,3 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.onespike_attend_integers.argtypes = (pointer, number, ctypes.c_int32)
     loaded.onespike_attend_integers.restype = ctypes.c_int32
     return loaded
-
-
-def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    """Compile to `target`; with threads if the compiler knows OpenMP."""
-    for threads in (("-fopenmp",), ()):
-        run = subprocess.run(  # noqa: S603 (the user's own compiler on our own source)
-            [compiler, *flags, *threads, *map(str, SOURCES), "-o", str(target), "-lm"],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        if run.returncode == 0:
-            return
-    raise RuntimeError(f"{compiler} failed: {run.stderr.strip() or 'no message'}")
