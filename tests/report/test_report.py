@@ -8,6 +8,7 @@ import re
 import pytest
 from report_record import HOSTILE, make_record
 
+from onespike.energy.columns import FOR_WHOM
 from onespike.report import html as page
 from onespike.report import markdown as text
 from onespike.report import plots
@@ -121,6 +122,11 @@ def test_what_a_ratio_leaves_out_stands_beside_it(record):
         assert "prices of horowitz-45nm" in shown and "analog MACs %" in shown
         assert f"{100 * evaluation['analog_share']:.1f}" in shown
     assert evaluation["dead_share"] == 0.0  # it takes the mean of all tokens
+
+
+def test_a_report_says_for_whom_a_spiking_network_pays(record):
+    assert FOR_WHOM.count(". ") == 2  # three sentences
+    assert FOR_WHOM in page.render(record) and FOR_WHOM in text.markdown(record)
 
 
 def test_a_run_that_was_not_measured(record):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.energy.columns import PAPER, meanings
+from onespike.energy.columns import FOR_WHOM, PAPER, meanings
 from onespike.errors import LoadError
 from onespike.report import plots
 from onespike.report.markdown import CITATION, dearer, fairness
@@ -56,6 +56,7 @@ def render(record: Mapping[str, Any]) -> str:
         figures={name: plots.svg(plot, name) for name, plot in figures(record).items()},
         fairness="" if evaluation is None else fairness(evaluation),
         dearer="" if evaluation is None else dearer(evaluation),
+        for_whom=FOR_WHOM,
         citation=CITATION,
         summary=None
         if evaluation is None

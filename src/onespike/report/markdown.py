@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onespike.energy.columns import holdable
+from onespike.energy.columns import FOR_WHOM, holdable
 from onespike.tasks import task_of
 
 CITATION = """@article{chen2025onetimestep,
@@ -138,7 +138,7 @@ def _energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
         f"## Energy\n\nThis run's column is {own}: {figure(evaluation['energy'][own], 3)}.\n\n"
         + (f"**Warning:** {warning}.\n\n" if (warning := dearer(evaluation)) else "")
         + table(["column", "ratio", "meaning"], rows)
-        + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n"
+        + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n{FOR_WHOM}\n\n"
         + table(["column", "paid for", "ratio"], parts)
     )
 
