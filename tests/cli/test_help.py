@@ -27,7 +27,7 @@ def test_the_overview_names_every_command_in_full():
     page = help_page()
     start = page.index("Commands:") + 1
     assert [line.split()[0] for line in page[start:]] == COMMANDS
-    order = "demo list run convert inspect evaluate generate search doctor ablate report serve compare export benchmark verify reproduce"
+    order = "demo list run convert inspect evaluate generate search doctor ablate report serve compare export benchmark push verify reproduce"
     assert order.split() == COMMANDS
     assert "  Start with: onespike demo" in page
     assert all(line.endswith(".") and not line.endswith("...") for line in page[start:])

@@ -17,5 +17,6 @@ from onespike.cli import serve as serve
 from onespike.cli import compare as compare
 from onespike.cli import export as export
 from onespike.cli import benchmark as benchmark
+from onespike.cli import push as push
 from onespike.cli import verify as verify
 from onespike.cli import reproduce as reproduce

@@ -1,0 +1,60 @@
+"""`onespike push`: a run as a repository with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onespike.cli import output
+from onespike.cli.commands import Next, command
+from onespike.cli.options import RunFolder
+
+
+@command(
+    "onespike push run OWNER/NAME --license apache-2.0 --evaluation result.json",
+    "onespike push run --license mit --card-only",
+    interrupted="the card may have been written. Run the same command again.",
+)
+def push(
+    run: RunFolder,
+    repository: Annotated[
+        str | None, typer.Argument(metavar="OWNER/NAME", help="A repository on the Hugging Face Hub.")
+    ] = None,
+    license: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Of the original network: apache-2.0, mit, … Converted weights keep it."
+        ),
+    ] = "",
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `onespike evaluate --json` wrote: the figures of the card."),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    card_only: Annotated[bool, typer.Option("--card-only", help="Write the card, upload nothing.")] = False,
+) -> Next:
+    """Write a model card into a run and upload it to the Hub.
+
+    The card holds the figures with their standard errors, the energy table, the recipe and the citation.
+    `onespike.from_pretrained("OWNER/NAME")` loads it again.
+    """
+    from onespike.errors import UsageError
+    from onespike.runs.hub import CARD, push_to_hub, write_card
+    from onespike.runtime.validated import read
+
+    if not license:
+        raise UsageError("a card names the license of the original network. Give it with --license NAME.")
+    if (repository is None) != card_only:
+        raise UsageError("give a repository OWNER/NAME to upload to, or --card-only to upload nothing.")
+    measured: Any = None
+    if evaluation is not None:
+        measured = read(dict[str, Any], evaluation, "Measure again with `onespike evaluate --json`.")
+    if repository is None:
+        write_card(run, license=license, evaluation=measured)
+        output.line(f"card           {run / CARD}")
+    else:
+        address = push_to_hub(run, repository, license=license, evaluation=measured, private=not public)
+        output.line(f"uploaded to    {address}")
+    return "inspect", run

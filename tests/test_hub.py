@@ -1,0 +1,96 @@
+"""A run folder is a repository: written, uploaded to a folder that stands for the Hub, and loaded from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onespike
+from onespike.adapters import load_model
+from onespike.errors import LoadError, UsageError
+from onespike.recipe import Recipe
+from onespike.runs import choose, convert_network, evaluate_pair, save_run
+from onespike.runs.hub import write_card
+
+
+class Folder:
+    """A Hub that is a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.private = root, None
+
+    def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> str:
+        self.private = private
+        return str(self.root / repository)
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.root / repo_id)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    loaded = load_model("bundled:cifar10-vit", random_weights=True)
+    return convert_network(loaded, choose("bundled:cifar10-calibration", 4), Recipe(scale=0.3))
+
+
+def test_there_and_back(pair: Any, tmp_path: Path) -> None:
+    folder = onespike.save(tmp_path / "run", pair)
+    items = pair.loaded.task.labeled("bundled:cifar10-test", None, pair.loaded)
+    from onespike.tasks import limit
+
+    figures = json.loads(json.dumps(evaluate_pair(pair, limit(items, 4)).to_dict()))
+    hub = Folder(tmp_path)
+    address = onespike.push_to_hub(folder, "me/vit", license="mit", evaluation=figures, api=hub)
+    assert address == str(tmp_path / "me/vit") and hub.private is True
+    again = onespike.from_pretrained(address)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(again.snn(x), pair.snn(x)) and torch.equal(
+            onespike.load(folder).snn(x), pair.snn(x)
+        )
+    text = (tmp_path / "me/vit/README.md").read_text()
+    head = text.split("---")[1]
+    assert 'license: "mit"' in head and 'library_name: "onespike"' in head
+    for words in (
+        "top-1 accuracy, %",
+        "paired standard error",
+        "| counts | ",
+        "scale: 0.3",
+        "@article{chen2025",
+    ):
+        assert words in text, words
+    assert f"{figures['energy']['counts']:.3f}" in text and "thresholds from 4 unlabeled inputs" in text
+    assert json.loads((tmp_path / "me/vit/config.json").read_text())["network"] == "bundled:cifar10-vit"
+
+
+def test_states_load_without_unpickling(pair: Any, tmp_path: Path) -> None:
+    torch.save(pair.snn.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(torch.equal(state[name], value) for name, value in pair.snn.state_dict().items())
+
+
+def test_refusals(pair: Any, tmp_path: Path) -> None:
+    with pytest.raises(LoadError) as error:
+        onespike.from_pretrained("me/nothing-of-that-name")
+    assert str(error.value).startswith(
+        "me/nothing-of-that-name: neither a folder nor a repository that can be fetched ("
+    )
+    assert str(error.value).endswith("Check the name and the network connection.")
+    weights = tmp_path / "w.safetensors"
+    onespike.save(tmp_path / "whole", pair)
+    shutil.copy(tmp_path / "whole" / "weights.safetensors", weights)
+    save_run(tmp_path / "run", pair, reference_weights=weights)
+    with pytest.raises(UsageError) as refused:
+        write_card(tmp_path / "run", license="mit")
+    assert str(refused.value) == (
+        f"{tmp_path / 'run'}: the run refers to a checkpoint elsewhere, and a repository holds its weights. "
+        "Convert without --reference-weights."
+    )
+    assert not (tmp_path / "run" / "README.md").exists()
+    write_card(tmp_path / "whole", license="mit")
+    assert "Not measured." in (tmp_path / "whole" / "README.md").read_text()
