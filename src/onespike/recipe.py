@@ -295,7 +295,7 @@ class Preset:
 ECMT = {"levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125}
 REPRODUCTION = "docs/reproduction.md"
 
-FAST = ("nearest", "layout", "positions", "center", "allocate", "correct", "refit")
+FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
 DEFAULT = "fast"
 """The preset of `onespike convert` and `onespike.spike` where none is named; a bare `Recipe()` is the paper's."""
 

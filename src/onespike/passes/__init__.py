@@ -7,6 +7,7 @@ from onespike.passes import positions as positions
 from onespike.passes import center as center
 from onespike.passes import tokens as tokens
 from onespike.passes import allocate as allocate
+from onespike.passes import weigh as weigh
 from onespike.passes import correct as correct
 from onespike.passes import refit as refit
 from onespike.passes import tune as tune

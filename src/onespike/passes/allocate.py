@@ -165,7 +165,17 @@ def allocate(state: PassState, given: PassContext) -> PassState:
     For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits; firing samples
     of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
     """
-    goal, curves = target(state, given), curves_of(state, given)
+    return allocated(state, given, curves_of(state, given), target(state, given))
+
+
+def curves_before(given: PassContext) -> tuple[PassState, Curves]:
+    """The state that `allocate` began with, and its curves."""
+    state, _, curves = given.memory["curves"]
+    return state, curves
+
+
+def allocated(state: PassState, given: PassContext, curves: Curves, goal: float) -> PassState:
+    """The state with the steps of these curves that meet the goal."""
     additions = additions_within(given.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)
     if most < additions and spending(finest, given) <= goal:

@@ -1,0 +1,129 @@
+"""Pass `weigh`: steps allocated again, by what the errors of a site do together and not each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from torch import Tensor
+
+from onespike.neurons import Neuron
+from onespike.passes.allocate import Curve, Curves, allocated, curves_before
+from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.passes.budget import least
+from onespike.passes.refit import divergence
+from onespike.passes.statistics import PART, held_out, probing, unspiked
+from onespike.runtime.batches import call, take, take_first, to
+from onespike.runtime.batches import count as count_of
+from onespike.runtime.forward import device_of
+from onespike.sites import Operand
+
+IMAGES = 64
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""How much larger or smaller than they are steps are tried."""
+DOUBT = 8.0
+"""Inputs whose word counts half."""
+LEAST, MOST = 0.1, 1000.0
+"""What errors may do together, relative to what they do one by one."""
+
+
+@dataclass
+class Together:
+    """Sums over inputs at one site, for each factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
+
+    joint: Tensor
+    apart: Tensor
+    squares: Tensor
+
+    @classmethod
+    def none(cls) -> Together:
+        return cls(*(torch.zeros(len(FACTORS)).double() for _ in range(3)))
+
+    def add(self, index: int, effect: Tensor) -> None:
+        """Take in J·e of several inputs."""
+        each = effect.flatten(1).double()
+        apart = each.square().sum(1)
+        self.joint[index] += float(each.sum(1).square().sum())
+        self.apart[index] += float(apart.sum())
+        self.squares[index] += float(apart.square().sum())
+
+    def ratio(self) -> Tensor:
+        """How much more errors do together than one by one; nearer to 1 where few inputs decide.
+
+        Inputs count by what they have at stake: of images that a network knows by heart, most have nothing.
+        """
+        inputs = self.apart.square() / self.squares.clamp(min=1e-300)
+        found = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
+        return found ** (inputs / (inputs + DOUBT))
+
+
+def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
+    """What the errors of each site do to the output of the original network, at several sizes of their steps.
+
+    J is the gradient of the log-probability of what is drawn from the output, e = o − x the error that the neuron makes.
+    One backward pass for each input serves all sites.
+    """
+    found: dict[str, Together] = {}
+    model = unspiked(state, given)
+
+    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
+        value = x.detach()
+        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
+        neuron = operand.place.standing(operand)
+        row = found.setdefault(site, Together.none())
+
+        def add(gradient: Tensor) -> None:
+            for index, factor in enumerate(FACTORS):
+                row.add(index, gradient * (with_steps(neuron, factor)(value) - value))
+
+        x.register_hook(add)
+        return x
+
+    generator = torch.Generator().manual_seed(given.seed + 2)
+    batches = take_first(given.inputs, IMAGES)
+    for batch in given.progress("weighing", len(batches))(batches):
+        log_probability = given.task.drawing(count_of(batch), generator)
+        for places in torch.arange(count_of(batch)).split(PART):
+            part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
+            with torch.enable_grad(), probing(model, visit):
+                output = call(model, to(part, device_of(model)))
+                log_probability(output, places).backward()
+    return found
+
+
+def with_steps(neuron: Neuron, factor: float) -> Neuron:
+    """The same neuron with steps this much larger."""
+    return neuron._with({"positive": neuron.positive * factor, "negative": neuron.negative * factor})
+
+
+def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
+    """The curve with its loss times what errors do together at each step, by the logarithms of both."""
+    known = torch.tensor([log(factor) for factor in FACTORS])
+    at = (curve.steps.clamp(min=1e-30).log() - log_step).clamp(float(known[0]), float(known[-1]))
+    right = torch.bucketize(at.contiguous(), known).clamp(1, len(FACTORS) - 1)
+    share = (at - known[right - 1]) / (known[right] - known[right - 1])
+    logs = ratio.log().to(curve.loss)
+    return replace(curve, loss=curve.loss * torch.lerp(logs[right - 1], logs[right], share.to(logs)).exp())
+
+
+@calibration_pass("weigh", needs=("allocate",))
+def weigh(state: PassState, given: PassContext) -> PassState:
+    """allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)².
+
+    Errors that have one sign in many places, as those of values that are too small to fire, add up over tokens and
+    pixels, and do far more than independent ones. The result is kept if it is nearer to the original network on inputs
+    that no step was chosen by.
+    """
+    goal, (before, curves) = least(state, given), curves_before(given)
+    found: Curves = {}
+    for site, together in coherence(state, given).items():
+        t = state.thresholds[site]
+        step = (t.positive if bool((t.positive > 0).any()) else t.negative) * state.scale(site)
+        log_step = step.clamp(min=1e-30).log()
+        found[site] = [weighted(curve, log_step, together.ratio()) for curve in curves[site]]
+    for site in curves:
+        found.setdefault(site, curves[site])
+    other = allocated(before, given, found, goal)
+    judges = [given.inputs[i] for i in held_out("weigh", given)[1]]
+    return min((state, other), key=lambda each: divergence(each, given, judges))

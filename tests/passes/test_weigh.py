@@ -1,0 +1,123 @@
+"""What errors do together: against a sum by hand, and at equal energy."""
+
+from __future__ import annotations
+
+import importlib
+from math import log
+
+import pytest
+import torch
+from small_networks import attention, start, tokens
+from torch import nn
+
+from onespike import convert, runs
+from onespike.adapters import load_model
+from onespike.neurons import ScaleFire
+from onespike.passes import chain
+from onespike.passes.allocate import Curve
+from onespike.passes.budget import spending
+from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
+from onespike.runtime.forward import evaluating
+from onespike.tasks import limit
+
+FAST = ("nearest", "layout", "center", "allocate")
+
+
+class Pooled(nn.Module):
+    """Tokens that are averaged in the end, so that errors of one sign add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.out = nn.Linear(6, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x):
+        x = self.out(self.hidden(self.embed(x).relu()).relu()).relu()
+        return self.head(x.mean(1)) * 6
+
+
+def pooled() -> nn.Module:
+    torch.manual_seed(3)
+    return Pooled().eval()
+
+
+def pictures(count: int, seed: int) -> list[torch.Tensor]:
+    """Each input has a mean of its own, which all of its 32 tokens share."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 1, 6, generator=generator) + 0.5 * torch.randn(count, 32, 6, generator=generator)
+    return list(x.split(16))
+
+
+def divergence(model, state, inputs) -> float:
+    snn = convert(model, state.thresholds, state.recipe)
+    with evaluating(snn), evaluating(model):
+        p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_sums_are_those_by_hand():
+    effect, row = torch.tensor([[1.0, 2.0, -1.0], [3.0, 0.0, 1.0]]), Together.none()
+    row.add(2, effect)
+    assert float(row.joint[2]) == 2**2 + 4**2 and float(row.apart[2]) == 6 + 10
+    inputs = 16**2 / (6**2 + 10**2)
+    assert float(row.ratio()[2]) == pytest.approx((20 / 16) ** (inputs / (inputs + DOUBT)))
+    assert not row.joint[0]
+
+
+def test_gradients_meet_errors_at_every_site():
+    """Σ J·e by automatic differentiation along the error itself."""
+    model, inputs = pooled(), pictures(8, 0)[0].split(4)
+    state, given = start(model, list(inputs), budget=0.2)
+    site = "out:linear0_input"
+    found = coherence(state, given)[site]
+    generator = torch.Generator().manual_seed(2)
+    drawing = given.task.drawing(4, generator)
+    snn = convert(model, state.thresholds, state.recipe)
+    neuron = snn.out.neurons["linear0_input"]
+    joint = torch.zeros(len(FACTORS)).double()
+    for batch in inputs:
+        x = model.hidden(model.embed(batch).relu()).relu().detach().requires_grad_()
+        drawing(model.head(model.out(x).relu().mean(1)) * 6, torch.arange(4)).backward()
+        for i, factor in enumerate(FACTORS):
+            e = with_steps(neuron, factor)(x.detach()) - x.detach()
+            joint[i] += (x.grad * e).flatten(1).sum(1).double().square().sum()
+        if batch is inputs[0]:
+            drawing = given.task.drawing(4, generator)
+    assert torch.allclose(found.joint, joint, rtol=1e-4)
+
+
+def test_steps_of_a_neuron_grow():
+    cell = ScaleFire(0.5, 0.25, levels=(1, 2, 3))
+    assert [float(side) for side in with_steps(cell, 2.0).thresholds()] == [1.0, 0.5]
+    assert float(cell.positive) == 0.5
+
+
+def test_a_curve_is_weighted_by_its_steps():
+    steps = torch.tensor([[1.0], [2.0], [4.0], [64.0]])
+    curve = Curve((1, 2), steps, torch.ones(4, 1), torch.ones(4, 1), True)
+    ratio = torch.tensor([1.0, 1.0, 2.0, 8.0, 32.0]).double()
+    found = weighted(curve, torch.tensor([log(2.0)]), ratio).loss.flatten()
+    assert torch.allclose(found, torch.tensor([1.0, 2.0, 8.0, 32.0]))  # ½, 1, 2 and beyond 4 times the step
+    between = weighted(curve, torch.tensor([log(2.0) + log(2) / 2]), ratio).loss.flatten()
+    assert float(between[1]) == pytest.approx(2**0.5)
+
+
+def test_a_trained_transformer_at_equal_energy():
+    """The bundled vision transformer averages its tokens, and its last layers' errors have one sign in many of them."""
+    loaded = load_model("bundled:cifar10-vit")
+    every = runs.Inputs(limit(runs.choose("bundled:cifar10-calibration", None), 160), loaded, 32)
+    inputs, others = [every[i] for i in range(3)], [every[i] for i in (3, 4)]
+    model = loaded.model.eval()
+    state, given = start(model, inputs, budget=0.1)
+    plain, better = chain(state, given, FAST), chain(state, given, (*FAST, "weigh"))
+    assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
+    assert spending(better, given) == pytest.approx(spending(plain, given), rel=0.02)
+
+
+def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, budget=0.2)
+    pass_ = importlib.import_module("onespike.passes.weigh")
+    plain = chain(state, given, FAST)
+    monkeypatch.setattr(pass_, "divergence", lambda each, given, judges: float(each is not plain))
+    assert pass_.weigh(plain, given) is plain
