@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 CPU_BUILDS := $(shell sed -n -e 's/^torch==.*/&+cpu/p' -e 's/^torchvision==.*/&+cpu/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix bench check docs format clean
+.PHONY: help demo test matrix bench check docs package format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -36,6 +36,12 @@ check: $(READY) ## format, lint, types and import contracts
 
 docs: $(READY) ## build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package: ## build the wheel and the source distribution into dist/
+	$(PYTHON) -m venv .venv-package && .venv-package/bin/pip install --disable-pip-version-check --quiet 'setuptools>=77'
+	mkdir -p dist
+	.venv-package/bin/python -c "import setuptools.build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"
+	rm -rf .venv-package
 
 format: $(READY) ## write the format and the lint fixes that are safe
 	$(BIN)/ruff format

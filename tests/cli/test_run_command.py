@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from command_line import CALIBRATION, TEST, VIT
 
-from onespike.cli.plan import good, searches
+from onespike.cli.plan import searches
 from onespike.recipe import preset
 from onespike.report import record as report_record
 from onespike.runs import storage
@@ -90,10 +91,6 @@ def test_when_it_searches(recipe, does):
     assert searches(recipe) is does
 
 
-def test_the_default_has_the_passes_that_take_no_training():
-    assert "allocate" in good().passes and "tune" not in good().passes and good().budget
-
-
 @pytest.mark.parametrize("stopped", ["before", "after"])
 def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     """Ctrl-C in the second command; and right after the first, before that is written down."""
@@ -158,9 +155,32 @@ def test_damage_is_named(cli, tmp_path, monkeypatch):
 
 def test_held_out_images_of_an_evaluation(cli, tmp_path, images):
     out = tmp_path / "run"
-    assert cli("convert", VIT, "--calibrate", images, "--limit", 2, "--out", out).code == 0
+    assert (
+        cli("convert", VIT, "--preset", "sformer", "--calibrate", images, "--limit", 2, "--out", out).code
+        == 0
+    )
     shown = cli("evaluate", out, "--data", images, "--held-out")
     assert shown.code == 0 and ", 8 images," in shown.out and "note: " not in shown.out
     assert "note: 2 of these images" in cli("evaluate", out, "--data", images).out
     message = cli("report", out, "--held-out").message()
     assert message == "--held-out says which images of --data to take. Give both."
+
+
+def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
+    """The command itself has tests of its own."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    typed = []
+    monkeypatch.setattr(
+        "onespike.cli.run._type", lambda words: typed.append(words) or Path("run").mkdir(exist_ok=True)
+    )
+    monkeypatch.setattr("onespike.cli.run._summary", lambda *_: None)
+    assert cli(*SMALL, "--out", "run", "--export", "onxx").message().startswith("unknown format 'onxx'")
+    result = cli(*SMALL, "--out", "run", "--export", "onnx", "--export", "pt2")
+    assert result.code == 0, result.err
+    out = ("run/export/network.onnx", "run/export/network.pt2")
+    assert typed[2:] == [
+        ("export", "run", "--format", "onnx", "--out", out[0]),
+        ("export", "run", "--format", "pt2", "--out", out[1]),
+    ]

@@ -35,7 +35,7 @@ from onespike.recipe import PASS, Recipe
     "onespike convert transformers:SmolLM2-135M --pretrained \\\n    --calibrate text.txt --length 512 --limit 32 --out run",
     shared=True,
 )
-@recipe_options()
+@recipe_options
 def convert(
     model: Annotated[
         str,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onespike.cli.options import given
-from onespike.recipe import Recipe, preset
+from onespike.recipe import Recipe
 
 TRIALS = 12
 """Of a search without labels, which needs few."""
-
-
-def good() -> Recipe:
-    """The recipe where none is given: all passes that take no training."""
-    best = preset("best")
-    return best.replace(passes=tuple(name for name in best.passes if name != "tune"))
 
 
 def searches(recipe: Recipe) -> bool:
@@ -33,10 +28,11 @@ def plan(
     annotations: Path | None,
     images: int,
     limit: int | None,
+    exports: Mapping[str, str],
     own: tuple[str, ...],
     running: tuple[str, ...],
 ) -> tuple[tuple[str, ...], ...]:
-    """The commands, word by word."""
+    """The commands, word by word; `exports` maps formats to how their files end."""
     from onespike.runs import as_command
 
     words = as_command.recipe_options(recipe)
@@ -52,6 +48,10 @@ def plan(
         commands.append(("search", folder, *asked, *energy, "--resume", *running))
     measured = given(data=data, annotations=annotations, limit=limit)
     commands.append(("report", folder, *measured, "--held-out", *running))
+    commands += [
+        ("export", folder, *given(format=name, out=folder / "export" / f"network{suffix or f'-{name}'}"))
+        for name, suffix in exports.items()
+    ]
     return tuple(tuple(map(str, words)) for words in commands)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,17 +31,8 @@ FILE = inspect.Parameter(
 )
 
 
-def recipe_options(
-    start: Callable[[], Recipe] | None = None,
-) -> Callable[[Callable[..., Next]], Callable[..., Next]]:
-    """Gives a command one option per field of the recipe, and --recipe, in place of its parameter `recipe`.
-
-    Where neither --preset nor --recipe is given the recipe starts from `start()`.
-    """
-    return partial(_with_options, start)
-
-
-def _with_options(start: Callable[[], Recipe] | None, function: Callable[..., Next]) -> Callable[..., Next]:
+def recipe_options(function: Callable[..., Next]) -> Callable[..., Next]:
+    """A command with one option per field of the recipe, and --recipe, in place of its parameter `recipe`."""
     signature, fields = inspect.signature(function, eval_str=True), options(Recipe)
     made = [
         inspect.Parameter(
@@ -58,7 +49,7 @@ def _with_options(start: Callable[[], Recipe] | None, function: Callable[..., Ne
     @wraps(function)
     def run(**values: Any) -> Next:
         words, file = {name: values.pop(name) for name in fields}, values.pop("recipe")
-        return function(**values, recipe=recipe_of(words, file, start))
+        return function(**values, recipe=recipe_of(words, file))
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": Next}
@@ -73,9 +64,7 @@ def _annotation(name: str, option: Option) -> Any:
     return Annotated[(list[str] if option.repeated else kind) | None, shown]
 
 
-def recipe_of(
-    words: dict[str, Any], file: Path | None = None, start: Callable[[], Recipe] | None = None
-) -> Recipe:
+def recipe_of(words: dict[str, Any], file: Path | None = None) -> Recipe:
     """The recipe that the options give: a preset or a file, and what differs from it."""
     changes: dict[str, Any] = {
         name: tuple(map(option.read, words[name])) if option.repeated else option.read(words[name])
@@ -84,8 +73,6 @@ def recipe_of(
     }
     from onespike.runs.recipe_file import read_recipe
 
-    if file is None and "preset" not in changes and start is not None:
-        return start().replace(**changes)
     if file is None:
         return preset(changes.pop("preset", DEFAULT), **changes)
     if "preset" in changes:

@@ -12,7 +12,7 @@ import typer
 from onespike.cli import output
 from onespike.cli.commands import Next, app, command, following, processes_of
 from onespike.cli.options import Annotations, BatchSize, Device, Limit, given
-from onespike.cli.plan import good, images_wanted, plan, searches
+from onespike.cli.plan import images_wanted, plan, searches
 from onespike.cli.recipe_options import recipe_options
 from onespike.cli.reported import FOLDER, reported
 from onespike.errors import UsageError
@@ -34,11 +34,11 @@ class _Plan:
 
 @command(
     "onespike run bundled:cifar10-vit --data bundled:cifar10-test \\\n    --calibrate bundled:cifar10-calibration --out run",
-    "onespike run timm:vit_base_patch16_224 --pretrained --data imagenet/val \\\n    --budget 0.2",
+    "onespike run timm:vit_base_patch16_224 --pretrained --data imagenet/val \\\n    --max-drop 1% --export onnx",
     interrupted="what is finished is kept. Run the same command again to go on.",
     needs="onespike.runs",
 )
-@recipe_options(start=good)
+@recipe_options
 def run(
     model: Annotated[
         str,
@@ -71,13 +71,19 @@ def run(
     images: Annotated[
         int, typer.Option(metavar="N", help="How many images to calibrate on.")
     ] = CALIBRATION_IMAGES,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMAT", help="Also write it in a format of `onespike list formats`; may be repeated."
+        ),
+    ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
 ) -> Next:
     """Convert a network, measure it and write its report.
 
-    Runs convert, search (where λ is to be found), and report, and says each command before it runs it.
+    Runs convert, search (where λ is to be found), report, and export if asked, and says each command before.
     Images that calibration or a search has used are not measured on. After Ctrl-C the same command
     goes on where it stopped.
     """
@@ -85,6 +91,7 @@ def run(
         raise UsageError("run works in one process. Launch `onespike convert` and `evaluate` in several.")
     if images < 1:
         raise UsageError(f"--images must be at least 1, not {images}.")
+    exports = _suffixes(export or [])
     folder = out or Path(f"{Path(model.partition(':')[2]).stem or 'network'}-spiking")
     running = given(
         batch_size=None if batch_size == 16 else batch_size, device=None if device == "cpu" else device
@@ -95,7 +102,7 @@ def run(
     wanted = images_wanted(images, found, shared, searches(recipe))
     commands = plan(
         model, folder, recipe, data=data, calibrate=calibrate or data, annotations=annotations, images=wanted,
-        limit=limit, own=own, running=running,
+        limit=limit, exports=exports, own=own, running=running,
     )  # fmt: skip
     follow(folder, commands)
     _summary(folder, recipe)
@@ -128,6 +135,8 @@ def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
                 output.note(f"{shown} (done before)")
                 continue
             write_atomically(journal, sealed({"commands": commands, "done": number - 1}))
+            if number > 1 and "--out" in words and Path(words[words.index("--out") + 1]).exists():
+                continue  # it ended right after this command
             output.note(shown)
             _type(words)
     finally:
@@ -142,6 +151,15 @@ def _type(words: tuple[str, ...]) -> None:
     chosen = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
     with following(), chosen.make_context(words[0], list(words[1:])) as context:
         chosen.invoke(context)
+
+
+def _suffixes(formats: list[str]) -> dict[str, str]:
+    """Format → how its file ends; one that is unknown, or not installed, is refused before the work starts."""
+    if not formats:
+        return {}
+    from onespike.deploy.exports.base import prepare
+
+    return {name: prepare(name, None)[0].suffix for name in formats}
 
 
 def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tuple[str, ...]:
@@ -176,3 +194,5 @@ def _summary(folder: Path, recipe: Recipe) -> None:
         f"energy         {figure(evaluation['energy'][column], 3)} ({column}, {evaluation['profile']})"
     )
     output.line(f"report         {folder / FOLDER / 'report.html'}")
+    for file in sorted((folder / "export").glob("network*")):
+        output.line(f"exported       {file}")

@@ -19,7 +19,7 @@ from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.processes import ALONE, Processes
-from onespike.tasks import Metric
+from onespike.tasks import Accuracy, Metric
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def evaluate(
     ann: nn.Module,
     snn: nn.Module,
     batches: Iterable[tuple[Any, Any]],
-    metric: Metric,
+    metric: Metric | None = None,
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
     processes: Processes = ALONE,
@@ -75,9 +75,11 @@ def evaluate(
 ) -> Evaluation:
     """Run both networks over (inputs, labels) batches and count every spike on the way, in `ledger` if given.
 
-    Where several processes share the work, each gives its own batches and gets the figures of all of them; the
+    Without a metric both networks are scored as classifiers: accuracy, agreement and KL. What a `DataLoader` yields
+    will do; labels may be None. Where several processes share the work, each gives its own batches and gets the figures of all of them; the
     seconds are then summed over the processes.
     """
+    metric = Accuracy() if metric is None else metric
     if processes.count > 1 and not hasattr(metric, "merge"):
         raise UsageError(
             f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
