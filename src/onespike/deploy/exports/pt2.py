@@ -95,3 +95,25 @@ def write(request: Request, file: Path) -> Foreign:
         return tensors(call(again, batch))
 
     return Foreign(f"torch {torch.__version__}", run, _answer(other, recorded.sites), notes)
+
+
+@export_format("aoti", suffix=".pt2")
+def write_compiled(request: Request, file: Path) -> Foreign:
+    """torch.export compiled ahead of time by AOTInductor, for processors of this kind."""
+    program, probed, recorded, notes = _programs(request)
+    facts = {f"onespike.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in request.facts.items()}
+    again, other = _compiled(program, file, facts), _compiled(probed, file.with_name("probed.pt2"), {})
+    file.with_name("probed.pt2").unlink()
+
+    def run(batch: Any) -> list[Tensor]:
+        return tensors(call(again, batch))
+
+    return Foreign(f"AOTInductor of torch {torch.__version__}", run, _answer(other, recorded.sites), notes)
+
+
+def _compiled(program: Any, file: Path, facts: dict[str, str]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options: dict[str, Any] = {"aot_inductor.metadata": facts}
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+        return torch._inductor.aoti_load_package(str(file))
