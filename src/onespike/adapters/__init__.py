@@ -4,6 +4,7 @@ from onespike.adapters import bundled, detectron2, timm, torchvision, transforme
 from onespike.adapters.base import ADAPTERS, Adapter, LoadedModel, Source, adapter, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
 from onespike.adapters.normalize import KNOWN, Normalization, exchanged, normalization, renormalized
+from onespike.adapters.resize import resized
 
 __all__ = [
     "ADAPTERS",
@@ -21,6 +22,7 @@ __all__ = [
     "normalization",
     "read_checkpoint",
     "renormalized",
+    "resized",
     "timm",
     "torchvision",
     "transformers",

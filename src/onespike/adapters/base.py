@@ -45,6 +45,8 @@ class LoadedModel:
         replaced: the library's own mean and deviation, where the user gave others.
         length: tokens that the network is fed with at once; None for one that does not read text.
         of_length: the same network, fed with another number of tokens.
+        size: the shorter side that images are resized to and the crop, where the user gave them.
+        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
     """
 
     model: nn.Module
@@ -63,6 +65,8 @@ class LoadedModel:
     class_ids: tuple[str, ...] | None = None
     length: int | None = None
     of_length: Callable[[int], LoadedModel] | None = None
+    size: tuple[int, int] | None = None
+    doubt: str = ""
 
     def with_length(self, length: int) -> LoadedModel:
         """The same network, fed with this many tokens at once."""

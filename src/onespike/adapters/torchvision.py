@@ -68,7 +68,16 @@ def load(name: str, source: Source) -> LoadedModel:
         class_names=tuple(published.meta["categories"]),
         class_ids=imagenet_synsets(published.meta["categories"]),
         published_top1=metrics.get("acc@1") if source.pretrained else None,
+        doubt=_doubt(models.get_model_weights(name)) if source.file else "",
     )
+
+
+def _doubt(every: Any) -> str:
+    """How the preprocessing of published weights differs; nothing where it does not."""
+    sizes = {w.name: (w.transforms().resize_size[0], w.transforms().crop_size[0]) for w in every}
+    if len(set(sizes.values())) < 2:
+        return ""
+    return ", ".join(f"{name} --resize {resize} --crop {crop}" for name, (resize, crop) in sizes.items())
 
 
 def _detector(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from onespike.cli.options import (
 )
 from onespike.cli.progress import progress
 from onespike.cli.recipe_options import recipe_options
-from onespike.errors import UsageError
+from onespike.errors import OnespikeWarning, UsageError
 from onespike.recipe import PASS, Recipe
 
 
@@ -79,6 +80,15 @@ def convert(
             metavar="DIR", help="Labeled images that judge --max-drop by accuracy.", rich_help_panel=PASS
         ),
     ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Resize the shorter side of images to this, not to its library's size."
+        ),
+    ] = None,
+    crop: Annotated[
+        int | None, typer.Option(metavar="N", help="And feed the network with the middle N pixels.")
+    ] = None,
     mean: Mean = None,
     std: Std = None,
     length: Length = None,
@@ -94,7 +104,7 @@ def convert(
     The weights come from --weights or --pretrained; bundled networks have theirs.
     """
     from onespike import runs
-    from onespike.adapters import load_model, renormalized
+    from onespike.adapters import load_model, renormalized, resized
     from onespike.passes import check_recipe
     from onespike.runtime.devices import check_device
     from onespike.tasks import check
@@ -112,6 +122,16 @@ def convert(
     if length is not None:
         loaded = loaded.with_length(length)
     items = runs.choose(calibrate, limit, loaded.task)
+    if resize is not None or crop is not None:
+        check(loaded.task, "normalization")
+        loaded = resized(loaded, resize, crop)
+    elif loaded.doubt:
+        warnings.warn(
+            f"{model}: its published weights want different preprocessing ({loaded.doubt}), and a file does not say "
+            f"which; this run takes {loaded.preprocessing}. Give --resize and --crop.",
+            OnespikeWarning,
+            stacklevel=1,
+        )
     if mean is not None or std is not None:
         check(loaded.task, "normalization")
         loaded = renormalized(loaded, numbers("mean", mean), numbers("std", std))

@@ -32,6 +32,8 @@ from onespike.sites import Operand
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
 SECONDS = 25 * 60
 """A tuning that takes longer than this ends with the best it has found."""
+HOPELESS = 2
+"""Judgments without any gain over the start after which a tuning is given up."""
 HINGE = 3.0
 FILE = "tune.safetensors"
 ONE = torch.ones(())
@@ -208,7 +210,7 @@ class Training:
         training = self.teacher.training
         self.teacher.eval()
         for _ in self.given.progress("tuning", STEPS)(range(self.step, STEPS)):
-            if self.waited >= PATIENCE or self.seconds > SECONDS:
+            if self.waited >= (PATIENCE if self.gained else HOPELESS) or self.seconds > SECONDS:
                 continue
             started = time.perf_counter()
             self._step()
@@ -224,6 +226,11 @@ class Training:
                 self._keep()
             self.seconds += time.perf_counter() - started
         self.teacher.train(training)
+
+    @property
+    def gained(self) -> bool:
+        """Whether something better than the start was found."""
+        return any(bool(value.any()) for value in self.best.values())
 
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.given.seed * 100003 + self.step)

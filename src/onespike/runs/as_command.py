@@ -49,6 +49,8 @@ def convert_command(
     if (given := changes.pop("normalization", own)) is not None:
         for option, values in zip(("--mean", "--std"), given, strict=True):
             words += [option, ",".join(f"{v:g}" for v in values)]
+    if loaded.size is not None:
+        words += ["--resize", str(loaded.size[0]), "--crop", str(loaded.size[1])]
     words += [] if loaded.length is None else ["--length", str(loaded.length)]
     words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]
     return shlex.join([*words, *recipe_options(pair.recipe.replace(**changes)), "--out", str(out)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from onespike.adapters import LoadedModel
 from onespike.adapters.base import first_line
 from onespike.conversion.network import convert
-from onespike.errors import LoadError, OnespikeError, UsageError, out_of_memory, unknown
+from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, out_of_memory, unknown
 from onespike.passes import no_progress, prepare
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
@@ -26,6 +27,9 @@ from onespike.runtime.devices import place_
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Items
+
+DEPTHWISE = 0.2
+"""Share of depthwise convolutions from which a network is told to need passes."""
 
 
 def convert_network(
@@ -48,6 +52,13 @@ def convert_network(
     """
     ann = place_(loaded.model, device, device_map)
     check_forward(loaded, ann, items)
+    if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
+        warnings.warn(
+            f"{loaded.spec}: {100 * share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
+            "passes such networks lose most of their accuracy. Take --preset fast.",
+            OnespikeWarning,
+            stacklevel=2,
+        )
     judge = None
     if validation is not None:
         labeled = loaded.batches(loaded.task.named(validation, loaded), batch_size, ALONE.part)
@@ -77,6 +88,16 @@ def convert_network(
         "sha256": [digest(item) for item in items],
     }
     return NetworkPair(loaded, ann, snn, recipe, thresholds, data)
+
+
+def depthwise_share(model: nn.Module) -> float:
+    """The share of a network's convolutions that have a filter for each channel.
+
+    >>> depthwise_share(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))
+    0.5
+    """
+    every = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return sum(m.groups == m.in_channels > 1 for m in every) / max(len(every), 1)
 
 
 def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalization, renormalized
+from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalization, renormalized, resized
 from onespike.conversion.network import convert
 from onespike.runs import storage
 from onespike.runs.pair import NetworkPair
@@ -26,6 +26,7 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
             "preprocessing": loaded.preprocessing,
             "published_top1": loaded.published_top1,
             **({} if loaded.length is None else {"length": loaded.length}),
+            **({} if loaded.size is None else {"size": loaded.size}),
             **({} if loaded.replaced is None else {"normalization": normalization(loaded.transform)}),
         },
         recipe=pair.recipe,
@@ -56,6 +57,8 @@ def _load_network(run: storage.Run) -> LoadedModel:
         load_checkpoint_(loaded.model, run.weights_file)
     else:  # under the names that their publisher gave them
         loaded = load_model(spec, weights=run.weights_file, attention=attention)
+    if size := run.network.get("size"):
+        loaded = resized(loaded, *size)
     if given := run.network.get("normalization", run.network.get("normalisation")):  # earlier runs: with an s
         loaded = renormalized(loaded, *given)
     if length := run.network.get("length"):

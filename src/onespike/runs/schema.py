@@ -15,6 +15,7 @@ class Network:
     weights_file: str
     preprocessing: str = ""
     published_top1: float | None = None
+    size: tuple[int, int] | None = None
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     length: int | None = None
 
