@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,39 @@ def test_what_cannot_be_generated(cli, run, vit_run):
     assert "Give one --prompt" in refused(run, "--prompt", "a", "--prompt", "b", "--stream")
     assert "unknown cache 'fixed'" in refused(run, "--prompt", "a", "--cache", "fixed")
     assert "--tokens must be at least 1" in refused(run, "--prompt", "a", "--tokens", 0)
+
+
+def test_questions_of_the_harness(cli, run, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+    rows = [{"q": "the cat sat on the", "choices": ["mat", "ball"], "gold": i % 2} for i in range(6)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "cats.yaml").write_text(
+        f"""task: cats
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "questions.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list: [{{metric: acc}}]
+"""
+    )
+    file = tmp_path / "result.json"
+    found = cli("evaluate", run, "--tasks", "cats", "--task-folder", tmp_path, "--json", file)
+    assert found.code == 0, found.err
+    (row,) = json.loads(file.read_text())["tasks"]
+    assert (row["task"], row["metric"], row["ann"], row["questions"]) == ("cats", "acc", 0.5, 6)
+    assert row["error"] is not None and "cats  acc" in found.out
+    few = partial(
+        importlib.import_module("lm_eval.tasks").TaskManager,
+        include_path=str(tmp_path),
+        include_defaults=False,
+    )
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: few())  # not thousands
+    assert "has no task 'dogs'" in cli("evaluate", run, "--tasks", "dogs").message()
+    assert "Give one of them" in cli("evaluate", run, "--tasks", "cats", "--data", "a").message()
+    assert cli("evaluate", run).message().startswith("evaluate: there is nothing to measure on.")
 
 
 def test_an_encoder_embeds(cli, tmp_path):

@@ -15,12 +15,12 @@ from onespike.cli.options import (
     FILE,
     Annotations,
     BatchSize,
-    Data,
     Device,
     DeviceMap,
     HeldOut,
     Json,
     Limit,
+    MaybeData,
     Prices,
     RunFolder,
     given,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 )
 def evaluate(
     run: RunFolder,
-    data: Data,
+    data: MaybeData = None,
     annotations: Annotations = None,
     limit: Limit = None,
     held_out: HeldOut = False,
@@ -61,6 +61,15 @@ def evaluate(
             help="Also measure the network with 8-bit weights, and W8A8 and W4A4 quantization of the original.",
         ),
     ] = False,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Instead of --data: tasks of lm-evaluation-harness, piqa,arc_easy."
+        ),
+    ] = None,
+    task_folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Task files of your own for --tasks.")
+    ] = None,
     profile: Prices = None,
     picture: Annotated[
         Path | None,
@@ -80,6 +89,10 @@ def evaluate(
     from onespike.runs.search_run import measurable, searched
     from onespike.tasks import check
 
+    if tasks is not None:
+        return _asked(run, tasks, task_folder, data, limit, batch_size, device, json_file)
+    if data is None:
+        raise UsageError("evaluate: there is nothing to measure on. Give --data DIR, or --tasks NAMES.")
     refuse_several(device_map)
     prices = profile_of(profile or DEFAULT)
     if compare and (integer or processes_of().count > 1):
@@ -126,6 +139,51 @@ def evaluate(
     if picture is not None:
         output.line(f"picture        {picture}")
     return "report", run, *given(data=data, annotations=annotations, limit=limit)
+
+
+def _asked(
+    run: Path,
+    names: str,
+    folder: Path | None,
+    data: str | None,
+    limit: int | None,
+    batch_size: int,
+    device: str,
+    json_file: Path | None,
+) -> Next:
+    """Both networks on questions, in place of inputs."""
+    from onespike import runs
+    from onespike.adapters.harness import harness
+    from onespike.energy.ledger import metered
+    from onespike.tasks import check
+
+    if data is not None:
+        raise UsageError("--data and --tasks both say what to measure on. Give one of them.")
+    pair = runs.load_run(run, device=device)
+    check(pair.loaded.task, "tasks")
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    with metered(pair.snn) as ledger:
+        rows = harness(
+            pair.loaded, {"ann": pair.ann, "snn": pair.snn}, wanted, folder=folder, limit=limit, batch_size=batch_size
+        )  # fmt: skip
+    ratio = ledger.ratio(pair.recipe.energy)
+    if json_file is not None:
+        record = {"tasks": [dataclasses.asdict(row) for row in rows], "energy": {pair.recipe.energy: ratio}}
+        write_atomically(json_file, json.dumps(record, indent=1) + "\n")
+    output.network(pair)
+    output.rows(
+        ("task", "metric", "original", "spiking", "difference", "questions"),
+        [
+            (
+                row.task, row.metric, f"{row.ann:.4f}", f"{row.snn:.4f}",
+                f"{row.difference:+.4f}" + ("" if row.error is None else f" ± {row.error:.4f}"), str(row.questions),
+            )
+            for row in rows
+        ],
+        left=2,
+    )  # fmt: skip
+    output.line(f"energy         {ratio:.3f} ({pair.recipe.energy}), over all questions")
+    return "report", run
 
 
 def _compared(pair: NetworkPair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:

@@ -59,6 +59,7 @@ class Classification:
     positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
     cannot: ClassVar[Mapping[str, str]] = {
+        "tasks": "--tasks asks questions of a language model, and this network classifies. Leave it out.",
         "generate": "generate: this network classifies, and writes no text. Leave it to a language model.",
         "picture": "--picture draws boxes, and this network classifies. Leave it out.",
     }

@@ -60,6 +60,7 @@ class Detection:
     positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:scenes-calibration", "bundled:scenes-test")
     cannot: ClassVar[Mapping[str, str]] = {
+        "tasks": "--tasks asks questions of a language model, and this network finds objects. Leave it out.",
         "generate": "generate: this network finds objects, and writes no text. Leave it to a language model.",
         "calibrate": "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",
         "compile": "search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "

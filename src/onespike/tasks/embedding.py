@@ -170,6 +170,7 @@ class Embedding:
     positional: ClassVar[bool] = False
     bundled: ClassVar[tuple[str, str]] = ("", "")
     cannot: ClassVar[Mapping[str, str]] = {
+        "tasks": "--tasks asks questions of a language model, and this network embeds texts. Leave it out.",
         "picture": "--picture draws boxes, and this network embeds texts. Leave it out.",
         "normalization": "--mean and --std are for images, and this network reads text. Leave them out.",
         "generate": "generate: this network embeds texts, and writes none. Leave it to a language model.",

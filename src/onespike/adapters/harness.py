@@ -1,0 +1,150 @@
+"""lm-evaluation-harness: both networks on its tasks, question by question."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from onespike.adapters.base import LoadedModel, first_line, require
+from onespike.errors import DataError, UsageError
+
+EXTRA = "harness"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of one task, of both networks on the same questions.
+
+    Attributes:
+        task: its name in the harness.
+        metric: such as `acc`.
+        ann: of the original network.
+        snn: of the spiking network.
+        questions: how many there were.
+        error: the standard error of the difference, paired question by question; None where it has no such form.
+    """
+
+    task: str
+    metric: str
+    ann: float
+    snn: float
+    questions: int
+    error: float | None
+
+    @property
+    def difference(self) -> float:
+        return self.snn - self.ann
+
+
+def harness(
+    loaded: LoadedModel,
+    networks: dict[str, nn.Module],
+    names: Sequence[str],
+    *,
+    folder: Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 1,
+) -> list[Compared]:
+    """Both networks (`ann`, `snn`) on tasks of lm-evaluation-harness.
+
+    Args:
+        loaded: where they come from: its tokenizer is theirs.
+        networks: the two.
+        names: of the tasks.
+        folder: with task files of one's own.
+        limit: questions of each task.
+        batch_size: of one forward.
+    """
+    library = require("lm_eval", EXTRA, "--tasks")
+    from lm_eval.tasks import TaskManager
+
+    own = None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
+    if own is not None and all(name in own.all_tasks for name in names):
+        manager = own  # the library has thousands of its own, and reads a file for each
+    else:
+        manager = TaskManager(include_path=None if folder is None else str(folder))
+    missing = [name for name in names if name not in manager.all_tasks]
+    if missing:
+        raise UsageError(
+            f"--tasks: lm-evaluation-harness has no task {missing[0]!r}. "
+            "See `lm_eval ls tasks`, or give --task-folder with a file of your own."
+        )
+    found = {
+        key: _scores(library, loaded, model, names, manager, limit, batch_size)
+        for key, model in networks.items()
+    }
+    return [row for name in names for row in _compared(name, found["ann"], found["snn"])]
+
+
+def _scores(
+    library: Any,
+    loaded: LoadedModel,
+    model: nn.Module,
+    names: Sequence[str],
+    manager: Any,
+    limit: int | None,
+    batch_size: int,
+) -> dict[str, Any]:
+    from lm_eval.models.huggingface import HFLM
+
+    task: Any = loaded.task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        try:
+            wrapped = HFLM(
+                pretrained=model,
+                tokenizer=task.tokenizer.tokenizer,
+                backend="causal",
+                max_length=task.context,
+                batch_size=batch_size,
+            )
+            found: dict[str, Any] = library.simple_evaluate(
+                wrapped, tasks=list(names), task_manager=manager, limit=limit, bootstrap_iters=0
+            )
+        except Exception as error:  # whatever the harness, its data and the hub may raise
+            raise DataError(
+                f"--tasks: lm-evaluation-harness failed ({first_line(error)}). Check that its data can be fetched."
+            ) from error
+    return found
+
+
+def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compared]:
+    """The figures of a task that are numbers, with their paired error where each question has one of its own."""
+    rows = []
+    for key, value in ann["results"][name].items():
+        metric, _, filter_ = key.partition(",")
+        if not filter_ or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        both = [
+            {s["doc_id"]: s.get(metric) for s in part["samples"][name] if s.get("filter", filter_) == filter_}
+            for part in (ann, snn)
+        ]
+        pairs = [(both[0][k], both[1].get(k)) for k in both[0]]
+        rows.append(
+            Compared(
+                name, metric, float(value), float(snn["results"][name][key]), len(pairs), _paired_error(pairs)
+            )
+        )
+    return rows
+
+
+def _paired_error(pairs: Sequence[tuple[Any, Any]]) -> float | None:
+    """The standard error of the mean difference.
+
+    >>> round(_paired_error([(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)]), 3)
+    0.25
+    """
+    if len(pairs) < 2 or not all(isinstance(v, (int, float)) for pair in pairs for v in pair):
+        return None
+    differences = [b - a for a, b in pairs]
+    mean = sum(differences) / len(differences)
+    variance = sum((d - mean) ** 2 for d in differences) / (len(differences) - 1)
+    return math.sqrt(variance / len(differences))
