@@ -380,7 +380,7 @@ USAGE = {
     ("convert",): "Missing argument 'MODEL'.",
     ("convert", VIT, "--out", "run"): "Missing option '--calibrate'.",
     ("convert", VIT, "--calibrate", CALIBRATION): "Missing option '--out'.",
-    ("evaluate", "run"): "Missing option '--data'.",
+    ("doctor", "run"): "Missing option '--data'.",
     ("evaluate", "run", "--data", TEST, "--limit", "few"): "Invalid value for '--limit': ",
     ("inspect",): "Missing argument 'RUN'.",
     ("inspect", "run", "--shiny"): "No such option: --shiny",
