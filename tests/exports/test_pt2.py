@@ -18,6 +18,7 @@ CASES = {
     "convolutions": (Convolutions, None, False),
     "convolutions on integers": (Convolutions, None, True),
     "affine attention on integers": (Attention, AFFINE, True),
+    "steps by token": (Attention, Recipe(passes=("nearest", "tokens")), False),
 }
 
 

@@ -154,13 +154,12 @@ class Neurons(Places, Visitor):
 
     def fire(self, operand: Operand, x: Tensor) -> tuple[Tensor, Tensor]:
         """The signed counts of one step, for those who count them, and the value passed on."""
-        neuron: Any = self.standing(operand, x)
+        neuron: Any = self.standing(operand)
         current = x.detach()  # firing has no gradient: it passes straight through
         if self.clock is not None:
             fired, value = self.clock.fire(self.owner, operand.site.key, neuron, current)
         else:
-            fired = neuron.counts(current)
-            value = neuron.decode(fired, x.dtype)
+            fired, value = neuron.fired(current)
         return fired, neuron.straight(value, x)
 
     @property

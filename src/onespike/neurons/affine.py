@@ -121,14 +121,19 @@ class AffineFire(ScaleFire):
         """±G(|x − center|/(gain·step±) + ½)."""
         return super().plain_counts(self._scaled(x)[0])
 
+    def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The counts, and offset + gain·step±·counts."""
+        counts = self.counts(x)
+        return counts, self.code()._replace(gain=self._scaled(x)[1], typical=None).decode(counts, x.dtype)
+
     def plain(self, x: Tensor) -> Tensor:
-        """offset + gain·step±·counts."""
+        """The value in torch's operations."""
         scaled, gain = self._scaled(x)
         return self.code()._replace(gain=gain, typical=None).decode(super().plain_counts(scaled), x.dtype)
 
     def mirrored_counts(self, x: Tensor) -> Tensor:
         """Mirrored at the center."""
-        y = (x.float() - self.center) / self.gain
+        y = self._scaled(x)[0]
         return super().plain_counts(y) - super().plain_counts(-y)
 
     def code(self) -> Code:

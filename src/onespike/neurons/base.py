@@ -252,6 +252,11 @@ class Neuron(Float32):
         """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""
         return self.fused(x, decoded=True)
 
+    def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The signed counts, and their value in the type of x."""
+        counts = self.counts(x)
+        return counts, self.decode(counts, x.dtype)
+
     def plain(self, x: Tensor) -> Tensor:
         """`decode(counts(x))` in the type of x."""
         return self.decode(self.counts(x), x.dtype)
