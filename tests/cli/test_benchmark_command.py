@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+import torch
 from command_line import TEST, Command
+from torch import nn
 
 
 def test_forms_in_one_table(cli: Command, vit_run: Path, tmp_path: Path) -> None:
@@ -26,3 +30,20 @@ def test_refusals(cli: Command, vit_run: Path) -> None:
     assert cli(*words, 1).message() == (
         "benchmark: at least two inputs are needed. Give a larger --limit or --batch-size."
     )
+
+
+def test_a_form_that_fails_is_listed_with_the_reason(
+    cli: Command, vit_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(network: nn.Module) -> Callable[..., object]:
+        def run(*_: object) -> object:
+            raise RuntimeError("no C++ compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("onespike.runs.benchmark_run._bytes", lambda network: 1)
+    words = ("benchmark", vit_run, "--data", TEST, "--limit", 2, "--forms", "eager,compiled")
+    done = cli(*words)
+    assert done.code == 0, done.err
+    assert "compiled: torch.compile fails on this network (no C++ compiler)." in done.out

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, Attention, Convolutions, Deep, small
+from exports.small import AFFINE, Attention, Convolutions, Deep, InPlace, small
 from onespike.deploy.exports import Exported
 from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
 from onespike.errors import LoadError, UsageError
@@ -25,6 +25,8 @@ CASES = {
     "attention": (Attention, None),
     "affine attention": (Attention, AFFINE),
     "affine convolutions": (Convolutions, AFFINE),
+    "in place": (InPlace, None),
+    "in place, affine": (InPlace, AFFINE),
     "a chain": (Deep, Recipe(percentile=0.0)),
 }
 

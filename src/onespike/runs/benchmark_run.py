@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from onespike.adapters.base import first_line
 from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
 from onespike.deploy.exports.comparison import in_form_of
 from onespike.deploy.integer import optimize
-from onespike.errors import OnespikeError, UsageError, unknown
+from onespike.errors import OnespikeError, UsageError, out_of_memory, unknown
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
 from onespike.runs.evaluating import metric_for
@@ -100,11 +101,9 @@ def benchmark_pair(
         made: list[Form] = []
         for name in progress("preparing", len(chosen))(chosen):
             try:
-                made.append(_form(name, pair, batches[0][0], Path(folder)))
-                made[-1].run(batches[0][0])
+                made.append(_tried(_form(name, pair, batches[0][0], Path(folder)), batches[0][0]))
             except OnespikeError as error:
                 rows[name] = Row(name, refused=str(error))
-                made = [form for form in made if form.name != name]
         metrics = {form.name: metric_for(pair, items) for form in made}
         for inputs, labels in progress("scoring", len(batches))(batches):
             expected = call(pair.ann, inputs)
@@ -140,6 +139,17 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
         foreign = known.write(Request(pair.snn, network, [batch], form, facts_of(pair)), file)
     like = call(pair.snn, batch)
     return Form(name, lambda inputs: in_form_of(like, foreign.run(inputs)), size_of(file))
+
+
+def _tried(form: Form, batch: Any) -> Form:
+    """A form that has run once; a compiler compiles only then."""
+    try:
+        form.run(batch)
+    except Exception as error:
+        if form.name != "compiled" or out_of_memory(error):
+            raise
+        raise UsageError(f"torch.compile fails on this network ({first_line(error)}).") from error
+    return form
 
 
 def _bytes(network: nn.Module) -> int:

@@ -177,6 +177,7 @@ def _described(
                 "args": [_argument(a, renamed) for a in node.args],
                 "kwargs": {k: _argument(a, renamed) for k, a in node.kwargs.items() if k not in ("device", "layout", "pin_memory", "memory_format")},
             })  # fmt: skip
+            _without_change(nodes[-1], renamed)
             if op == "spikes.fire":
                 fires[str(node.args[-1])] = node
     results = [renamed.get(name, name) for name in signature.user_outputs]
@@ -203,6 +204,18 @@ def _name(node: fx.Node) -> str:
         text = str(target)
         return text.removesuffix(".default") if text.startswith("spikes.") else text
     return getattr(target, "__name__", str(target))
+
+
+def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
+    """Write an operation that changes its first argument as one that does not: whoever reads it next reads the result."""
+    space, name, *overload = node["op"].split(".") if "." in node["op"] else ("", node["op"])
+    if not name.endswith("_") or name.endswith("__"):
+        return
+    node["op"] = ".".join((space, name.removesuffix("_"), *overload))
+    changed = node["args"][0][VALUE]
+    for known in [k for k, v in renamed.items() if v == changed]:
+        renamed[known] = node["name"]
+    renamed[changed] = node["name"]
 
 
 def _kind(node: Any) -> str:
