@@ -407,6 +407,7 @@ def test_figures_replace_figures_only(cli, tmp_path, vit_run):
         )
         assert place.read_bytes() == before
     out = tmp_path / "figures.json"
+    out.write_text("[]")
     for _ in range(2):
         assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", out).code == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -36,10 +36,10 @@ def try_json(path: Path) -> None:
     if not path.is_file() or not path.stat().st_size:
         return
     try:
-        record = parse(dict[str, Any], path.read_bytes(), path, "")
+        record = parse(object, path.read_bytes(), path, "")
     except LoadError:
-        record = {SEAL: ""}
-    if SEAL in record:
+        record = None
+    if not isinstance(record, (dict, list)) or SEAL in record:
         raise UsageError(f"{path} exists and holds no figures. Choose another --json or remove it.")
 
 
