@@ -12,6 +12,8 @@ import argparse
 import copy
 import io
 import json
+import os
+import platform
 import resource
 import subprocess
 import sys
@@ -47,6 +49,8 @@ LEAST = 45
 """Seconds that a case has in any case: building a network on a busy machine takes many of them."""
 PASS = 6
 """What one step of many takes at most, in forwards of the original network: a guess, to leave out what cannot end."""
+BESIDE = ("eager", "integer")
+"""Forms of the network that keep taking turns with what they are compared with."""
 CLOCK = time.perf_counter
 Forward = Callable[..., Any]
 Variant = tuple[str, Callable[[], Forward]]
@@ -114,14 +118,14 @@ def variants(model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[Variant
 
 def others(name: str, model: nn.Module, x: torch.Tensor, seconds: float) -> Iterator[Variant]:
     """What the converted network is compared with, likewise. Add a line for another comparison."""
-    yield "torchao int8 eager", lambda: _torchao(model, x, seconds)
     yield "ONNX Runtime int8", lambda: _onnxruntime(model, x)
+    yield "torchao int8 compiled", lambda: torch.compile(_torchao(model, x, seconds))
+    yield "torchao int8 eager", lambda: _torchao(model, x, seconds)
     for preset, numbers in STEPS.items() if len(x) == 1 else ():
         for steps in numbers:
             yield f"{preset} T={steps}", lambda p=preset, t=steps: _stepped(model, x, p, t, seconds)
     for steps in STEPS["if"] if name == "resnet18" else ():
         yield f"SpikingJelly T={steps}", lambda t=steps: _spikingjelly(model, x, t)
-    yield "torchao int8 compiled", lambda: torch.compile(_torchao(model, x, seconds))
 
 
 def _integer(snn: nn.Module) -> Forward:
@@ -233,7 +237,7 @@ def speed(
                     best[label] = min(best[label], _clock(forward, x))
                 yield {"seconds": best, "left out": left_out}
         # beside the comparisons only what they are compared with runs on
-        forwards = {label: forward for label, forward in forwards.items() if "eager" in label}
+        forwards = {label: forward for label, forward in forwards.items() if label.split()[-1] in BESIDE}
 
 
 def calibration(name: str, images: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -363,10 +367,32 @@ def against_goals(rows: list[dict[str, Any]], units: str) -> Iterator[str]:
             yield f"{what:<78}{limit:>8.2f}{verdict}"
 
 
+def is_of_goals(case: dict[str, Any]) -> bool:
+    """Whether a goal speaks of this case."""
+    of_goals = {(name, batch) for name, batch, *_ in GOALS}
+    return case["kind"] == "speed" and case["size"] == 224 and (case["name"], case["batch"]) in of_goals
+
+
 def units() -> str:
     """What multiplies integers here."""
     path = kernels.best_path()
     return "no integer units" if path is None else path.name
+
+
+FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+"""What matters to these kernels and to those they are compared with, as Linux names it."""
+
+
+def processor() -> str:
+    """The processor's name and those of its features that matter here, as far as the system tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    has = set((said.get("flags") or said.get("Features") or "").split())
+    name = said.get("model name", platform.machine())
+    return f"{name}, {os.cpu_count()} cores; {' '.join(f for f in FEATURES if f in has) or 'none of ' + ' '.join(FEATURES)}"
 
 
 def main() -> None:
@@ -380,6 +406,9 @@ def main() -> None:
         "--out", type=Path, default=Path("benchmarks/speed.json"), help="where the figures go"
     )
     parser.add_argument("--images", type=int, help="to calibrate on: 32 by default, 8 if quick")
+    parser.add_argument(
+        "--goals", action="store_true", help="the cases that the goals speak of, with all comparisons"
+    )
     parser.add_argument("--only", default="*", help="cases to run, such as 'speed vit-base 8 *'")
     parser.add_argument("--skip", default="", help="variants to leave out, such as 'torchao*'")
     parser.add_argument("--processor-time", action="store_true", help="for a machine that is shared")
@@ -394,10 +423,11 @@ def main() -> None:
     todo = [
         case
         for case in cases(options.quick, options.images or (8 if options.quick else 32))
-        if fnmatch(_label(case), options.only)
+        if fnmatch(_label(case), options.only) and (is_of_goals(case) or not options.goals)
     ]
     budget = min(options.budget, 60) if options.quick else options.budget
     started, rows = time.monotonic(), []
+    print(f"{processor()}; integer products: {units()}; torch {torch.__version__}", flush=True)
     for number, case in enumerate(todo):
         left = budget - (time.monotonic() - started)
         # what a case does not use, later ones may; a third of it for rounds, the rest to build and compile
@@ -417,6 +447,7 @@ def main() -> None:
         rows.append({**case, **result})
         print("\n".join(describe(case, result)), flush=True)
     facts = {
+        "features": processor(),
         "torch": torch.__version__,
         "onespike": onespike.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),

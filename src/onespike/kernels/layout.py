@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -85,9 +86,9 @@ class Plan(NamedTuple):
     def holds(self, constants: Constants, form: Form) -> bool:
         """Whether it was made for these tensors, where they now lie."""
         return (
-            all(mine is given for mine, given in zip(self.constants, constants, strict=True))
+            self.form is form
+            and all(map(is_, self.constants, constants))
             and self.places == addresses(constants)
-            and self.form is form
         )
 
 

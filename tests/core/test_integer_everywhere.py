@@ -1,0 +1,91 @@
+"""Every preset and every pass runs on integers, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from onespike import kernels
+from onespike.deploy.integer import optimize_
+from onespike.errors import UsageError
+from onespike.passes import NEEDS, PASSES
+from onespike.recipe import PRESETS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "passes"))
+from small_networks import attention, convolutional, tokens
+
+pytestmark = pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
+PICTURES = list(torch.randn(48, 2, 4, 4, generator=torch.Generator().manual_seed(2)).split(16))
+CHAINS = [tuple(dict.fromkeys((*NEEDS.get(name, ()), name))) for name in PASSES]
+AT_ONCE = [name for name in PRESETS if onespike.preset(name).steps == 1]
+
+
+def check(model: nn.Module, batches: list[Tensor], recipe: onespike.Recipe) -> None:
+    """All weighted products are integers, each has the bits of its definition, and a result does not depend on its batch."""
+    fast = copy.deepcopy(onespike.spike(model, batches, recipe))
+    done = optimize_(fast, integer_units=True)
+    assert done.integer and not done.simulated, done
+    seen: list[tuple[nn.Module, tuple[Tensor, nn.Module], Tensor]] = []
+    for module in fast.modules():
+        if hasattr(module, "plain") and hasattr(module, "bias") and hasattr(module, "times_up"):
+            module.register_forward_hook(lambda form, given, value: seen.append((form, given, value)))
+    x = batches[0]
+    with torch.inference_mode():
+        whole = fast(x)
+        calls = list(seen)
+        for form, (given, neuron), value in calls:
+            assert torch.equal(value, form.plain(given, neuron)), form
+        one_by_one = torch.cat([fast(one) for one in x.split(1)])
+    assert calls and torch.equal(whole, one_by_one)
+
+
+def recipe_with(chain: tuple[str, ...]) -> onespike.Recipe:
+    return onespike.Recipe(passes=chain, io="spiking")
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[-1])
+def test_every_pass(chain: tuple[str, ...]) -> None:
+    check(attention(), tokens(), recipe_with(chain))
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_every_preset_of_one_step(name: str) -> None:
+    check(attention(), tokens(), onespike.preset(name, io="spiking"))
+    if not onespike.preset(name).passes and not name.startswith("paper"):  # those have another λ
+        check(convolutional(), PICTURES, onespike.preset(name, io="spiking"))
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(AT_ONCE)))
+def test_several_steps_are_refused(name: str) -> None:
+    snn = onespike.spike(convolutional(), PICTURES, onespike.preset(name, fixed=()))
+    with pytest.raises(UsageError, match=r"integer inference is for one timestep\. Convert with steps=1"):
+        onespike.optimize(snn)
+
+
+def test_a_language_model_decodes_what_it_reads() -> None:
+    """With cached keys and values, word by word, and alone or in a batch: the same bits."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    words = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(1))
+    recipe = onespike.Recipe(io="spiking")
+    fast = onespike.convert(model, onespike.calibrate(model, [words], recipe), recipe)
+    assert not optimize_(fast, integer_units=True).simulated
+    with torch.inference_mode():
+        whole, past, parts = fast(words[:2]).logits, None, []
+        assert torch.equal(whole[:1], fast(words[:1]).logits)
+        for word in words[:2].split(1, dim=1):
+            out = fast(word, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            parts.append(out.logits)
+    assert torch.equal(torch.cat(parts, 1), whole)
