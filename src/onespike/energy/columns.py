@@ -233,78 +233,27 @@ def _strict(reading: str, addition: str, width: str) -> Rule:
 FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
 STRICT = "and all that it leaves out: pairs of spikes, analog products and functions, neurons, lanes"
 
+
+def _spiking(name: str, reading: str, meaning: str, strict: bool = False, integer_of: str = "") -> Column:
+    """A column that reads spikes, plain or strict, with float weights or as the integer reading of another one."""
+    charged = INTEGER if integer_of else FLOAT
+    rule = (_strict if strict else _spikes)(reading, *charged)
+    return Column(
+        name, meaning, rule, READINGS[reading], charged[0], sampled=not strict, budget=not strict, integer_of=integer_of
+    )  # fmt: skip
+
+
 for _column in (
-    Column(
-        "counts",
-        "Σ|y|·fan-out additions: a spike of size y is y additions (the paper's column)",
-        _spikes("counts", *FLOAT),
-        READINGS["counts"],
-    ),
-    Column(
-        "nonzero",
-        "Σ[y≠0]·fan-out additions: a graded spike is one; no integer reading, since that would be a multiplication",
-        _spikes("nonzero", *FLOAT),
-        READINGS["nonzero"],
-    ),
-    Column(
-        "binary",
-        "Σ NAF(y)·fan-out additions: signed binary digits on power-of-two lanes, shift and add",
-        _spikes("binary", *FLOAT),
-        READINGS["binary"],
-    ),
-    Column(
-        "strict",
-        f"counts, {STRICT}",
-        _strict("counts", *FLOAT),
-        READINGS["counts"],
-        sampled=False,
-        budget=False,
-    ),
-    Column(
-        "strict-binary",
-        f"binary, {STRICT}",
-        _strict("binary", *FLOAT),
-        READINGS["binary"],
-        sampled=False,
-        budget=False,
-    ),
-    Column(
-        "counts-int8",
-        "counts with 8-bit weights (evaluate --compare measures them), added to 32-bit integers",
-        _spikes("counts", *INTEGER),
-        READINGS["counts"],
-        INTEGER[0],
-        integer_of="counts",
-    ),
-    Column(
-        "binary-int8",
-        "binary with 8-bit weights, likewise",
-        _spikes("binary", *INTEGER),
-        READINGS["binary"],
-        INTEGER[0],
-        integer_of="binary",
-    ),
-    Column(
-        "strict-int8",
-        "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats",
-        _strict("counts", *INTEGER),
-        READINGS["counts"],
-        INTEGER[0],
-        sampled=False,
-        budget=False,
-        integer_of="strict",
-    ),
-    Column(
-        "strict-binary-int8",
-        "strict-binary with 8-bit weights, likewise",
-        _strict("binary", *INTEGER),
-        READINGS["binary"],
-        INTEGER[0],
-        sampled=False,
-        budget=False,
-        integer_of="strict-binary",
-    ),
+    _spiking("counts", "counts", "Σ|y|·fan-out additions: a spike of size y is y additions (the paper's column)"),
+    _spiking("nonzero", "nonzero", "Σ[y≠0]·fan-out additions: a graded spike is one; no integer reading, since that would be a multiplication"),
+    _spiking("binary", "binary", "Σ NAF(y)·fan-out additions: signed binary digits on power-of-two lanes, shift and add"),
+    _spiking("strict", "counts", f"counts, {STRICT}", strict=True),
+    _spiking("strict-binary", "binary", f"binary, {STRICT}", strict=True),
+    _spiking("counts-int8", "counts", "counts with 8-bit weights (evaluate --compare measures them), added to 32-bit integers", integer_of="counts"),
+    _spiking("binary-int8", "binary", "binary with 8-bit weights, likewise", integer_of="binary"),
+    _spiking("strict-int8", "counts", "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats", strict=True, integer_of="strict"),
+    _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict=True, integer_of="strict-binary"),
     Column("w8a8", "comparator: the same MACs as 8-bit integers", _dense("int8"), bits=8),
     Column("w4a4", "comparator: the same MACs as 4-bit integers", _dense("int4"), bits=4),
-):
+):  # fmt: skip
     register(_column)
