@@ -19,7 +19,11 @@ from onespike.cli.options import (
     Length,
     Limit,
     Mean,
+    Model,
+    Pretrained,
+    RandomWeights,
     Std,
+    Weights,
     held_out,
     numbers,
 )
@@ -38,13 +42,7 @@ from onespike.recipe import PASS, Recipe
 )
 @recipe_options
 def convert(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
-        ),
-    ],
+    model: Model,
     calibrate: Annotated[
         str,
         typer.Option(metavar="DIR", help="Folder with images, bundled:cifar10-calibration, or a text file."),
@@ -56,13 +54,9 @@ def convert(
         ),
     ],
     recipe: Recipe,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
-    ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Convert an untrained network.")
-    ] = False,
+    weights: Weights = None,
+    pretrained: Pretrained = False,
+    random_weights: RandomWeights = False,
     reference_weights: Annotated[
         bool,
         typer.Option(

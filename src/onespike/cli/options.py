@@ -45,6 +45,18 @@ def try_json(path: Path) -> None:
 
 FILE, FOLDER, NEW_FOLDER, JSON = (tried(a) for a in (try_file, try_folder, try_new_folder, try_json))
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
+    ),
+]
+Weights = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
+]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Convert an untrained network.")]
 Data = Annotated[
     str,
     typer.Option(
@@ -54,7 +66,7 @@ Data = Annotated[
 MaybeData = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR", help="Images to measure on: one sub-folder a class, or see --annotations; or a text."
+        metavar="DIR", help="Images to measure on: one sub-folder per class, or see --annotations; or a text."
     ),
 ]
 Annotations = Annotated[

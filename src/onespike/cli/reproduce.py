@@ -9,7 +9,7 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Limit
+from onespike.cli.options import Annotations, BatchSize, Limit, Pretrained
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
@@ -35,7 +35,7 @@ def reproduce(
         str | None, typer.Option(metavar="MODEL", help="As in `onespike convert`; a bundled one by default.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="A local checkpoint.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
+    pretrained: Pretrained = False,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Labeled images; the bundled ones by default.")
     ] = None,

@@ -11,7 +11,17 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, app, command, following, processes_of
-from onespike.cli.options import Annotations, BatchSize, Device, Limit, given
+from onespike.cli.options import (
+    Annotations,
+    BatchSize,
+    Device,
+    Limit,
+    Model,
+    Pretrained,
+    RandomWeights,
+    Weights,
+    given,
+)
 from onespike.cli.plan import images_wanted, plan, searches
 from onespike.cli.recipe_options import recipe_options
 from onespike.cli.reported import FOLDER, reported
@@ -40,13 +50,7 @@ class _Plan:
 )
 @recipe_options
 def run(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
-        ),
-    ],
+    model: Model,
     data: Annotated[
         str,
         typer.Option(metavar="DIR", help="What to measure on, with labels: see `onespike evaluate --help`."),
@@ -61,13 +65,9 @@ def run(
         Path | None,
         typer.Option(metavar="RUN", help="The run directory to write; by default the network's name."),
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
-    ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")] = False,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Convert an untrained network.")
-    ] = False,
+    weights: Weights = None,
+    pretrained: Pretrained = False,
+    random_weights: RandomWeights = False,
     images: Annotated[
         int, typer.Option(metavar="N", help="How many images to calibrate on.")
     ] = CALIBRATION_IMAGES,
