@@ -28,7 +28,8 @@ def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
     )  # fmt: skip
     result = cli(*words)
     assert result.code == 0, result.err
-    assert "paper score" in result.out
+    assert "score: top-1 accuracy, %" in result.out
+    assert "paper score" in (tmp_path / "out" / "table-percentile.csv").read_text()
     names = {file.suffix for file in (tmp_path / "out").iterdir()}
     assert names == {".csv", ".json", ".md", ".png"}
 

@@ -94,9 +94,9 @@ def reproduce(
         runs.check_forward(loaded, loaded.model, sets[0])
         bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
         rows, files = run_study(study, bench)
-        output.line(study.title)
-        every = columns_of(rows)
-        columns = [column for column in study.essential or every if column in every]
+        every, metrics = columns_of(rows), {row["metric"] for row in rows if row.get("metric")}
+        output.line(study.title + "".join(f"; score: {metric}" for metric in metrics))
+        columns = [column for column in study.essential or every if column in every and column != "metric"]
         if len(rows) <= 60:
             output.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
         output.line(study.note)
