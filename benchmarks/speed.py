@@ -430,7 +430,7 @@ def main() -> None:
     print(f"{processor()}; integer products: {units()}; torch {torch.__version__}", flush=True)
     for number, case in enumerate(todo):
         left = budget - (time.monotonic() - started)
-        # what a case does not use, later ones may; a third of it for rounds, the rest to build and compile
+        # what a case does not use, later ones may; a quarter of it for each group's rounds, the rest to build and compile
         limit = max(left * case["share"] / sum(other["share"] for other in todo[number:]), LEAST)
         command = [
             sys.executable,
@@ -438,7 +438,7 @@ def main() -> None:
             "--case",
             json.dumps(case),
             "--budget",
-            str(limit / 3),
+            str(limit / 4),
             "--skip",
             options.skip,
         ]

@@ -60,3 +60,11 @@ def test_a_path_that_is_not_exact_is_not_used(monkeypatch: pytest.MonkeyPatch, c
     assert product.PATHS[-1] not in [path.name for path in product.paths()]
     assert "plain C does not multiply exactly here" in caplog.text
     product.paths.cache_clear()
+
+
+def test_a_slower_processor_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    product.paths.cache_clear()
+    monkeypatch.setenv(build.SWITCH, product.PATHS[-1])
+    names = [path.name for path in product.paths()]
+    product.paths.cache_clear()
+    assert names == ([] if build.library() is None else [product.PATHS[-1]])
