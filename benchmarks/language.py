@@ -35,6 +35,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "correct-counts": {"passes": (*PASSES, "correct"), "energy": "counts"},
     "tune-binary": {"passes": (*PASSES, "tune"), "energy": "binary"},
     "tune-counts": {"passes": (*PASSES, "tune"), "energy": "counts"},
+    "steps-binary": {"passes": ("nearest", "layout", "tokens"), "energy": "binary"},
     "plain-layout-binary": {"passes": ("nearest", "layout", "allocate"), "energy": "binary"},
     "plain-tokens-binary": {"passes": ("nearest", "layout", "tokens", "allocate"), "energy": "binary"},
     "no-layout-binary": {"passes": ("nearest", "allocate"), "energy": "binary"},
