@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +169,9 @@ def prepare(name: str, integer: bool | None) -> tuple[Format, bool]:
         )
     for package in known.needs:
         try:
-            importlib.import_module(package)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other libraries, about themselves
+                importlib.import_module(package)
         except ImportError as error:
             raise LoadError(
                 f"export: {name} needs {package}. Install it with: pip install 'onespike[{known.extra}]'"
