@@ -25,3 +25,14 @@ def test_a_run_is_measured_with_integer_weights(cli: Command, vit_run: Path, tmp
 def test_other_devices_are_refused(cli: Command, vit_run: Path) -> None:
     message = cli("evaluate", vit_run, "--data", TEST, "--integer", "--device", "meta").message()
     assert "device 'meta' cannot be used here" in message
+
+
+def test_several_timesteps_are_refused_in_one_sentence(cli: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--calibrate", "bundled:cifar10-calibration", "--limit", 2, "--steps", 2)
+    made = cli("convert", "bundled:cifar10-vit", *options, "--preset", "sformer", "--out", run)
+    assert made.code == 0, made.err
+    result = cli("evaluate", run, "--data", TEST, "--limit", 2, "--integer", "--json", tmp_path / "out.json")
+    assert result.code == 2
+    assert result.err.endswith("integer inference is for one timestep. Convert with --steps 1.\n")
+    assert not (tmp_path / "out.json").exists()
