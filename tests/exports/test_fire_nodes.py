@@ -37,7 +37,7 @@ NEURONS: dict[str, Neuron] = {
     "positive": ScaleFire(0.3, levels=mixed_levels(8)),
     "negative": ScaleFire(0.0, 0.3, levels=mixed_levels(4)),
     "constants": AffineFire(
-        0.5, 0.25, levels=mixed_levels(4), centre=torch.tensor(0.75), gain=torch.tensor([[1.0], [4.0]])
+        0.5, 0.25, levels=mixed_levels(4), center=torch.tensor(0.75), gain=torch.tensor([[1.0], [4.0]])
     ),
     "channel off": ScaleFire(
         torch.tensor([0.5, 0.0]).repeat(5), torch.tensor([0.0, 0.5]).repeat(5), levels=mixed_levels(4)
