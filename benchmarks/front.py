@@ -266,7 +266,7 @@ def main() -> None:
     rows = json.loads(record.read_text()) if record.is_file() else []
     done, bench = {row["name"] for row in rows}, None
     for row in wanted(subject, options.tuned):
-        if row["name"] in done or not any(only in row["name"] for only in options.only.split(",")):
+        if row["name"] in done or not any(only in row["name"] for only in options.only.strip(",").split(",")):
             continue
         bench = bench or Bench(subject, options)
         rows.append(bench.measure(row))
