@@ -54,7 +54,9 @@ def inspect(
     output.network(pair)
     settings = ((k, v) for k, v in pair.recipe.to_dict().items() if k != "version")
     output.line("recipe         " + ", ".join(f"{k}={v}" for k, v in settings))
-    output.line(f"calibrated on  {pair.thresholds.provenance['samples']} images of {pair.data['source']}")
+    output.line(
+        f"calibrated on  {pair.thresholds.provenance['samples']} {pair.loaded.task.unit} of {pair.data['source']}"
+    )
     output.line(f"thresholds     {pair.thresholds.provenance.get('observer', 'unknown')}")
     output.sites(pair.snn)
     return "report", run
