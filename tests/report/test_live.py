@@ -207,3 +207,37 @@ def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
     asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert asked and all(url.startswith((server.url, "data:")) for url in asked)
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_a_text_that_somebody_types(tmp_path, browser):
+    """A network that reads: a text shorter than a window, answered in the browser."""
+    pytest.importorskip("transformers")
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    from language_folders import llama, text
+
+    loaded = load_model(f"transformers:{llama(tmp_path / 'llama')}", pretrained=True).with_length(16)
+    story = str(text(tmp_path / "story.txt", 0, 63))
+    pair = runs.convert_network(
+        loaded, runs.choose(story, None, loaded.task), preset("sformer"), batch_size=4
+    )
+    session = Session(Path("run"), pair)
+    found = session.dropped(b"once upon the time there was", ".txt")
+    assert "of 7 next tokens are the same" in found["answer"]["text"][0] and found["ratio"] > 0
+    with pytest.raises(OnespikeError):
+        session.dropped(b"", ".txt")
+    with LiveServer(session) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        try:
+            browser.get(made.url)
+            browser.find_element(By.ID, "text").send_keys("the cat sat on the mat")
+            browser.find_element(By.ID, "send").click()
+            status = browser.find_element(By.ID, "status")
+            WebDriverWait(browser, 60).until(lambda _: status.text.startswith("Done"))
+            assert "next tokens are the same" in browser.find_element(By.ID, "words").text
+        finally:
+            made.shutdown()
+            thread.join()

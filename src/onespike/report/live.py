@@ -106,7 +106,9 @@ class Session:
         with TemporaryDirectory() as folder:
             (Path(folder) / f"input{suffix}").write_bytes(contents)
             try:
-                return self.answer(self.pair.loaded.task.inputs(folder), 0, scale)
+                task = self.pair.loaded.task  # a task may read what is typed otherwise than a source
+                read = getattr(task, "typed", task.inputs)
+                return self.answer(read(folder), 0, scale)
             except OnespikeError as error:  # whoever dropped the file does not know this folder
                 raise UsageError(str(error).replace(f"{folder}/", "").replace(folder, "the input")) from error
 

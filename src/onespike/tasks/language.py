@@ -15,7 +15,7 @@ from onespike.tasks.base import Described, Drawing, Headline, Mean, Metric, Obje
 from onespike.tasks.base import divergence as divergence_objective
 from onespike.tasks.images import Item, Items
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity, divergence, scores_of
-from onespike.tasks.windows import Tokenizer, pack, windows_of
+from onespike.tasks.windows import Tokenizer, pack, pack_short, windows_of
 
 BEST, BEFORE = 3, 24
 """Next tokens of each network that an example shows, and tokens of the text before them."""
@@ -99,6 +99,10 @@ class Language:
     def inputs(self, source: str) -> Items:
         """The windows of a text."""
         return pack(source, self.tokenizer, self.length)
+
+    def typed(self, source: str) -> Items:
+        """What somebody types: a short text is one short window."""
+        return pack_short(source, self.tokenizer, self.length)
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
         """The windows of a text: what follows a token is in the text itself."""

@@ -87,6 +87,12 @@ def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
     return Items(source, tuple(items))
 
 
+def pack_short(source: str, tokenizer: Tokenizer, length: int) -> Items:
+    """The windows of a source; a text that is shorter than one is a window of its own length."""
+    tokens = sum(1 for document in documents(source) for _ in _tokens(document, tokenizer))
+    return pack(source, tokenizer, max(2, min(tokens, length)))
+
+
 def windows_of(items: Items) -> dict[int, Window]:
     """Windows by their number, which is the label that a batch brings along."""
     return {int(item.label or 0): item.content for item in items}
