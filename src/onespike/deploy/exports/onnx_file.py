@@ -91,8 +91,8 @@ def translated(program: Any, outputs: list[str]) -> Any:
 
 def _inputs(program: Any) -> list[str]:
     """The names of a program's inputs, without the wrapper's."""
-    names = program.graph_signature.user_inputs
-    if len(names) == 1:
+    names = list(program.graph_signature.user_inputs)
+    if names == ["args_0"]:
         return ["input"]
     return [str(name).removeprefix("kwargs_").replace("args_", "input") for name in names]
 
