@@ -162,8 +162,13 @@ def test_studies_take_the_networks_that_they_measure(cli, tmp_path):
     assert (
         message == "table-detection is about detection, and bundled:cifar10-vit is not. Give another --model."
     )
-    message = cli("reproduce", "table-energy", "--model", "bundled:scenes").message()
-    assert message == "table-energy is about classification, and bundled:scenes is not. Give another --model."
+    message = cli(
+        "reproduce", "table-classification", "--model", "bundled:scenes", "--out", tmp_path
+    ).message()
+    assert (
+        message
+        == "table-classification is about classification, and bundled:scenes is not. Give another --model."
+    )
     assert "Leave --calibrate out" in cli(*study, "--calibrate", SCENES).message()
 
 
