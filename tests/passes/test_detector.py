@@ -11,8 +11,7 @@ from onespike import calibrate, preset, runs
 from onespike.adapters import load_model
 from onespike.passes import PassContext, PassState, chain
 from onespike.passes.budget import spending
-from onespike.passes.refit import divergence
-from onespike.passes.statistics import fisher
+from onespike.passes.statistics import divergence, fisher
 
 QUICK = ("nearest", "layout", "center", "allocate", "correct")
 

@@ -13,7 +13,7 @@ from torch import nn
 from onespike import convert, runs
 from onespike.adapters import load_model
 from onespike.neurons import ScaleFire
-from onespike.passes import chain
+from onespike.passes import chain, check_passes
 from onespike.passes.allocate import Curve
 from onespike.passes.budget import spending
 from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
@@ -62,6 +62,8 @@ def test_sums_are_those_by_hand():
     inputs = 16**2 / (6**2 + 10**2)
     assert float(row.ratio()[2]) == pytest.approx((20 / 16) ** (inputs / (inputs + DOUBT)))
     assert not row.joint[0]
+    row.add(0, torch.tensor([1.0, 2.0]))  # an input without a batch
+    assert float(row.joint[0]) == 9 and float(row.apart[0]) == 5
 
 
 def test_gradients_meet_errors_at_every_site():
@@ -112,6 +114,11 @@ def test_a_trained_transformer_at_equal_energy():
     plain, better = chain(state, given, FAST), chain(state, given, (*FAST, "weigh"))
     assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
     assert spending(better, given) == pytest.approx(spending(plain, given), rel=0.02)
+
+
+def test_passes_run_in_the_order_of_their_list():
+    names = (*FAST, "weigh", "correct", "refit", "tune")
+    assert check_passes(sorted(names)) == names
 
 
 def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):

@@ -13,8 +13,7 @@ from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.refit import divergence
-from onespike.passes.statistics import Fisher, fisher, held_out, probing, unspiked
+from onespike.passes.statistics import Fisher, divergence, fisher, held_out, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site

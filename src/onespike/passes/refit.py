@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from onespike.conversion.attach import named_neurons
-from onespike.conversion.network import convert
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, fisher, held_out, probing, unspiked
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, divergence, fisher, held_out, probing, unspiked
 from onespike.runtime.batches import call, take_first, to
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site
 
 RIDGE = 1.0
@@ -107,14 +106,3 @@ def refit(state: PassState, given: PassContext) -> PassState:
     fitted = fit(state.with_sites(changes), given, goal)
     judges = [given.inputs[i] for i in held]
     return min((state, fitted), key=lambda each: divergence(each, given, judges))
-
-
-def divergence(state: PassState, given: PassContext, batches: list[Any]) -> float:
-    """KL(original ‖ spiking) on these inputs, summed."""
-    model = given.model
-    total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
-    with evaluating(model), evaluating(snn):
-        for batch in batches:
-            batch = to(batch, device_of(model))
-            total += float(given.task.divergence(call(model, batch), call(snn, batch)))
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
-from onespike.runtime.forward import device_of
+from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting
 from onespike.sites.padding import mask_of, real
 
@@ -268,3 +269,14 @@ def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tens
         chosen = table if group.positions is None else table.index_select(axis, group.positions)
         table = chosen.mean(axis, keepdim=True)
     return table.to(x.dtype)
+
+
+def divergence(state: PassState, given: PassContext, batches: list[Any]) -> float:
+    """KL(original ‖ spiking) on these inputs, summed."""
+    model = given.model
+    total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
+    with evaluating(model), evaluating(snn):
+        for batch in batches:
+            batch = to(batch, device_of(model))
+            total += float(given.task.divergence(call(model, batch), call(snn, batch)))
+    return total

@@ -12,8 +12,7 @@ from onespike.neurons import Neuron
 from onespike.passes.allocate import Curve, Curves, allocated, curves_before
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
-from onespike.passes.refit import divergence
-from onespike.passes.statistics import PART, held_out, probing, unspiked
+from onespike.passes.statistics import PART, divergence, held_out, probing, unspiked
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
@@ -42,7 +41,7 @@ class Together:
 
     def add(self, index: int, effect: Tensor) -> None:
         """Take in J·e of several inputs."""
-        each = effect.flatten(1).double()
+        each = (effect.flatten(1) if effect.dim() > 1 else effect[None]).double()
         apart = each.square().sum(1)
         self.joint[index] += float(each.sum(1).square().sum())
         self.apart[index] += float(apart.sum())
