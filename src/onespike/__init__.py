@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onespike.deploy.exports.base import export as export
     from onespike.deploy.integer import optimize as optimize
     from onespike.energy.ledger import Ledger as Ledger
-    from onespike.energy.ledger import metered as metered
+    from onespike.energy.metering import metered as metered
     from onespike.errors import OnespikeError as OnespikeError
     from onespike.evaluation.participation import verify as verify
     from onespike.evaluation.side_by_side import Evaluation as Evaluation
@@ -45,7 +45,8 @@ _NAMES = {
     "conversion.network": ("convert", "convert_", "revert_", "set_scale_", "table"),
     "deploy.exports": ("export",),
     "deploy.integer": ("optimize",),
-    "energy.ledger": ("Ledger", "metered"),
+    "energy.ledger": ("Ledger",),
+    "energy.metering": ("metered",),
     "errors": ("OnespikeError",),
     "evaluation.participation": ("verify",),
     "evaluation.side_by_side": ("Evaluation", "evaluate"),

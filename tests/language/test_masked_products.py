@@ -9,7 +9,7 @@ from torch import nn
 
 import onespike
 from onespike.conversion.attach import named_neurons
-from onespike.energy.ledger import metered
+from onespike.energy.metering import metered
 from onespike.neurons import Neuron
 from onespike.sites import attention
 

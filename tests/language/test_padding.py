@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import onespike
-from onespike.energy.ledger import metered
+from onespike.energy.metering import metered
 from onespike.tasks import Embedding
 
 

@@ -154,7 +154,7 @@ def _asked(
     """Both networks on questions, in place of inputs."""
     from onespike import runs
     from onespike.adapters.harness import harness
-    from onespike.energy.ledger import metered
+    from onespike.energy.metering import metered
     from onespike.tasks import check
 
     if data is not None:

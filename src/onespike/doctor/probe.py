@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
-from onespike.energy.ledger import known, metered
+from onespike.energy.ledger import known
+from onespike.energy.metering import metered
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.forward import device_of, evaluating

@@ -6,7 +6,7 @@ from onespike.energy.columns import Column as Column
 from onespike.energy.columns import Item as Item
 from onespike.energy.columns import Reading as Reading
 from onespike.energy.ledger import Ledger as Ledger
-from onespike.energy.ledger import metered as metered
+from onespike.energy.metering import metered as metered
 from onespike.energy.profiles import Profile as Profile
 from onespike.energy.profiles import profile as profile
 from onespike.energy.site_count import SiteCount as SiteCount

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from threading import get_ident
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from onespike.conversion.attach import Analog, Neurons
-from onespike.energy.analog_functions import AnalogFunctions
+from onespike.conversion.attach import Neurons
 from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, original, reading_of
 from onespike.energy.operand_pairs import Pairs
 from onespike.energy.profiles import Profile, profile
@@ -22,10 +18,8 @@ from onespike.energy.site_count import SiteCount
 from onespike.energy.spike_counts import sample, totals, totals_of
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.runtime.batches import count
-from onespike.sites import Operand, Site, Visitor, visiting
-from onespike.sites.coverage import Coverage, Operations, Owners
-from onespike.sites.padding import mask_of, real
+from onespike.sites import Operand, Site, Visitor
+from onespike.sites.padding import real
 
 
 @dataclass
@@ -360,59 +354,3 @@ def _shared(offset: Tensor, x: Tensor) -> int:
 
 def _by_row(neuron: Any) -> bool:
     return isinstance(neuron, Neuron) and neuron.settles
-
-
-def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwargs: Any) -> None:
-    if thread == get_ident():
-        ledger.inputs += count(args or kwargs)
-        ledger.padding = mask_of(kwargs)
-
-
-def _has_unruled(owner: Neurons) -> bool:
-    return any(isinstance(site, Analog) and site.macs is not None for site in owner.values())
-
-
-@contextmanager
-def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
-    """Within this context every forward of a converted network is counted; the outputs do not change.
-
-    It counts forwards of its own thread, and refuses those of others: give them copies of the network and ledgers of
-    their own, and add these up with `Ledger.merge`.
-
-    Args:
-        model: a converted network.
-        ledger: to go on counting in; a new one by default.
-        watch: also look for products outside every rule, which costs time; by default only where the network has
-            some.
-
-    >>> import torch
-    >>> from onespike import calibrate, convert
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> x = torch.randn(64, 2)
-    >>> snn = convert(model, calibrate(model, [x]))
-    >>> with metered(snn) as ledger:
-    ...     _ = snn(x)
-    >>> ledger.macs
-    1152
-    """
-    ledger = ledger if ledger is not None else Ledger()
-    places = [module for module in model.modules() if isinstance(module, Neurons)]
-    watch = any(_has_unruled(place) for place in places) if watch is None else watch
-    with ExitStack() as stack:
-        if places:
-            stack.enter_context(visiting(model, ledger))
-        forwards = model.register_forward_pre_hook(
-            partial(_count_inputs, ledger, get_ident()), with_kwargs=True
-        )
-        stack.callback(forwards.remove)
-        if ledger.every == 1:
-            stack.enter_context(AnalogFunctions(ledger.functions))
-        if watch:
-            owners, ledger.coverage = Owners(model), Coverage()
-            stack.callback(setattr, ledger, "coverage", None)
-            stack.enter_context(owners.following())
-            # the original network, whose MACs these are, runs once
-            once = lambda: not places or places[0].now == 1  # noqa: E731
-            stack.enter_context(Operations(owners, ledger.coverage, ledger.unruled, once))
-        yield ledger
-        ledger.settle()

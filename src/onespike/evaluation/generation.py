@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.energy.ledger import Ledger, metered
+from onespike.energy.ledger import Ledger
+from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites.padding import mask_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import is_converted
-from onespike.energy.ledger import metered
+from onespike.energy.metering import metered
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call, inputs_of, to

@@ -13,7 +13,8 @@ from torch import nn
 
 from onespike.conversion.network import scale_of, steps_of
 from onespike.energy.dead_work import dead_work
-from onespike.energy.ledger import Ledger, known, metered
+from onespike.energy.ledger import Ledger, known
+from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import call, count, to

@@ -12,7 +12,8 @@ from torch import nn
 
 from onespike.conversion.network import convert, steps_of
 from onespike.energy.columns import holdable
-from onespike.energy.ledger import Ledger, metered
+from onespike.energy.ledger import Ledger
+from onespike.energy.metering import metered
 from onespike.errors import UsageError, unknown
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest

@@ -20,7 +20,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from onespike import runs
 from onespike.conversion.network import scale_of, set_scale_
 from onespike.energy.columns import original, reading_of
-from onespike.energy.ledger import Ledger, metered
+from onespike.energy.ledger import Ledger
+from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import OnespikeError, UsageError
 from onespike.neurons import Neuron

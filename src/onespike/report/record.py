@@ -18,7 +18,7 @@ from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_, table
 from onespike.doctor.drift import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
-from onespike.energy.ledger import metered
+from onespike.energy.metering import metered
 from onespike.energy.site_statistics import Survey
 from onespike.errors import LoadError
 from onespike.neurons import Neuron

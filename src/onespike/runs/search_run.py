@@ -14,7 +14,8 @@ from torch import nn
 
 from onespike import runs
 from onespike.energy.columns import searchable
-from onespike.energy.ledger import known, metered
+from onespike.energy.ledger import known
+from onespike.energy.metering import metered
 from onespike.errors import DataError, UsageError, unknown
 from onespike.passes import no_progress
 from onespike.passes.base import Progress

@@ -10,7 +10,8 @@ from torch import nn
 
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import column_of
-from onespike.energy.ledger import Ledger, metered
+from onespike.energy.ledger import Ledger
+from onespike.energy.metering import metered
 from onespike.errors import DataError
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
