@@ -47,7 +47,7 @@ def test_a_trained_network_loses_less_at_equal_energy(pair):
 
 def test_the_paper_s_preset_has_no_passes():
     assert PRESETS["sformer"].settings == {} and preset("sformer").passes == ()
-    assert preset("best").passes == (*ALL, "correct", "refit", "tune")
+    assert preset("best").passes == (*ALL, "weigh", "correct", "refit", "tune")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def test_passes_come_first_where_they_were_not_used(healthy):
     first = diagnose(healthy)[0]
     assert (first.cause, first.share) == ("passes", pytest.approx(1 - after / before, abs=0.2))
     assert f"{before:.3f} → {after:.3f} nats at the same energy" in first.evidence
-    assert "--passes nearest,layout,positions,center,allocate,correct,refit --out run-2" in first.command
+    assert (
+        "--passes nearest,layout,positions,center,allocate,weigh,correct,refit --out run-2" in first.command
+    )
 
 
 @pytest.mark.usefixtures("briefly")
@@ -88,7 +90,8 @@ def test_wrong_normalization():
     assert (first.cause, first.alarming) == ("normalization", True), first
     assert first.share is not None and first.share > 0.5
     assert first.command == (
-        "onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --limit 64 --out run-2"
+        "onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --limit 64 "
+        "--preset sformer --out run-2"
     )  # without the --mean and --std that were wrong
     assert "83.7 % is published" in first.evidence
 
