@@ -58,6 +58,7 @@ class EncoderContract(ConversionContract):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # the original's own
 class TestEncoder(EncoderContract):
     spiking, softmax = 16, 2
+    masked = True
 
 
 class TestEncoderUnpadded(EncoderContract):
@@ -66,6 +67,7 @@ class TestEncoderUnpadded(EncoderContract):
 
 class TestEncoderNormFirstBatchSecond(EncoderContract):
     norm_first, batch_first = True, False
+    masked = True
 
 
 class Attention(nn.Module):
@@ -84,7 +86,7 @@ class Attention(nn.Module):
 class TestAttention(ConversionContract):
     inputs, heads = ("stem:linear0_input",), ("head:linear0_input",)
     spiking, softmax = 6, 1
-    need_weights = False
+    need_weights, masked = False, True
 
     @classmethod
     def build(cls):
@@ -93,7 +95,7 @@ class TestAttention(ConversionContract):
 
 
 class TestAttentionWithWeights(TestAttention):
-    need_weights = True
+    need_weights, masked = True, False
 
 
 def rand(*shape: int) -> Tensor:
