@@ -15,6 +15,7 @@ from onespike.doctor.probe import Probe, analog
 from onespike.energy.ledger import Ledger
 from onespike.energy.site_statistics import BINS, Survey
 from onespike.neurons import AffineFire, ScaleFire
+from onespike.recipe import DEFAULT, preset
 from onespike.runs.as_command import recipe_options
 from onespike.tasks.inferred import infer
 
@@ -96,12 +97,15 @@ def test_sites_may_stay_analog_for_a_while(surveyed):
 
 
 def test_options_lead_from_the_preset_to_the_recipe():
-    assert recipe_options(Recipe()) == []
+    assert recipe_options(preset(DEFAULT)) == []  # what `convert` does without options
+    assert recipe_options(Recipe()) == ["--preset", "sformer"]
     recipe = Recipe(softmax=0.0035, rounding="nearest", include=("a*", "b*"))
     assert recipe_options(recipe) == [
-        "--rounding", "nearest", "--softmax", "0.0035", "--include", "a*", "--include", "b*",
+        "--preset", "sformer", "--rounding", "nearest", "--softmax", "0.0035", "--include", "a*", "--include", "b*",
     ]  # fmt: skip
-    assert recipe_options(Recipe(passes=("nearest", "center"))) == ["--passes", "nearest,center"]
+    assert recipe_options(Recipe(passes=("nearest", "center"))) == [
+        "--preset", "sformer", "--passes", "nearest,center",
+    ]  # fmt: skip
 
 
 def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):

@@ -42,8 +42,8 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 
     >>> reaching((1, 2, 3, 5, 9), 12)
     (1, 2, 3, 5, 9, 17)
-    >>> reaching((1, 2, 3, 5), 20)
-    (1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 20)
+    >>> reaching((1, 2, 4, 6), 20)
+    (1, 2, 4, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 20)
     """
     if levels[-1] >= largest:
         return levels

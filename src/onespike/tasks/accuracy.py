@@ -15,6 +15,7 @@ class Accuracy:
 
     The difference in top-1 has its standard error, paired image by image.
 
+    >>> import torch
     >>> metric = Accuracy()
     >>> right, wrong = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
     >>> for spiking in (right, wrong, right, right):
