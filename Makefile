@@ -54,7 +54,7 @@ $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "onespike needs Python 3.11 or later. Name one with: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv
-	$(PIP) setuptools
+	$(PIP) setuptools setuptools-scm # builds onespike, and packages that have a source distribution alone
 ifeq ($(TORCH),cpu)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(CPU_BUILDS) || \
 		{ echo "No CPU builds of these versions. Name an index that has them with TORCH_INDEX=..., or leave TORCH out." >&2; exit 1; }
