@@ -66,7 +66,7 @@ _HOMES = {name: f"onespike.{module}" for module, names in _NAMES.items() for nam
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used, so that the command line answers Ctrl-C before torch is there."""
+    """Import a name on first use, so that the command line answers Ctrl-C before torch is loaded."""
     if name in _PACKAGES:
         return import_module(f"onespike.{name}")
     if name not in _HOMES:

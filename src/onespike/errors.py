@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 
 class OnespikeError(Exception):
-    """Something the user can mend; the command line prints it and exits with 2."""
+    """An error that the user can mend; the command line prints it and exits with 2."""
 
 
 class OnespikeWarning(UserWarning):
-    """Something that was done otherwise than asked for, or that will disappoint; the command line prints it."""
+    """A notice that something differs from the request or will disappoint; the command line prints it."""
 
 
 class UsageError(OnespikeError):
@@ -36,7 +36,7 @@ class ConversionError(OnespikeError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or in Python, torch or the operating system.
+    """Return whether memory ran out, on a GPU or in Python, torch or the operating system.
 
     >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     (True, True)
@@ -50,7 +50,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not registered, with the closest ones that are.
+    """Return the error for a name that is not registered, with the closest registered names.
 
     >>> str(unknown("preset", "sforme", ["sformer"]))
     "unknown preset 'sforme'. Did you mean 'sformer'? Known: sformer."

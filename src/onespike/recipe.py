@@ -1,8 +1,8 @@
 """How a network is converted: one frozen, versioned record, saved beside every result.
 
-Each field is declared once: its default, its option on the command line, the help of that option. Options, help pages
-and the commands that reports print are made from here. torch is imported when a recipe is made, not before, so that
-help pages need none of it.
+Each field is declared once: its default, its command-line option and the help of that option. Options, help pages
+and the commands in reports are generated from here. torch is imported when a recipe is made, not before, so that
+help pages do not need it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 VERSION = 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 RECIPE, PASS = "Recipe", "Pass"
-"""Panels of the help in which the options stand."""
+"""Panels of the help page that group the options."""
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a converted network computes, apart from its weights and its data.
+    """Every setting that decides what a converted network computes; weights and data are separate.
 
     Attributes:
         preset: the named starting point this recipe was made from.
@@ -47,7 +47,7 @@ class Recipe:
         levels: the fire function: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, or integers `1,2,4`.
         rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints.
         scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
-        percentile: p; thresholds stand at the top p % of each site's activations.
+        percentile: p; thresholds are at the top p % of each site's activations.
         domain: `all` takes the quantile over all elements, `sided` over those of one sign.
         softmax: `site` (eq. 16), `model`, `head`, `percentile:P` (the top P % instead of the largest), or a number
             that is the threshold itself.
@@ -190,7 +190,7 @@ class Recipe:
 
     @property
     def softmax_percentile(self) -> float | None:
-        """P of `softmax="percentile:P"`."""
+        """Return P of `softmax="percentile:P"`."""
         kind, _, number = str(self.softmax).partition(":")
         if kind != "percentile":
             return None
@@ -206,22 +206,22 @@ class Recipe:
 
     @property
     def final_rounding(self) -> str:
-        """What neurons round by in the end: the pass `nearest` comes before the recipe's own rounding."""
+        """Return the rounding that neurons use: the pass `nearest` takes precedence over the recipe's rounding."""
         return "nearest" if "nearest" in self.passes else self.rounding
 
     def chooses(self, site: str) -> bool:
-        """Whether the include globs name this site and no exclude glob does."""
+        """Return whether an include glob names this site and no exclude glob does."""
         return any(fnmatchcase(site, g) for g in self.include) and not self.excludes(site)
 
     def excludes(self, site: str) -> bool:
         return any(fnmatchcase(site, glob) for glob in self.exclude)
 
     def factor(self, site: str) -> float:
-        """How much larger than λθ this site's step is."""
+        """Return the factor by which this site's step exceeds λθ."""
         return next((factor for glob, factor in self.factors if fnmatchcase(site, glob)), 1.0)
 
     def fixed_threshold(self, site: str) -> tuple[Tensor, Tensor] | None:
-        """θ+ and θ− of a site that are given and not calibrated."""
+        """Return θ+ and θ− of a site that are given, not calibrated."""
         import torch
 
         for glob, positive, negative in self.fixed:
@@ -230,7 +230,7 @@ class Recipe:
         return None
 
     def __repr__(self) -> str:
-        """The preset, and what differs from it.
+        """Return the preset and the fields that differ from it.
 
         >>> preset("best", scale=0.3)
         preset('best', scale=0.3)
@@ -239,7 +239,7 @@ class Recipe:
         return f"preset({self.preset!r}{''.join(changes)})"
 
     def changes(self) -> dict[str, Any]:
-        """The fields that differ from those of the preset."""
+        """Return the fields that differ from the preset's."""
         start = {f.name: f.default for f in dataclasses.fields(self)} | PRESETS[self.preset].settings
         return {
             name: getattr(self, name)
@@ -252,7 +252,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        if not self.passes:  # what the passes are to meet says nothing without them
+        if not self.passes:  # without passes, their goals say nothing
             fields = {k: v for k, v in fields.items() if k not in ("passes", "budget", "energy", "max_drop")}
         return {"version": VERSION, **fields}
 
@@ -277,12 +277,12 @@ def _tuples(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named starting point, and what is known of it.
+    """A named starting point, with its measured loss and energy.
 
     Attributes:
         about: what it is, in one sentence.
-        measured: its loss and its energy on a network, in the words and figures of the documentation; "" if there are none.
-        page: where the documentation has them.
+        measured: its loss and energy on a network, as the documentation states them; "" if there are none.
+        page: the documentation page with these figures.
         settings: the fields that differ from the first preset's.
     """
 
@@ -297,7 +297,7 @@ REPRODUCTION = "docs/reproduction.md"
 
 FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
 DEFAULT = "fast"
-"""The preset of `onespike convert` and `onespike.spike` where none is named; a bare `Recipe()` is the paper's."""
+"""The preset of `onespike convert` and `onespike.spike` by default; a bare `Recipe()` is the paper's."""
 
 PRESETS: dict[str, Preset] = {
     "sformer": Preset(
@@ -376,11 +376,11 @@ PRESETS: dict[str, Preset] = {
         {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
     ),
 }
-"""Named starting points: the paper's own settings, the passes together, and baselines to compare with."""
+"""Named starting points: the paper's settings, combinations of passes, and baselines."""
 
 
 def preset(name: str, **changes: Any) -> Recipe:
-    """The recipe of a named preset, with the changes given.
+    """Return the recipe of a named preset, with the given changes.
 
     >>> preset("sformer", scale=0.3).scale
     0.3

@@ -1,4 +1,4 @@
-"""Streaming statistics of one site: `update(x)` for each batch, then its thresholds.
+"""Streaming statistics of one site: `update(x)` per batch, then its thresholds.
 
 Counts of bit patterns are sums of integers, so any order and any split of the stream gives the same result.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from onespike.kernels import PART, count_, in_memory_order
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -30, 21
-"""Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, answered by the exact maximum."""
+"""Magnitudes below 2**-30 count as zero; those from 2**21 on share one bin, which reports the exact maximum."""
 
 
 class Histogram:
@@ -39,7 +39,7 @@ class Histogram:
 
     @property
     def error_bound(self) -> float:
-        """The largest relative error of a quantile."""
+        """Return the largest relative error of a quantile."""
         return 2.0 ** -(self.mantissa_bits + 1)
 
     def update(self, x: Tensor) -> None:
@@ -59,7 +59,7 @@ class Histogram:
         self.minimum = low.float() if self.minimum is None else torch.minimum(self.minimum, low.float())
 
     def merge(self, other: Histogram) -> None:
-        """Take in what another histogram of the same site has seen."""
+        """Add what another histogram of the same site has seen."""
         self.counts = _both(self.counts, other.counts, torch.add)
         self.maximum = _both(self.maximum, other.maximum, torch.maximum)
         self.minimum = _both(self.minimum, other.minimum, torch.minimum)
@@ -76,7 +76,7 @@ class Histogram:
         return counts.view(len(x), 2, self.bins)
 
     def quantile(self, percentile: float, side: int, domain: str = "all") -> Tensor:
-        """The magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 where there is none.
+        """Return the magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 if it is empty.
 
         >>> h = Histogram(); h.update(torch.arange(-100.0, 101.0))
         >>> round(float(h.quantile(1.0, +1)), 1), float(h.quantile(0.0, -1))
@@ -105,7 +105,7 @@ class Histogram:
         return torch.where(index > 0, bits.to(torch.int32).view(torch.float32), 0.0)
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:
-        """All magnitudes that occurred and how often, for `levels="density"` and for plots."""
+        """Return all magnitudes that occurred and their counts, for `levels="density"` and for plots."""
         if self.counts is None:
             raise ValueError("a histogram that saw nothing has no magnitudes; call update first")
         counts = self.counts.sum((0, 1))

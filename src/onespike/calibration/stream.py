@@ -1,4 +1,4 @@
-"""Calibration: model + unlabeled batches → thresholds, in one pass, with where they came from."""
+"""Calibration: model + unlabeled batches → thresholds with their provenance, in one pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onespike.sites.tracer import Trace, Tracer, merge_traces
 
 
 class _SiteObserver:
-    """The statistics of one site; what kind of site it is shows only at the end of the stream."""
+    """The statistics of one site; its kind is known only at the end of the stream."""
 
     def __init__(self, site: Site, x: Tensor, recipe: Recipe) -> None:
         self.axis = {"linear": -1, "conv": -(x.dim() - 1)}.get(site.operation)
@@ -54,7 +54,7 @@ class _SiteObserver:
                 self.heads.update(x)
 
     def cpu(self) -> _SiteObserver:
-        """Itself, with its statistics on the CPU, so that another process can take them in."""
+        """Move statistics to the CPU for exchange; return self."""
         for part in (self.histogram, self.heads):
             for name, value in list(vars(part).items()) if part is not None else ():
                 if isinstance(value, Tensor):
@@ -62,7 +62,7 @@ class _SiteObserver:
         return self
 
     def merge(self, other: _SiteObserver) -> _SiteObserver:
-        """Itself, with what another observer of the same site has seen."""
+        """Add what another observer of the same site has seen; return self."""
         self.histogram.merge(other.histogram)
         self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
         if self.heads is not None and other.heads is not None:
@@ -91,17 +91,17 @@ def calibrate(
 ) -> Thresholds:
     """Run the unlabeled batches through the network and take a threshold for every site.
 
-    The network is left as it was. Memory does not grow with the number of batches, and their order and split do not
+    The network is left unchanged. Memory does not grow with the number of batches, and their order and split do not
     change the result.
 
     Args:
         model: any network; it is run in evaluation mode on the device where it is.
-        batches: a tensor, a tuple of positional arguments, or a mapping of keyword arguments each. Of the (x, labels)
-            that a `DataLoader` yields, a network that takes one input is given x.
+        batches: each a tensor, a tuple of positional arguments, or a mapping of keyword arguments. A network with one
+            input is given x of the (x, labels) that a `DataLoader` yields.
         recipe: percentile, domain and levels; the paper's by default.
         progress: wraps the batches, for a progress bar.
-        provenance: facts about the data to be kept with the thresholds.
-        processes: those that share the work: each gives every n-th batch, and gets the thresholds of all of them.
+        provenance: facts about the data to keep with the thresholds.
+        processes: those that share the work: each gives every n-th batch, and gets the thresholds of all batches.
 
     >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
     >>> list(thresholds)
@@ -120,7 +120,7 @@ def calibrate(
         observer = observers.get(site)
         if observer is None:
             observer = observers[site] = _SiteObserver(site, x, recipe)
-        if x.numel():  # a detector that finds nothing hands nothing to its later stages
+        if x.numel():  # a detector that finds nothing passes nothing to its later stages
             for part in without_padding(site, x, padding[0]):
                 observer.update(site, part)
 
@@ -161,7 +161,7 @@ def calibrate(
 
 
 def _observed(processes: Processes, mine: _SiteObserver | None) -> _SiteObserver:
-    """What all processes have seen at one site; some of them may not have reached it."""
+    """Return what all processes have seen at one site; some may not have reached it."""
     parts = processes.exchange(mine if mine is None else mine.cpu())
     return reduce(_SiteObserver.merge, (part for part in parts if part is not None))
 
@@ -180,7 +180,7 @@ class _Variation:
                 "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
             )
         rows = [x for x in leaves if x.dim() and len(x) == size]
-        if not rows or len(rows) < len(leaves):  # not one row for each input: nothing to compare
+        if not rows or len(rows) < len(leaves):  # not one row per input: nothing to compare
             self.varies = True
             return
         if self.first is None:
@@ -192,7 +192,7 @@ class _Variation:
 
 
 def _vary(parts: Sequence[_Variation]) -> bool:
-    """Whether the outputs differ within one process's share, or between two shares."""
+    """Return whether the outputs differ within one process's share, or between two shares."""
     firsts = [part.first for part in parts if part.first is not None]
     return any(part.varies for part in parts) or any(
         a.shape != b.shape or not torch.equal(a, b)
@@ -229,7 +229,7 @@ def _thresholds(
             histogram = (values / step, counts) if step > 0 else None
         known = histogram or not spec.needs_histogram
         levels = spec.levels(histogram, recipe.final_rounding) if known else (1,)
-        if site.is_activation:  # like the ReLU whose place it takes, it passes nothing below zero
+        if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":
             positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
@@ -257,9 +257,9 @@ def _thresholds(
 
 
 def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
-    """Eq. 16: the largest softmax output over the largest level, or what the recipe fixes.
+    """Return eq. 16, the largest softmax output over the largest level, or the threshold that the recipe fixes.
 
-    A neuron whose threshold is the top of its range, and not one step, takes the largest output itself.
+    A neuron whose threshold is the top of its range, not one step, takes the largest output itself.
     """
     top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
     if not isinstance(recipe.softmax, str):

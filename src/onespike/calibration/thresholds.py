@@ -1,4 +1,4 @@
-"""Thresholds: what calibration found at every site, and where it came from."""
+"""Thresholds: what calibration found at every site, with provenance."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class SiteThreshold:
         negative: θ−, likewise.
         levels: the integer levels in use at this site.
         largest: the largest magnitude seen.
-        shape: of the first activation seen.
-        calls: visits in one forward; above 1 the module runs several times and shares its neurons.
-        macs: multiply-accumulates of the product, for one input.
-        rounding: of this site alone; the recipe's where it is None.
+        shape: the shape of the first activation seen.
+        calls: visits per forward; above 1 the module runs several times and shares its neurons.
+        macs: multiply-accumulates of the product, per input.
+        rounding: the rounding of this site alone; None for the recipe's.
         center: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
-        offset: what the value of its spikes starts from; the center where it is None.
+        offset: the value to which its spikes are added; None for the center.
         gain: powers of two by which the step of each position is larger; None for 1.
-        typical: the mean magnitude of a usual row, about the center; rows have steps by their own; None without.
-        change: what is added to the weight behind the spikes, and in a last column to its bias; None for nothing.
+        typical: the mean magnitude of a usual row about the center, for steps per row; None for one step.
+        change: what is added to the weight behind the spikes and, in a last column, to its bias; None for nothing.
     """
 
     site: str
@@ -51,7 +51,7 @@ class SiteThreshold:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What the neuron holds beside its thresholds, as far as it is there."""
+        """Return the constants that the neuron holds beside its thresholds, as far as they are set."""
         named = {name: getattr(self, name) for name in ("center", "offset", "gain", "typical")}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -62,9 +62,9 @@ class Thresholds(Mapping[str, SiteThreshold]):
 
     Attributes:
         entries: site → threshold.
-        uncovered: (module, operation) → MACs for one input, of products that no rule reaches.
+        uncovered: (module, operation) → MACs per input of products that no rule reaches.
         folds: convolution → the BatchNorm that can be folded into it.
-        provenance: model class, number of samples, observer, versions, and the passes that they went through.
+        provenance: model class, number of samples, observer, versions, and the passes applied.
     """
 
     entries: dict[str, SiteThreshold]
@@ -83,11 +83,11 @@ class Thresholds(Mapping[str, SiteThreshold]):
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """The calibration passes that have improved them."""
+        """Return the calibration passes that have been applied."""
         return tuple(self.provenance.get("passes", ()))
 
     @property
     def macs(self) -> float:
-        """All multiply-accumulates of one input, those without a rule included."""
+        """Return all multiply-accumulates per input, including those without a rule."""
         products = {Site.parse(s).product: t.macs for s, t in self.items()}
         return sum(products.values()) + sum(self.uncovered.values())

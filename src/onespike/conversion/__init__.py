@@ -1,4 +1,4 @@
-"""Conversion: thresholds become neurons in their places, and everything can be taken back."""
+"""Conversion: thresholds become neurons at their sites, and everything can be undone."""
 
 from onespike.conversion.attach import Analog as Analog
 from onespike.conversion.attach import Neurons as Neurons

@@ -1,6 +1,6 @@
-"""Neurons in their places: each owner of sites keeps its neurons as a child and visits them in its own forward.
+"""Neurons at their sites: each owner keeps its neurons as a child and visits them in its forward.
 
-Class, module tree and weight names of the network stay as they are; `detach_` gives back the very same network.
+The network's class, module tree and weight names do not change; `detach_` restores exactly the same network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onespike.sites.unfused import PLAIN
 from onespike.sites.visitor import Attend
 
 UNRULED = "excluded, no rule reaches it"
-"""The reason of a product that is listed by its operation, since none of its operands can be visited."""
+"""The reason for a product listed by its operation because none of its operands can be visited."""
 
 
 class Analog(nn.Module):
@@ -32,7 +32,7 @@ class Analog(nn.Module):
 
     Args:
         reason: why.
-        macs: for one input, of a product that no rule reaches; None for an operand that is visited.
+        macs: MACs per input of a product that no rule reaches; None for an operand that is visited.
     """
 
     def __init__(self, reason: str, macs: float | None = None) -> None:
@@ -47,14 +47,14 @@ class Analog(nn.Module):
 
 
 class Neurons(Places, Visitor):
-    """The neurons (and analog sites) of one owner, by key; without another visitor they see the operands."""
+    """The neurons (and analog sites) of one owner, by key; they see the operands unless another visitor does."""
 
     clock: Clock | None = None
     weights = "as they were"
-    """For integer inference `rounded`, or `integers` where their product fires by itself."""
+    """For integer inference: `rounded`, or `integers` where their product fires its operand."""
 
     lone_product = ""
-    """The site of the owner's only product, where its forward is nothing else."""
+    """The site of the owner's only product, if its forward does nothing else."""
 
     def __init__(self, owner: str) -> None:
         super().__init__()
@@ -62,20 +62,20 @@ class Neurons(Places, Visitor):
         self.roles: dict[str, str] = {}
         self.calls: dict[str, float] = {}
         self.products: dict[str, Any] = {}
-        """Integer products by key, children of the owner: they fire their operand by themselves."""
+        """Integer products by key, children of the owner; they fire their operand."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """What passes as it is: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
+        """Return the input: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
         return x
 
     @property
     def blockwise(self) -> bool:  # type: ignore[override]
-        """Whether an operand may come in blocks. Over several steps a membrane keeps all of it anyway."""
+        """Return whether an operand may come in blocks. Over several steps a membrane keeps it whole anyway."""
         return self.clock is None and (self.visitor is None or self.visitor.blockwise)
 
     @property
     def coverage(self) -> Coverage | None:  # type: ignore[override]
-        """That of the visitor, while there is one."""
+        """Return the visitor's coverage, while there is a visitor."""
         return None if self.visitor is None else self.visitor.coverage
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ class Neurons(Places, Visitor):
         return self.value(operand, x) if self.visitor is None else self.visitor.visit(operand, x)
 
     def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
-        """The integer product at a site, if there is one; a visitor sees the operand that it fires."""
+        """Return the integer product at a site, if any; a visitor sees the operand that it fires."""
         key = operand.site.key
         product, weight = self.products.get(key), operand.product.operands["weight"]
-        # torch's attention may multiply with parts of its weight
+        # torch's attention may multiply by parts of its weight
         if product is None or not isinstance(weight, nn.Parameter):
             return None
         x, neuron = operand.product.operands[operand.site.role], self[key]
@@ -110,7 +110,7 @@ class Neurons(Places, Visitor):
     def whole_attention(
         self, number: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor | None:
-        """Attention on integers, if it has that form here and nobody looks."""
+        """Return attention on integers if it has that form here and there is no visitor."""
         names = attention_sites(number)
         form = self.products.get(names[0])
         neurons = () if form is None else tuple(self.lone_neuron(name) for name in names)
@@ -120,7 +120,7 @@ class Neurons(Places, Visitor):
         return result
 
     def attention(self, site: Site, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
-        """The kernel that fires probabilities on the way, if it knows the neuron and nothing else meets them."""
+        """Return attention that fires its probabilities in one kernel, if it knows the neuron and no one else sees them."""
         if not kernels.can_attend(query, key, value):
             return None
         neuron = self.lone_neuron(site.key)
@@ -130,14 +130,14 @@ class Neurons(Places, Visitor):
         return partial(_attend, step[..., 0] if step.dim() else step, form)
 
     def lone_neuron(self, key: str) -> Neuron | None:
-        """The neuron at a key if it is all that the operand meets: no visitor, no membrane, no hook of a user."""
+        """Return the neuron at a key if nothing else sees the operand: no visitor, no membrane, no user hook."""
         site = self[key] if key in self and self.visitor is None and self.clock is None else None
         if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:
             return None
         return site
 
     def standing(self, operand: Operand, x: Tensor | None = None) -> nn.Module:
-        """What stands at a site, for the rows of its input that are visited; with x, as that input settles it."""
+        """Return what is at a site, for the visited rows of its input; with x, as that input settles it."""
         site, rows = self[operand.site.key], operand.rows
         if not isinstance(site, Neuron):
             return site
@@ -145,7 +145,7 @@ class Neurons(Places, Visitor):
         return site if x is None else site.settled(x)
 
     def value(self, operand: Operand, x: Tensor) -> Tensor:
-        """What the site passes on for this input, whoever visits."""
+        """Return what the site passes on for this input, regardless of visitors."""
         neuron = self.standing(operand)
         if self.clock is not None and isinstance(neuron, Neuron):
             return self.fire(operand, x)[1]
@@ -153,9 +153,9 @@ class Neurons(Places, Visitor):
         return value
 
     def fire(self, operand: Operand, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The signed counts of one step, for those who count them, and the value passed on."""
+        """Return the signed counts of one step, for counting, and the value passed on."""
         neuron: Any = self.standing(operand)
-        current = x.detach()  # firing has no gradient: it passes straight through
+        current = x.detach()  # firing has no gradient: the gradient passes straight through
         if self.clock is not None:
             fired, value = self.clock.fire(self.owner, operand.site.key, neuron, current)
         else:
@@ -164,7 +164,7 @@ class Neurons(Places, Visitor):
 
     @property
     def now(self) -> int:
-        """The timestep that is running, from 1."""
+        """Return the current timestep, from 1."""
         return 1 if self.clock is None else self.clock.now
 
 
@@ -175,7 +175,7 @@ def _attend(
 
 
 def _added(mask: Tensor | None) -> Tensor | None:
-    """A mask as what is added to scores."""
+    """Return a mask as what is added to scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
@@ -187,13 +187,13 @@ LONE_PRODUCTS = {
     nn.Conv2d.forward: "conv0_input",
     nn.Conv3d.forward: "conv0_input",
 }
-"""Forwards that are one product and nothing else, and its site."""
+"""Forwards that are one product and nothing else, with the site of that product."""
 
 
 def lone_product(module: Any) -> str:
-    """The site of a module's only product, which no function has to be followed to find; "" for other modules."""
+    """Return the site of a module's only product, known without tracing its functions; "" for other modules."""
     only = LONE_PRODUCTS.get(type(module).forward, "")
-    own = isinstance(module._parameters.get("weight"), nn.Parameter)  # not one that is computed
+    own = isinstance(module._parameters.get("weight"), nn.Parameter)  # not a computed weight
     return only if own and getattr(module, "padding_mode", "zeros") == "zeros" else ""
 
 
@@ -221,7 +221,7 @@ def _stepped_forward(
 
 
 def _disguised(forward: Any, module: Any) -> Any:
-    """With the name and signature of what it replaces: transformers and torch.export decide by it what to pass."""
+    """Give a forward the name and signature of the one it replaces: transformers and torch.export read them."""
     signature = inspect.signature(module.forward)
     update_wrapper(forward, module.__dict__.get("forward") or type(module).forward)
     forward.__signature__ = signature
@@ -254,7 +254,7 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
 
 
 def detach_(model: nn.Module) -> None:
-    """Undo `attach_`: another wrapper that was there before comes back."""
+    """Undo `attach_`; a wrapper that was there before comes back."""
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         if getattr(forward, "func", None) is _stepped_forward:
@@ -273,7 +273,7 @@ def detach_(model: nn.Module) -> None:
 
 
 def named_neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
-    """All sites of a converted network with what stands there, in the order of the module tree."""
+    """Yield every site of a converted network with its neuron or analog site, in module-tree order."""
     for module in model.modules():
         if isinstance(module, Neurons):
             for key, neuron in module.items():

@@ -31,7 +31,7 @@ REASONS = {
 
 
 def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
-    """Why this site stays analog under the recipe, or None if it spikes."""
+    """Return why this site stays analog under the recipe, or None if it spikes."""
     if threshold.role in ("weight", "constant"):
         return REASONS[threshold.role]
     if recipe.placement == "activation" and not Site.parse(threshold.site).is_activation:
@@ -132,7 +132,7 @@ def _share(macs: float, total: float) -> str:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
+    """Return whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
     weight = module._parameters.get("weight")
     without = (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)
     return (
@@ -197,11 +197,11 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
 def convert(
     model: Network, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
 ) -> Network:
-    """A converted copy; the network itself stays as it is.
+    """Return a converted copy; the network itself stays unchanged.
 
     Args:
         model: the network that was calibrated.
-        thresholds: what `calibrate` found; for a recipe with passes, see `spike`.
+        thresholds: the result of `calibrate`; for a recipe with passes, see `spike`.
         recipe: how to convert; the paper's recipe by default.
         share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
 
@@ -214,14 +214,14 @@ def convert(
     """
     memo: dict[int, Any] = {}
     if share_weights:
-        # parameters of its own on the same memory: moving or casting the copy must not move the original
+        # separate parameters on the same memory: moving or casting the copy must not move the original
         memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
         memo |= {id(b): b.detach() for b in model.buffers()}
     return convert_(copy.deepcopy(model, memo), thresholds, recipe)
 
 
 def revert_(model: Network) -> Network:
-    """Take all neurons away: the original network again, bit for bit."""
+    """Remove all neurons: the original network again, bit for bit."""
     if any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons)):
         raise UsageError(
             "revert: this network was made for integer inference, and its weights are rounded. "
@@ -238,7 +238,7 @@ def is_converted(model: nn.Module) -> bool:
 
 
 def scale_of(model: nn.Module) -> Scale:
-    """The one λ that all neurons of a converted network share."""
+    """Return the one λ that all neurons of a converted network share."""
     for module in model.modules():
         if isinstance(module, Scale):
             return module
@@ -246,7 +246,7 @@ def scale_of(model: nn.Module) -> Scale:
 
 
 def steps_of(model: nn.Module) -> int:
-    """T: how many passes one forward of a converted network makes."""
+    """Return T, the number of passes that one forward of a converted network makes."""
     clocks = (module.clock for module in model.modules() if isinstance(module, Neurons))
     return next((clock.steps for clock in clocks if clock is not None), 1)
 
@@ -257,7 +257,7 @@ def set_scale_(model: nn.Module, scale: float) -> None:
 
 
 def table(model: nn.Module) -> list[dict[str, Any]]:
-    """One row for each site of a converted network: what spikes, with which thresholds, what stays analog and why."""
+    """Return one row per site of a converted network: what spikes, its thresholds, what stays analog and why."""
     owners = {module.owner: module for module in model.modules() if isinstance(module, Neurons)}
     rows = []
     for site, neuron in named_neurons(model):

@@ -1,9 +1,9 @@
 """More than one timestep: T forwards on running means, with the membranes that neurons keep between them.
 
 At pass t a neuron sees the mean of its input over t steps, x̄_t. The current of this step alone is
-x(t) = t·x̄_t − (t−1)·x̄_{t−1}; the neuron integrates it, fires, and passes on the mean of all that it has fired.
-Whatever stands between two neurons thus acts on means, which is expectation compensation without a rule for each
-function, and for a linear map is rate coding itself.
+x(t) = t·x̄_t − (t−1)·x̄_{t−1}. The neuron integrates it, fires, and passes on the mean of all that it has fired.
+So every function between two neurons acts on means. This is expectation compensation without a rule per
+function; for a linear map it is rate coding.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Membrane:
 
 @dataclass
 class Passes:
-    """The passes of one forward: which one is running, and every neuron's membrane.
+    """The passes of one forward: the current pass, and every neuron's membrane.
 
-    A module that runs several times in one pass has a membrane for each of its calls.
+    A module that runs several times per pass has one membrane per call.
     """
 
     now: int = 1
@@ -43,9 +43,9 @@ class Passes:
 
 
 class Clock:
-    """T, and the passes that run now: each forward has its own, and each thread its own forward.
+    """T, and the current passes: each forward has separate passes, and each thread a separate forward.
 
-    Copies and pickles take T along and no running pass.
+    Copies and pickles keep T and no current pass.
     """
 
     def __init__(self, steps: int) -> None:
@@ -57,25 +57,25 @@ class Clock:
 
     @property
     def passes(self) -> Passes:
-        """Those of this thread's forward; outside a forward of the whole network, ones that nobody keeps."""
+        """Return the passes of this thread's forward; outside a forward of the whole network, temporary ones."""
         running: Passes | None = getattr(self._running, "passes", None)
         return Passes() if running is None else running
 
     @property
     def now(self) -> int:
-        """The timestep that is running, from 1."""
+        """Return the current timestep, from 1."""
         return self.passes.now
 
     @property
     def calls(self) -> dict[tuple[str, str], int]:
-        """How often each site was reached in this pass."""
+        """Return how often each site was reached in this pass."""
         return self.passes.calls
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """T passes over one input; the last one's output is the mean over all steps.
+        """Run T passes over one input; the last one's output is the mean over all steps.
 
-        Passes before the last get copies of the input: what a network does to its input in place happens once. A
-        cache of earlier tokens thus holds their means over all steps, and grows by one call, not by T.
+        Passes before the last get copies of the input: what a network does to its input in place happens once. So a
+        cache of earlier tokens holds their means over all steps, and grows by one call, not by T.
         """
         running = self._running.passes = Passes()
         try:
@@ -89,7 +89,7 @@ class Clock:
             self._running.passes = None
 
     def fire(self, owner: str, key: str, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The signed counts of this step, and the mean output over all steps so far in the type of x.
+        """Return the signed counts of this step, and the mean output over all steps so far in the type of x.
 
         The network may overwrite x and the output later, so the membrane shares memory with neither.
         """
@@ -110,9 +110,9 @@ class Clock:
 
 
 def _copied(inputs: Any) -> Any:
-    """Copies of all tensors and of objects that may hold some, such as a cache.
+    """Copy all tensors, and objects that may hold some, such as a cache.
 
-    One that is given twice is copied once, since attention asks whether q is k.
+    An object given twice is copied once, since attention tests whether q is k.
     """
     copies: dict[int, Any] = {}
 

@@ -1,5 +1,5 @@
-"""Weights that a conversion changes, and gives back: BatchNorm merged into the convolution before it, so that a CNN's
-products are followed by no analog norm, and linear maps re-fitted to their spikes.
+"""Weights that a conversion changes and restores: BatchNorm merged into the convolution before it, so that no analog
+norm follows a CNN's products, and linear maps re-fitted to their spikes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onespike.errors import ConversionError
 
 
 class Folded(nn.Module):
-    """A module's own weights, kept so that `unfold_` restores them to the bit, and what became of them."""
+    """A module's original weights, which `unfold_` restores to the bit, and what became of them."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,7 +31,7 @@ class Folded(nn.Module):
 
 
 def _identity(module: nn.Module, before: Any, x: Tensor) -> Tensor:
-    """In place of a folded BatchNorm's forward; `before` is the wrapper that it had of its own, if any."""
+    """Replace a folded BatchNorm's forward; `before` is the wrapper that it had, if any."""
     return x
 
 
@@ -57,7 +57,7 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
 
 
 def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
-    """Add to each linear map's weight, and the last column to its bias."""
+    """Add each change to a linear map's weight, and its last column to the bias."""
     for name, change in changes.items():
         linear: Any = model.get_submodule(name)
         if linear.weight.is_meta:
@@ -74,7 +74,7 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
 
 
 def unfold_(model: nn.Module) -> None:
-    """Give modules back what `fold_` and `refit_` changed."""
+    """Restore what `fold_` and `refit_` changed."""
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         if getattr(forward, "func", None) is _identity:

@@ -1,4 +1,4 @@
-"""What any stage may need: processes that share work, devices, files written in one step."""
+"""Services for every stage: processes that share work, devices, files written in one step."""
 
 from onespike.runtime.atomic import atomic_directory as atomic_directory
 from onespike.runtime.atomic import sha256 as sha256

@@ -1,4 +1,4 @@
-"""Writing so that a result is there whole or not at all."""
+"""Write results so that they appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LINKS = 40
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes the name `path` only when the block ends well.
+    """Yield a new folder to write into; it takes the name `path` only when the block ends well.
 
-    After any exception, Ctrl-C included, nothing is left: neither the folder nor the parents made for it.
+    After any exception, Ctrl-C included, nothing is left: neither the folder nor parents made for it.
     """
     path = Path(path)
     refuse_existing(path)
@@ -37,9 +37,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(path: Path) -> Iterator[Path]:
-    """A new folder, whose files take their places beside `path` only when the block ends well.
+    """Yield a new folder; its files move beside `path` only when the block ends well.
 
-    The one that is named as `path` goes last, so that whoever sees it sees all of them.
+    The file named `path` moves last, so that whoever sees it sees all of them.
     """
     path = Path(path)
     refuse_existing(path)
@@ -51,9 +51,9 @@ def atomic_files(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, contents: bytes | str) -> None:
-    """Write one file, replacing an older one only when the new one is whole. Text is UTF-8.
+    """Write one file; an older one is replaced only when the new one is whole. Text is UTF-8.
 
-    What a link points to is replaced, never the link; devices and pipes are written through.
+    The target of a link is replaced, never the link; devices and pipes are written through.
     """
     path, data = Path(path), contents.encode() if isinstance(contents, str) else contents
     with _explained(path):
@@ -67,7 +67,7 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
 
 
 def try_file(path: Path | None) -> None:
-    """Find out before long work whether a file can be written there; nothing is changed."""
+    """Check before long work that a file can be written; change nothing."""
     if path is None:
         return
     path = Path(path)
@@ -80,7 +80,7 @@ def try_file(path: Path | None) -> None:
 
 
 def try_folder(path: Path) -> None:
-    """Find out before long work whether a folder can be made at `path`, or files be written into the one there."""
+    """Check before long work that a folder can be made at `path`, or that files can be written into it."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise LoadError(f"{path}: this is a file. Give the name of a folder.")
@@ -89,7 +89,7 @@ def try_folder(path: Path) -> None:
 
 
 def try_new_folder(path: Path) -> None:
-    """Find out before long work whether `atomic_directory` will work."""
+    """Check before long work that `atomic_directory` will succeed."""
     path = Path(path)
     refuse_existing(path)
     with _explained(path):
@@ -97,13 +97,13 @@ def try_new_folder(path: Path) -> None:
 
 
 def _try(path: Path) -> None:
-    """Make the parents of a file and something beside it, and take all of it away again."""
+    """Make the parents of a file and a file beside it, then remove them all."""
     with _parents(path, keep=False), _partial(path):
         pass
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -114,7 +114,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file that a path stands for, behind its links; it need not exist."""
+    """Return the regular file that a path leads to through its links; it need not exist."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -124,9 +124,9 @@ def _target(path: Path) -> Path:
 
 
 def _stream(path: Path) -> int | Path | None:
-    """What is written through and cannot be replaced: an open file of this process, such as /dev/stdout, or a device.
+    """Return a stream that is written through, not replaced: an open file such as /dev/stdout, or a device.
 
-    An open file is given by its number, since opening it again would start at its beginning.
+    An open file is given by its number, since reopening it would start at its beginning.
     """
     step = path
     for _ in range(LINKS):
@@ -145,7 +145,7 @@ def _stream(path: Path) -> int | Path | None:
 
 def _write_through(stream: int | Path, data: bytes) -> None:
     for printed in filter(None, (sys.stdout, sys.stderr)):
-        printed.flush()  # what was said before comes before
+        printed.flush()  # earlier output comes first
     with open(stream, "wb", buffering=0, closefd=isinstance(stream, Path)) as file:
         rest = memoryview(data)
         while rest:
@@ -154,18 +154,16 @@ def _write_through(stream: int | Path, data: bytes) -> None:
 
 @contextmanager
 def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
-    """A new file or folder beside `path`, so that the last step is a rename within one file system.
+    """Yield a new file or folder beside `path`, so that the last step is a rename within one file system.
 
-    It is locked while this process lives, and so is known as abandoned as soon as the process has died.
+    It is locked while this process lives, so that other processes can tell when it is abandoned.
     """
     _clear_abandoned(path.parent)
     while True:
         partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
         partial.mkdir() if folder else partial.touch(exist_ok=False)
         lock = _lock(partial, wait=True)
-        if (
-            lock is None or partial.exists()
-        ):  # between making and locking it another process may have cleared it
+        if lock is None or partial.exists():  # another process may have cleared it before it was locked
             break
         os.close(lock)
     try:
@@ -177,7 +175,7 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
 
 
 def _clear_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed have left in a folder; what a living one holds is locked."""
+    """Remove what killed processes left in a folder; files of living processes are locked."""
     for partial in folder.glob(".onespike-????????.partial"):
         lock = _lock(partial, wait=False)
         if lock is not None:
@@ -186,7 +184,7 @@ def _clear_abandoned(folder: Path) -> None:
 
 
 def _lock(partial: Path, wait: bool) -> int | None:
-    """An open, locked file or folder; None where another process has it, or where there are no locks."""
+    """Return an open, locked file or folder; None if another process has it or there are no locks."""
     try:
         import fcntl
 
@@ -211,7 +209,7 @@ def _remove(partial: Path) -> None:
 
 @contextmanager
 def _parents(path: Path, keep: bool = True) -> Iterator[None]:
-    """Make the missing parents of `path`; take them away again if the block fails, or if they are not to be kept."""
+    """Make the missing parents of `path`; remove them if the block fails or if `keep` is false."""
     missing = [p for p in path.parents if not p.exists()]
     done = False
     try:
@@ -227,7 +225,7 @@ def _parents(path: Path, keep: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what an operating system says about a place that cannot be written into what to do about it."""
+    """Turn the system's error about a place that cannot be written into advice."""
     try:
         yield
     except Exception as error:
@@ -248,7 +246,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _error_number(error: Exception) -> int | None:
-    """The system's error number; safetensors gives it in its message only (`(os error 28)`)."""
+    """Return the system's error number; safetensors gives it only in its message (`(os error 28)`)."""
     if isinstance(error, OSError):
         return error.errno
     text = str(error)

@@ -32,9 +32,9 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
 
 
 def inputs_of(model: nn.Module, batch: Any) -> Any:
-    """A batch without labels, told apart by the network's signature: `forward(x)` takes x alone of (x, labels).
+    """Return a batch without labels, judged by the network's signature: `forward(x)` takes x alone of (x, labels).
 
-    What would fill an optional argument may be a label as well as an input, so it is refused.
+    A part that would fill an optional argument may be a label or an input, so it is refused.
 
     >>> inputs_of(nn.Linear(2, 3), [torch.zeros(1, 2), torch.tensor([7])])
     tensor([[0., 0.]])
@@ -45,7 +45,7 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
         )
     known = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
     required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in known)
-    if len(known) == required:  # whatever is left over is not for the network
+    if len(known) == required:  # leftover parts are not for the network
         return batch[0] if required == 1 else batch[:required]
     doubtful = [x for x in batch[required:] if isinstance(x, (Tensor, Mapping, tuple, list))]
     if doubtful:
@@ -58,12 +58,12 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
 
 
 def logits(output: Any) -> Any:
-    """A classifier's scores: its output, or what its output holds under that name, as in transformers."""
+    """Return a classifier's scores: its output, or the field `logits` of its output, as in transformers."""
     return getattr(output, "logits", output)
 
 
 def count(batch: Any) -> int:
-    """How many inputs a batch holds: rows of its first tensor, or members of its first argument if that is a list."""
+    """Return the number of inputs in a batch: rows of its first tensor, or length of its first argument if a list."""
     first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else first
     if isinstance(first, (tuple, list)):
@@ -73,14 +73,14 @@ def count(batch: Any) -> int:
 
 
 def to(batch: Any, device: torch.device | str) -> Any:
-    """The same batch with its tensors on a device."""
+    """Return the batch with its tensors on a device."""
     return tree_map_only(Tensor, lambda x: x.to(device), batch)
 
 
 def take(batch: Any, chosen: slice | Tensor) -> Any:
-    """Some inputs of a batch, by a slice or by their numbers.
+    """Return some inputs of a batch, by a slice or by their numbers.
 
-    What has no row for each input (a flag, a shared mask) stays whole.
+    A part without one row per input (a flag, a shared mask) stays whole.
 
     >>> take({"ids": torch.arange(6).view(3, 2), "scale": 2.0}, slice(0, 1))
     {'ids': tensor([[0, 1]]), 'scale': 2.0}
@@ -104,7 +104,7 @@ def take(batch: Any, chosen: slice | Tensor) -> Any:
 
 
 def split(batch: Any, size: int) -> Iterator[Any]:
-    """A batch in parts of at most so many inputs.
+    """Yield a batch in parts of at most `size` inputs.
 
     >>> [len(part) for part in split(torch.zeros(5, 2), 2)]
     [2, 2, 1]
@@ -114,7 +114,7 @@ def split(batch: Any, size: int) -> Iterator[Any]:
 
 
 def take_first(batches: Iterable[Any], inputs: int) -> list[Any]:
-    """The first so many inputs, in batches."""
+    """Yield the first `inputs` inputs, in batches."""
     chosen, seen = [], 0
     for batch in batches:
         if seen >= inputs:
@@ -125,7 +125,7 @@ def take_first(batches: Iterable[Any], inputs: int) -> list[Any]:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Several batches of one form as one; the first alone where their inputs differ in shape.
+    """Join batches of one form; return the first alone where their inputs differ in shape.
 
     >>> join([{"x": torch.zeros(2, 3), "scale": 2.0}, {"x": torch.ones(1, 3), "scale": 2.0}])["x"].shape
     torch.Size([3, 3])

@@ -1,7 +1,7 @@
-"""A network over several devices, or partly on disk: accelerate's device maps.
+"""Networks over several devices, or partly on disk: accelerate's device maps.
 
 The map is applied to the original network before calibration. A converted copy keeps accelerate's hooks, and its
-neurons stand where their owners compute.
+neurons are on the devices of their owners.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_device(device: str) -> torch.device:
-    """The device by its name, tried with one small tensor."""
+    """Return the device of this name, after a trial with one small tensor."""
     import torch
 
     try:
-        torch.zeros(1, device=device).item()  # a tensor on `meta` can be made, and has no value
+        torch.zeros(1, device=device).item()  # a tensor on `meta` can be made but has no value
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
@@ -40,7 +40,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
 
     Args:
         model: the network, all of it in memory.
-        device: where it goes as a whole.
+        device: the device for the whole network.
         device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
             (a number, a device's name, `cpu` or `disk`).
     """
@@ -62,7 +62,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
     try:
         with (
             warnings.catch_warnings()
-        ):  # accelerate places parameters by name too, and warns that they are no modules
+        ):  # accelerate also places parameters by name, and warns that they are not modules
             warnings.filterwarnings("ignore", message="The following device_map keys")
             placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
     except (ValueError, RuntimeError) as error:  # parts without a device; too little memory
@@ -85,7 +85,7 @@ def _strategy(model: nn.Module, name: str) -> dict[str, Any]:
 
 
 def _unsplit(model: nn.Module) -> list[str]:
-    """Classes of blocks, whose inputs and outputs are added and must meet on one device: what repeats in a sequence."""
+    """Return the classes of blocks that repeat in a sequence; their inputs and outputs are added on one device."""
     from torch import nn
 
     sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList))]
@@ -116,7 +116,7 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by their names, also those that accelerate keeps elsewhere until they are needed."""
+    """Return all weights by name, including those that accelerate keeps elsewhere until needed."""
     state: dict[str, Tensor] = model.state_dict()
     if not any(tensor.is_meta for tensor in state.values()):
         return state

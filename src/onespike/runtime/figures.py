@@ -1,4 +1,4 @@
-"""Empty figures in one style, and figures as files: for plots of results and for pictures of tasks."""
+"""Empty figures in one style, and figures as files, for plots of results and pictures of tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def figure(
     width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1, margin: bool = True
 ) -> tuple[Figure, Any]:
-    """An empty figure in the house style, and its axes; without a margin they fill it."""
+    """Return an empty figure in the house style and its axes; without a margin the axes fill it."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def png(plot: Figure) -> bytes:
 
 
 def picture(plot: Figure) -> str:
-    """A figure of a photograph as a data URI, for a page: JPEG, which takes a tenth of PNG's room."""
+    """Return a photograph's figure as a data URI: JPEG takes a tenth of the space of PNG."""
     return "data:image/jpeg;base64," + base64.b64encode(_written(plot, "jpeg")).decode()
 
 

@@ -1,4 +1,4 @@
-"""How a network is run: in evaluation mode, on the device where it is."""
+"""Run a network in evaluation mode, on its device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation and inference mode for a while; every module's own training flag comes back."""
+    """Set evaluation and inference mode for the block, then restore each module's training flag."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -25,7 +25,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network computes: its first weight's place, or the one that accelerate's hooks move its inputs to."""
+    """Return where a network computes: the device of its first weight, or the one that accelerate's hooks use."""
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):

@@ -1,4 +1,4 @@
-"""How the field of a record is given on a command line: words to its value, and its value to words."""
+"""Fields of a record on the command line: words to values and values to words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Option:
     """One option.
 
     Attributes:
-        metavar: what stands for its value in the help.
-        help: what it is, in one line.
+        metavar: the placeholder for its value in the help.
+        help: its meaning, in one line.
         panel: the heading under which the help lists it.
-        read: the field's value from a word.
+        read: converts a word to the field's value.
         repeated: the field is a tuple, and each word gives one element of it. Other tuples are one word with commas.
-        choices: the values that the field may have, where they are few and fixed.
-        flag: the option's name, if it is not the field's.
+        choices: the allowed values, where they are few and fixed.
+        flag: the option's name, if it differs from the field's.
     """
 
     metavar: str
@@ -36,7 +36,7 @@ class Option:
         return self.flag or "--" + field.replace("_", "-")
 
     def words(self, field: str, value: Any) -> list[str]:
-        """The words that give a field this value.
+        """Return the words that give a field this value.
 
         >>> Option("GLOB", "…", "Recipe", repeated=True).words("include", ("a*", "b*"))
         ['--include', 'a*', '--include', 'b*']
@@ -48,22 +48,22 @@ class Option:
 
 
 def declared(default: Any, *option: Any, **more: Any) -> Any:
-    """A dataclass field with its option."""
+    """Return a dataclass field with its option."""
     return dataclasses.field(default=default, metadata={"option": Option(*option, **more)})
 
 
 def options(record: Any) -> dict[str, Option]:
-    """Field → its option, of a dataclass or an instance of one."""
+    """Return the option of each field of a dataclass or instance."""
     return {f.name: f.metadata["option"] for f in dataclasses.fields(record) if "option" in f.metadata}
 
 
 def settle(record: Any) -> None:
-    """Give the fields of a frozen record their types: a word is read as on the command line, and a list is a tuple.
+    """Give the fields of a frozen record their types: words are read as on the command line, lists become tuples.
 
-    Without this, `exclude="fc1:*"` would be taken letter by letter, and its `*` would exclude everything.
+    Otherwise `exclude="fc1:*"` would be split into letters, and its `*` would exclude everything.
 
     Raises:
-        UsageError: a number is none.
+        UsageError: a value that must be a number is not one.
     """
     for name, option in options(record).items():
         value = found = getattr(record, name)
@@ -87,7 +87,7 @@ def settle(record: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """What `read` understands as this very value: numbers have as many digits as it takes."""
+    """Return a word that `read` turns into exactly this value: numbers have as many digits as needed."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
 
 
 def name_or_number(word: str) -> str | float:
-    """A number where the word is one.
+    """Return a number if the word is one, else the word.
 
     >>> name_or_number("0.5"), name_or_number("site")
     (0.5, 'site')
@@ -120,7 +120,7 @@ def number_or_none(word: str) -> float | None:
 
 
 def share_or_none(word: str) -> float | None:
-    """A share, in percent or as a number.
+    """Return a share, given in percent or as a number.
 
     >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
     (0.01, 0.02, None)
@@ -138,7 +138,7 @@ def yes_or_no(word: str) -> bool:
 
 
 def names(word: str) -> tuple[str, ...]:
-    """The names in a word with commas.
+    """Return the comma-separated names in a word.
 
     >>> names("nearest, center"), names("")
     (('nearest', 'center'), ())
@@ -147,7 +147,7 @@ def names(word: str) -> tuple[str, ...]:
 
 
 def glob_with_numbers(count: int) -> Callable[[str], tuple[Any, ...]]:
-    """Reads `GLOB=NUMBER,NUMBER`; the glob may hold = itself."""
+    """Return a reader of `GLOB=NUMBER,NUMBER`; the glob may contain =."""
 
     def read(word: str) -> tuple[Any, ...]:
         glob, _, text = word.rpartition("=")

@@ -1,8 +1,8 @@
-"""Several processes that share one piece of work, as `accelerate launch` or `torchrun` starts them.
+"""Several processes that share one job, as `accelerate launch` or `torchrun` starts them.
 
-Each takes every n-th batch and the results are merged. All exchanges have one form, so that a process which fails
-can send its error in place of its next result: then all of them end, and none waits for another. torch is imported
-where there are several: help pages need none of it.
+Each takes every n-th batch, and the results are merged. All exchanges have one form, so a process that fails
+can send its error in place of its next result: then all of them end and none waits. torch is imported
+only where there are several processes: help pages do not need it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from onespike.errors import OnespikeError, UsageError, out_of_memory
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
-"""How long a process waits for a slower one; one that has died is noticed at once."""
+"""How long a process waits for a slower one; a dead one is noticed at once."""
 
 
 class Processes:
-    """This process among all that share the work; `Processes()` is alone.
+    """This process among those that share the work; `Processes()` works alone.
 
     Attributes:
         rank: the number of this process; 0 is the one that prints and writes files.
@@ -43,11 +43,11 @@ class Processes:
 
     @property
     def part(self) -> tuple[int, int]:
-        """Which batches are this process's: every `count`-th from `rank` on."""
+        """Return this process's batches: every `count`-th from `rank` on."""
         return self.rank, self.count
 
     def exchange(self, mine: T) -> list[T]:
-        """What all processes found, in their order; where one has failed, its error is raised in all of them."""
+        """Return the results of all processes in order; if one failed, raise its error in all of them."""
         if self.count == 1:
             return [mine]
         found = self._gather(mine, None)
@@ -58,7 +58,7 @@ class Processes:
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:
-        """All processes end this block together, or fail together."""
+        """Let all processes end this block together or fail together."""
         self.ended = False
         try:
             yield
@@ -69,7 +69,7 @@ class Processes:
         self.exchange(None)
 
     def wait(self) -> None:
-        """Until all processes are here; a launcher stops the others as soon as one has ended with an error."""
+        """Wait for all processes; a launcher stops the others as soon as one ends with an error."""
         if self.count > 1:
             import torch
 
@@ -95,7 +95,7 @@ class Processes:
 
 
 def _portable(error: Exception, rank: int) -> Exception:
-    """An error that another process can raise: what the user can mend as it is, anything else with its traceback."""
+    """Return an error that another process can raise: user errors as they are, others with their traceback."""
     if isinstance(error, (OnespikeError, OSError)) or out_of_memory(error):
         return error
     return RuntimeError(f"process {rank} failed:\n{''.join(traceback.format_exception(error))}")
@@ -105,7 +105,7 @@ ALONE = Processes()
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Processes:
-    """The processes that a launcher has started, by what it says in the environment; alone where there is none."""
+    """Return the processes that a launcher started, according to the environment; alone without a launcher."""
     known = os.environ if environment is None else environment
     try:
         count, rank = int(known.get("WORLD_SIZE", 1)), int(known.get("RANK", 0))
@@ -117,7 +117,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
         return ALONE
     import torch
 
-    if torch.cuda.is_available():  # `--device cuda` then means the one of this process
+    if torch.cuda.is_available():  # `--device cuda` then means this process's GPU
         torch.cuda.set_device(int(known.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if not torch.distributed.is_initialized():
         try:

@@ -1,4 +1,4 @@
-"""What a network answered to inputs that come again: kept while there is room, computed anew beyond that."""
+"""A network's answers to repeated inputs: kept while there is room, then computed again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 ROOM = 1 << 30
-"""Bytes that answers may take together. The next tokens of a text take megabytes for each line of it."""
+"""Bytes that all answers may take. Next-token scores of a text take megabytes per line."""
 
 
 def size_of(output: Any) -> int:
-    """Bytes of an output's tensors."""
+    """Return the bytes of an output's tensors."""
     parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict)) else output
     return sum(x.numel() * x.element_size() for x in tree_leaves(parts) if isinstance(x, Tensor))
 
@@ -46,7 +46,7 @@ class Remembered:
 
 
 class Once(nn.Module):
-    """A network that runs once for inputs that come again in the same order, as far as there is room for its outputs."""
+    """A network that runs once per input when the same inputs repeat in order, while its outputs fit."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

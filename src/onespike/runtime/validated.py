@@ -1,4 +1,4 @@
-"""Whatever is read from disk as JSON passes here: a dataclass or TypedDict as its schema, one error for any damage."""
+"""Validation of JSON from disk: a dataclass or TypedDict is the schema, and any damage raises one error."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def parse(
     error: type[OnespikeError] = LoadError,
     where: Callable[[tuple[int | str, ...]], str] = dotted,
 ) -> T:
-    """JSON as the type that it must have; nothing is converted but whole numbers to floats and lists to tuples.
+    """Return JSON as the type it must have; only whole numbers become floats and lists tuples.
 
     Args:
         schema: any type that pydantic knows: dataclasses, TypedDicts, dict[str, float], ….
         text: UTF-8. More than 200 levels of nesting are refused.
-        place: the file that the message names.
-        remedy: how the message ends.
-        error: which error is raised.
-        where: how the message names a place in the file.
+        place: the file to name in the message.
+        remedy: the end of the message.
+        error: the error to raise.
+        where: how the message names a position in the file.
 
     >>> parse(dict[str, tuple[float, ...]], '{"a": [1, 2]}', "a.json", "Write it again.")
     {'a': (1.0, 2.0)}
@@ -54,12 +54,12 @@ def parse(
     try:
         result: T = adapter.validate_json(text, strict=True)
     except ValidationError as found:
-        # of several forms that a value may have, the one that fits furthest is meant
+        # of several forms that a value may have, the best fit is meant
         first = max(found.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
         reason = first["msg"][:1].lower() + first["msg"][1:]
         at = f"at {where(first['loc'])}: " if first["loc"] else ""
         raise error(f"{place}: the file is damaged ({at}{reason}). {remedy}") from found
-    except OnespikeError as found:  # of a dataclass that checks its own values
+    except OnespikeError as found:  # of a dataclass that checks its values
         raise error(f"{place}: the file is damaged: {found}") from found
     return result
 
@@ -67,7 +67,7 @@ def parse(
 def read(
     schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError, missing: T | None = None
 ) -> T:
-    """A JSON file as the type that it must have; `missing`, if given, stands for a file that is not there."""
+    """Return a JSON file as the type it must have, or `missing`, if given, when there is no file."""
     try:
         text = file.read_bytes()
     except FileNotFoundError as absent:
@@ -80,14 +80,14 @@ def read(
 
 
 def sealed(record: dict[str, Any]) -> str:
-    """JSON with the SHA-256 of its contents, so that damage of any kind is found."""
+    """Return JSON with the SHA-256 of its contents, so that any damage is found."""
     return json.dumps({**record, SEAL: _checksum(record)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def unsealed(
     schema: type[Any], text: bytes, place: Path | str, remedy: str, error: type[OnespikeError] = LoadError
 ) -> dict[str, Any]:
-    """A record that `sealed` wrote, as it is, after its seal and its schema have been checked."""
+    """Return a record that `sealed` wrote, after checking its seal and its schema."""
     record = parse(dict[str, Any], text, place, remedy, error)
     if record.pop(SEAL, None) != _checksum(record):
         raise error(f"{place}: the file is damaged (it is not what was saved: its SHA-256 differs). {remedy}")
@@ -98,18 +98,18 @@ def unsealed(
 def read_sealed(
     schema: type[Any], file: Path, remedy: str, error: type[OnespikeError] = LoadError
 ) -> dict[str, Any] | None:
-    """The record in a file that `sealed` wrote; None where there is no file."""
+    """Return the record in a file that `sealed` wrote; None if there is no file."""
     return unsealed(schema, file.read_bytes(), file, remedy, error) if file.exists() else None
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    """The SHA-256 of a record's contents, however the text is laid out."""
+    """Return the SHA-256 of a record's contents, independent of text layout."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
 def understood(place: Path | str, remedy: str, error: type[OnespikeError] = LoadError) -> Iterator[None]:
-    """Values of the right types may still not fit each other, or a network: whatever that raises is one error."""
+    """Turn any error from values that do not fit each other, or a network, into one error."""
     try:
         yield
     except (

@@ -1,4 +1,4 @@
-"""Sites: the places where an activation enters a product, and what visits them."""
+"""Sites: the places where an activation enters a product, and the visitors that see them."""
 
 from onespike.sites import attention as attention
 from onespike.sites.coverage import Coverage as Coverage

@@ -1,7 +1,7 @@
 """Attention by its definition, through the product rule: fused and unfused networks have the same sites.
 
-Probabilities must exist to be fired, but not all at once: long sequences are evaluated in blocks of query rows, and
-where nobody has to see the probabilities a visitor may offer attention in one call.
+Probabilities must exist to be fired, but not all at once: long sequences are evaluated in blocks of query rows.
+Where no visitor needs to see the probabilities, it may offer attention in one call.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from onespike.sites.visitor import Sites
 
 BLOCK = 2**22
-"""Attention probabilities that exist at a time, where they need not exist all at once."""
+"""The number of attention probabilities that exist at a time, where they need not all exist at once."""
 
 
 def attention_sites(number: int) -> tuple[str, str, str, str]:
-    """Keys of q, k, the probabilities and v, where q·kᵀ is the matrix product of this number."""
+    """Return the keys of q, k, the probabilities and v, where q·kᵀ is the matrix product of this number."""
     return (
         f"matmul{number}_lhs",
         f"matmul{number}_rhs",
@@ -78,18 +78,18 @@ def _attention(
         if rows.is_first:
             result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
         result[..., rows.start : rows.stop, :] = block
-        del weights, lhs, block  # so that the next block takes their place
+        del weights, lhs, block  # lets the next block take their place
     return result
 
 
 def _visited_value(visit: Sites, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    """The values of attention, where the probabilities that they meet are not there as a whole."""
+    """Return the visited values of attention where the probabilities do not exist as a whole."""
     weights = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])  # a shape
     return visit(matrix_product(weights, value, visible, weighted=True), "rhs")
 
 
 def _visible(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Which key each query sees; None for all of them. Products that a mask hides are neither made nor counted."""
+    """Return which keys each query sees; None for all. Products that a mask hides are neither made nor counted."""
     if is_causal:
         return _causal(query, key)
     if mask is None:
@@ -99,27 +99,27 @@ def _visible(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -
 
 
 def _causal(rows: Tensor, keys: Tensor, start: int = 0) -> Tensor:
-    """Row i, which is row `start` + i of the whole, sees the keys up to itself."""
+    """Return the causal mask of rows that begin at row `start` of the whole: row i sees the keys up to itself."""
     shape = rows.shape[-2], keys.shape[-1]
     return torch.ones(shape, dtype=torch.bool, device=rows.device).tril(start)
 
 
 def _probabilities(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
-    """The softmax of masked scores, of which the first row is row `start` of the whole."""
+    """Return the softmax of masked scores whose first row is row `start` of the whole."""
     if is_causal:
         mask = _causal(scores, scores, start)
     if mask is None:
         return torch.softmax(scores, -1)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    # A row that is masked altogether (left padding) gives zeros, as the fused kernel does, not NaN.
+    # A fully masked row (left padding) gives zeros, as the fused kernel does, not NaN.
     weights: Tensor = torch.ops.aten._safe_softmax(scores, -1)
     return weights
 
 
 def _blocks(visit: Sites, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Rows]:
-    """The rows of attention that are evaluated together; none where all of them are.
+    """Return the blocks of attention rows that are evaluated together; none where all rows are one block.
 
-    A compiler would unroll the blocks, and for gradients every probability is kept anyway.
+    A compiler would unroll the blocks, and gradients keep every probability anyway.
     """
     if (
         torch.compiler.is_compiling()

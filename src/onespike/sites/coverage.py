@@ -1,4 +1,4 @@
-"""Which products a network really runs, seen below torch's functions, and whose forward runs them."""
+"""Which products a network really runs, seen below torch's functions, and which modules run them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PRODUCTS = frozenset(
         "_cdist_forward",
     ]
 )
-"""Operations that multiply activations with weights or with each other."""
+"""Operations that multiply activations by weights or by each other."""
 
 _SAMPLES = "samples at positions that the network computes"
 ANALOG = {
@@ -73,20 +73,20 @@ ANALOG = {
     "torchvision.deform_conv2d": f"{_SAMPLES}, and weighs the samples in the same kernel",
     "weighted_sum": "sums up products taken element by element",
 }
-"""Products without a synapse of their own that a spike could drive → why they stay analog; they are listed, not refused."""
+"""Products without a synapse that a spike could drive → why they stay analog; they are listed, not refused."""
 
 HARMLESS_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "_c10d_functional"})
 
 
 class Coverage:
-    """Whether a rule is running: what multiplies then is covered, and nobody looks at it."""
+    """Whether a rule is running: its products are covered and need no further look."""
 
     def __init__(self) -> None:
         self.inside = False
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Mark what runs now as the work of a rule."""
+        """Mark the block as the work of a rule."""
         before, self.inside = self.inside, True
         try:
             yield
@@ -95,7 +95,7 @@ class Coverage:
 
 
 class Owners:
-    """Whose forward is running: a stack of module names, each with its number of calls of every kind of operand."""
+    """A stack of the modules whose forwards are running, each with its call count per kind of operand."""
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
@@ -104,7 +104,7 @@ class Owners:
 
     @property
     def frame(self) -> tuple[str, dict[tuple[str, str], int]]:
-        """The module whose forward is running, and how often it has used each kind of operand."""
+        """Return the module whose forward is running, and how often it has used each kind of operand."""
         return self.stack[-1] if self.stack else self.outside
 
     @property
@@ -113,7 +113,7 @@ class Owners:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        here = get_ident()  # the hooks see all threads; one that prepares images calls modules too
+        here = get_ident()  # the hooks see all threads; one that prepares images also calls modules
 
         def enter(module: nn.Module, args: Any) -> None:
             if get_ident() == here:
@@ -133,10 +133,10 @@ class Owners:
 
 
 class Operations(TorchDispatchMode):
-    """Counts the MACs of products outside every rule, by module and operation.
+    """Count the MACs of products outside every rule, by module and operation.
 
-    A product of two tensors that is summed up next is a weighted sum: a matrix product in other words. Nothing is
-    added while `counting()` does not hold.
+    A product of two tensors that is summed next is a weighted sum, which is a matrix product. Nothing is
+    added while `counting()` is false.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Operations(TorchDispatchMode):
         if self.coverage.inside:
             return function(*args, **kwargs)
         name, namespace = function._overloadpacket.__name__, function.namespace
-        if namespace == "aten" and _is_composite(function):  # inference mode hands these down whole
+        if namespace == "aten" and _is_composite(function):  # inference mode passes these on whole
             with self:
                 decomposed = function.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:
@@ -182,13 +182,13 @@ class Operations(TorchDispatchMode):
 
 
 def _multiplies_two(args: Any) -> bool:
-    """Whether two tensors are multiplied; a scaling or a square is no product of two."""
+    """Return whether two tensors are multiplied; a scaling or a square is not a product of two."""
     factors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
     return len(factors) == 2 and factors[0] is not factors[1]
 
 
 def _sampling_macs(name: str, args: Any, result: Any) -> int:
-    """Interpolation takes one MAC per corner, sample and channel: 4 in a plane, 8 in space, 16 where it is bicubic."""
+    """Return the MACs of interpolation, per corner, sample and channel: 4 in a plane, 8 in space, 16 if bicubic."""
     if "grid_sampler" in name:
         corners = 8 if name == "grid_sampler_3d" else 4
         mode = 0 if name == "cudnn_grid_sampler" else args[2]  # linear, nearest (which copies), cubic
@@ -197,9 +197,9 @@ def _sampling_macs(name: str, args: Any, result: Any) -> int:
         weight = args[1]
         samples = result.numel() // len(weight) * weight[0, 0].numel()
         return int(result.numel() * weight[0].numel() + 4 * samples * args[0].shape[1])
-    pooled = result[0] if isinstance(result, tuple) else result  # ps_roi_align returns its channels too
+    pooled = result[0] if isinstance(result, tuple) else result  # ps_roi_align also returns its channels
     rois, scale, height, width, ratio = args[1:6]
-    # a bin is the mean of ratio × ratio samples, or, where that is not given, of about one a pixel
+    # a bin is the mean of ratio × ratio samples or, without a ratio, of about one per pixel
     sides = (rois[:, 3:5] - rois[:, 1:3]) * scale
     samples = (
         (sides / sides.new_tensor([width, height])).ceil() if ratio <= 0 else torch.full_like(sides, ratio)
@@ -213,7 +213,7 @@ def _is_composite(function: Any) -> bool:
 
 
 def _macs(function: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """The size of an operation without a rule; 0 where nobody knows a formula."""
+    """Return the MACs of an operation without a rule; 0 where no formula is known."""
     name = function._overloadpacket.__name__
     if "_scaled_dot_product" in name:
         query, key, value = args[:3]

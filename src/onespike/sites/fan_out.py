@@ -1,4 +1,4 @@
-"""How often a product uses each element of an operand: what one spike at that operand costs."""
+"""How often a product uses each element of an operand: the cost of one spike at that operand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Synapses(NamedTuple):
 
     @property
     def mean_fan_out(self) -> float:
-        """Synapses behind one element, on average."""
+        """Return the mean number of synapses behind one element."""
         return (
             float(self.fan_out.double().mean()) if isinstance(self.fan_out, Tensor) else float(self.fan_out)
         )
@@ -60,7 +60,7 @@ def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
 
 
 def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
-    """a @ b of which only the results that are visible are wanted, as in attention under a mask, seen from a or b.
+    """a @ b where only visible results are wanted, as in attention under a mask, seen from a or b.
 
     >>> a, b = torch.zeros(1, 3, 4), torch.zeros(1, 4, 3)
     >>> found = masked(a, b, a, torch.ones(3, 3).tril() > 0)
@@ -74,7 +74,7 @@ def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
 
 
 def weighted(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
-    """a @ b where a is zero at what is not visible, as attention weights are, seen from a or b."""
+    """a @ b where a is zero outside the visible places, as attention weights are, seen from a or b."""
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])
     macs = int(visible.sum()) * (math.prod(shape) // visible.numel()) * b.shape[-1]
     fan_out = b.shape[-1] if operand is a else visible.sum(-2).unsqueeze(-1)
@@ -108,7 +108,7 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
     else:
         macs, axis, across = rows * inner * whole, -1, rows
     outputs = len(ends) * rows * columns if a.dim() == b.dim() == 2 else macs // max(inner, 1)
-    if operand.dim() == 3:  # the same for all of a group: how many rows, or columns, it meets
+    if operand.dim() == 3:  # the same for a whole group: how many rows, or columns, it meets
         return Synapses(macs, sizes, outputs)
     used = (torch.arange(operand.shape[axis], device=ends.device) < whole) * across
     return Synapses(macs, used.unsqueeze(-1) if axis == -2 else used, outputs)
@@ -134,7 +134,7 @@ def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synaps
 
 
 def _kept(equation: str, sizes: Mapping[str, int]) -> list[str]:
-    """The indices of an einsum's output: those named, or else those that occur once."""
+    """Return the indices of an einsum's output: those named, or else those that occur once."""
     terms, arrow, named = equation.replace(" ", "").partition("->")
     hidden = [name for name in sizes if name.startswith("...")]
     if not arrow:
@@ -147,7 +147,7 @@ def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 def _spread(counts: list[Tensor], channels: int) -> Tensor:
-    """The outer product of the counts along each dimension, times the output channels a spike reaches."""
+    """Return the outer product of the counts along each dimension, times the output channels a spike reaches."""
     fan = torch.tensor(channels)
     for count in counts:
         fan = fan[..., None] * count
@@ -156,7 +156,7 @@ def _spread(counts: list[Tensor], channels: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _met(size: int, outputs: int, kernel: int, step: int, pad: int, gap: int) -> Tensor:
-    """How many kernel positions each element along one dimension of a convolution meets."""
+    """Return how many kernel positions each element along one dimension of a convolution meets."""
     with torch.inference_mode(False):  # kept, and then used in any mode
         used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
         return torch.bincount(used[(used >= 0) & (used < size)], minlength=size)

@@ -14,10 +14,10 @@ MASK, TOKENS = "attention_mask", "input_ids"
 
 
 def mask_of(batch: Any) -> Tensor | None:
-    """Which of the tokens of a batch are real, (inputs, tokens); None where all of them are.
+    """Return which tokens of a batch are real, (inputs, tokens); None if all are.
 
-    A batch says so in `attention_mask`, of two dimensions, or of four: then a row that sees nothing is padding. With a
-    cache, the mask reaches back to tokens of earlier forwards.
+    The batch states it in `attention_mask`, of two dimensions or of four; in four, a row that sees nothing is padding.
+    With a cache, the mask also covers tokens of earlier forwards.
 
     >>> mask_of({"input_ids": torch.zeros(2, 2), "attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])})
     tensor([[False,  True],
@@ -37,7 +37,7 @@ def mask_of(batch: Any) -> Tensor | None:
 
 
 def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:
-    """The axis of an operand along which tokens stand, from the back; None where it has none of this length."""
+    """Return an operand's token axis, counted from the back; None if no axis has this length."""
     if x.dim() < 3 or len(x) != len(mask):
         return None
     length = mask.shape[1]
@@ -46,12 +46,12 @@ def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:
         return -2 if -2 in fits else None
     if site.operation != "matmul" or not fits:
         return None
-    # kᵀ has tokens last and v has them last but one; where both fit, attention multiplies by kᵀ first
+    # kᵀ has tokens last, v last but one; where both fit, attention multiplies by kᵀ first
     return fits[0] if len(fits) == 1 else (-1 if (site.number or 0) % 2 == 0 else -2)
 
 
 def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Which elements of an operand belong to tokens, as a tensor that broadcasts to it; None for all of them."""
+    """Return which elements of an operand belong to tokens, as a tensor that broadcasts to it; None for all."""
     axis = None if mask is None else token_axis(site, x, mask)
     if mask is None or axis is None:
         return None
@@ -61,7 +61,7 @@ def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def without_padding(site: Site, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-    """An operand without its padding: as it is, or input by input."""
+    """Return an operand without its padding: as it is, or input by input."""
     axis = None if mask is None else token_axis(site, x, mask)
     if mask is None or axis is None:
         yield x

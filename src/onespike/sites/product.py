@@ -1,4 +1,4 @@
-"""Products and their operands: what a rule hands over to whoever visits."""
+"""Products and their operands: what a rule hands to a visitor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Product(NamedTuple):
     """One multiplication, as its rule hands it over.
 
     Attributes:
-        operation: the name that its sites bear.
+        operation: the operation's name in its sites.
         operands: role → operand.
-        synapses: role → MACs and fan-out as seen from that operand; called only by those who count.
+        synapses: role → MACs and fan-out as seen from that operand; called only for counting.
         multiply: the same product of other operands, without a bias.
-        groups: of a convolution.
-        visible: which pairs of query and key are wanted, where a mask hides some of them.
-        weighted: whether these are the places where the first operand is not zero, and not results.
+        groups: the groups of a convolution.
+        visible: which query-key pairs are wanted, where a mask hides some.
+        weighted: whether `visible` marks nonzero elements of the first operand instead of wanted results.
     """
 
     operation: str
@@ -34,13 +34,13 @@ class Product(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What a visitor is told about the tensor that it sees.
+    """What a visitor knows about the tensor that it sees.
 
     Attributes:
         site: where the tensor enters its product.
         product: both operands, their cost, and the multiplication itself.
         rows: which rows of the operand the tensor holds; None for all of them.
-        place: what stands at the sites of this module in a converted network; None in any other.
+        place: what is at the sites of this module in a converted network; None in any other.
     """
 
     site: Site
@@ -50,10 +50,10 @@ class Operand(NamedTuple):
 
     @property
     def synapses(self) -> Synapses:
-        """MACs and fan-out as seen from this operand."""
+        """Return MACs and fan-out as seen from this operand."""
         return self.product.synapses(self.site.role)
 
     @property
     def again(self) -> bool:
-        """Whether an earlier block of rows of the same operand was visited before."""
+        """Return whether an earlier block of rows of the same operand was visited."""
         return self.rows is not None and not self.rows.is_first

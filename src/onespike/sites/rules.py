@@ -1,7 +1,7 @@
 """Rules: which operands of a torch function are activations.
 
-A rule writes a function as visits to its operands, followed by the product itself. It knows neither neurons nor
-kernels. Attention has a file of its own.
+A rule writes a function as visits to its operands, followed by the product. It knows neither neurons nor
+kernels. Attention has a separate file.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """torch function → its rule."""
 LEAVES: set[Callable[..., Any]] = {F.linear, torch.matmul, torch.einsum}
-"""The functions in which rules end: each call of one is one product."""
+"""The functions that rules end in: each call of one is one product."""
 
 
 def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """Register how torch functions are written as visits to their activation operands.
 
-    A rule receives `visit` and the function's own arguments. `visit(product, role)` returns what the product
-    receives in place of that operand; `visit(product, role, rows)` does so for some rows of it, if `visit.blockwise`.
+    A rule receives `visit` and the function's arguments. `visit(product, role)` returns what the product
+    receives in place of that operand; `visit(product, role, rows)` does so for some of its rows, if `visit.blockwise`.
     """
 
     def register(rule: Rule) -> Rule:
@@ -49,7 +49,7 @@ def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
 
 
 def _weight(visit: Sites, product: Product) -> Tensor:
-    """A weight that is computed (standardized, generated) may be an activation: it is a site of its own."""
+    """Visit a weight: a computed one (standardized, generated) may be an activation, so it is a separate site."""
     weight = product.operands["weight"]
     return weight if isinstance(weight, nn.Parameter) else visit(product, "weight")
 
@@ -70,7 +70,7 @@ def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 GROUPS = 3
-"""Place of a convolution's groups among its arguments after the bias."""
+"""Position of a convolution's groups among its arguments after the bias."""
 
 
 def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]) -> None:
@@ -78,7 +78,7 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
     def rule(
         visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        single = input.dim() == weight.dim() - 1  # torch takes one image too; visitors see a batch of one
+        single = input.dim() == weight.dim() - 1  # torch also takes one image; visitors see a batch of one
         batch = input.unsqueeze(0) if single else input
         product = Product(
             "conv",
@@ -105,13 +105,13 @@ for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
 def matrix_product(
     lhs: Tensor, rhs: Tensor, visible: Tensor | None = None, weighted: bool = False
 ) -> Product:
-    """lhs @ rhs, with torch's broadcasting.
+    """Return the product lhs @ rhs, with torch's broadcasting.
 
     Args:
         lhs: the first operand.
         rhs: the second operand.
         visible: which results are wanted, or which weights are not zero; None for all.
-        weighted: it is the weights of attention, lhs, that a mask makes zero.
+        weighted: whether `visible` marks the nonzero attention weights in lhs.
     """
     operands = {"lhs": lhs, "rhs": rhs}
 
@@ -126,7 +126,7 @@ def matrix_product(
 def visited(
     visit: Sites, lhs: Tensor, rhs: Tensor, visible: Tensor | None = None, weighted: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Both operands of a matrix product, as the product receives them."""
+    """Return both operands of a matrix product, as the product receives them."""
     product = matrix_product(lhs, rhs, visible, weighted)
     return visit(product, "lhs"), visit(product, "rhs")
 
@@ -150,7 +150,7 @@ def _addmm(
 ) -> Tensor:
     product = _matmul(visit, batch1, batch2)
     product = product if alpha == 1 else alpha * product
-    # torch ignores the summand altogether at beta = 0, even where it holds NaN
+    # torch ignores the summand at beta = 0, even if it holds NaN
     return product if beta == 0 else (input if beta == 1 else beta * input) + product
 
 
@@ -162,7 +162,7 @@ def _grouped(
     offs: Any = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Experts of a mixture: each multiplies a group of rows of its own."""
+    """Multiply the groups of a mixture of experts: each expert has its group of rows."""
     operands = {"lhs": input, "rhs": other}
     product = Product(
         "matmul",
@@ -178,7 +178,7 @@ RULES[torch._grouped_mm] = partial(_grouped, torch._grouped_mm)
 LEAVES.add(torch._grouped_mm)
 
 GROUPED = "transformers::grouped_mm_fallback"
-"""What transformers calls in place of `torch._grouped_mm` where that cannot be compiled; known once it is imported."""
+"""What transformers calls where `torch._grouped_mm` cannot be compiled; known once it is imported."""
 
 
 def _is_grouped(function: Any) -> bool:
@@ -186,12 +186,12 @@ def _is_grouped(function: Any) -> bool:
 
 
 def rule_of(function: Any) -> Callable[..., Any] | None:
-    """The rule of a torch function, or of an operator that another library has registered."""
+    """Return the rule of a torch function, or of an operator that another library registered."""
     return partial(_grouped, function) if _is_grouped(function) else RULES.get(function)
 
 
 def is_leaf(function: Any) -> bool:
-    """Whether a call of this function within a rule is a product."""
+    """Return whether a call of this function within a rule is a product."""
     return function in LEAVES or _is_grouped(function)
 
 
@@ -212,7 +212,7 @@ def _einsum(visit: Sites, equation: Any, *operands: Any) -> Tensor:
 
 @synaptic(F.relu, torch.relu, Tensor.relu)
 def _relu(visit: Sites, input: Tensor, inplace: bool = False) -> Tensor:
-    """No product, but a neuron's place with `placement="activation"`; otherwise the visit returns its input."""
+    """Visit a neuron's place under `placement="activation"`; otherwise the visit returns its input."""
     value = visit(Product("relu", {"input": input}, _no_synapses, F.relu), "input")
     if value is input:
         return F.relu(input, inplace)

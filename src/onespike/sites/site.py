@@ -1,4 +1,4 @@
-"""A site: one operand of one product of one module, with one spelling as text."""
+"""A site: one operand of one product of one module, with one text form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = re.compile(r"(?P<operation>.+?)(?P<number>\d+)_(?P<role>[^_]+)")
 
 
 class Site(NamedTuple):
-    """Where an activation enters a product.
+    """The place where an activation enters a product.
 
     Attributes:
         owner: the module whose forward multiplies, by its name in the network.
@@ -39,26 +39,26 @@ class Site(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The operand within its owner, as `matmul1_lhs`."""
+        """Return the operand within its owner, such as `matmul1_lhs`."""
         return self.operation if self.number is None else f"{self.operation}{self.number}_{self.role}"
 
     @property
     def product(self) -> str:
-        """The product that this operand enters, as `owner:matmul1`."""
+        """Return the product that this operand enters, such as `owner:matmul1`."""
         return f"{self.owner}:{self.operation}{'' if self.number is None else self.number}"
 
     @property
     def is_activation(self) -> bool:
-        """Whether it is the input of an activation function and no operand of a product."""
+        """Return whether this is the input of an activation function, not an operand of a product."""
         return self.operation == "relu"
 
     def operand(self, role: str) -> Site:
-        """Another operand of the same product."""
+        """Return another operand of the same product."""
         return self._replace(role=role)
 
     @staticmethod
     def of(owner: str, key: str) -> Site:
-        """The site of an owner with this key.
+        """Return the site of an owner with this key.
 
         >>> Site.of("head", "linear0_input").role, Site.of("roi", "torchvision::roi_align").number
         ('input', None)
@@ -67,9 +67,9 @@ class Site(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Site:
-        """Read the text of a site."""
+        """Parse the text form of a site."""
         owner, colon, key = text.rpartition(":")
-        if "::" in text:  # an operation of another library, such as roi:torchvision::roi_align
+        if "::" in text:  # another library's operation, such as roi:torchvision::roi_align
             owner, colon, key = text.partition(":")
         if not colon:
             raise UsageError(
@@ -87,7 +87,7 @@ def _of(owner: str, key: str) -> Site:
 
 
 class Rows(NamedTuple):
-    """Which rows (the last axis but one) of an operand are visited, where it is never in memory as a whole."""
+    """The rows (last axis but one) of an operand that are visited, where it is never whole in memory."""
 
     start: int
     stop: int
@@ -102,7 +102,7 @@ class Rows(NamedTuple):
         return self.stop == self.of
 
     def cut(self, x: Tensor) -> Tensor:
-        """These rows of a tensor that broadcasts to the operand; all of it if it is the same for every row.
+        """Return these rows of a tensor that broadcasts to the operand; all of it if it is the same for every row.
 
         >>> import torch
         >>> Rows(1, 3, 4).cut(torch.arange(4.0)[:, None]).flatten(), Rows(1, 3, 4).cut(torch.ones(1, 2)).shape

@@ -1,7 +1,7 @@
-"""A traced forward: which sites a network has, what flows into them, and which products no rule reaches.
+"""A traced forward: the sites of a network, what flows into them, and the products that no rule reaches.
 
-Each tensor carries the names of the products that it descends from (and whether it descends from the input), so
-that the first products, the classifier head and operands that play a weight are found in any architecture.
+Each tensor carries the names of the products that it descends from, and whether it descends from the input. So
+the first products, the classifier head and operands that act as weights are found in any architecture.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onespike.sites.unfused import plain
 from onespike.sites.visitor import Sites, Visitor
 
 IMAGE, TOKEN = "input", "token"
-"""Where a tensor without a product behind it comes from: a floating-point input, or integers (tokens, indices)."""
+"""The origin of a tensor with no product behind it: a floating-point input, or integers (tokens, indices)."""
 
 
 @dataclass
 class SiteFacts:
-    """What a traced forward knows of one site."""
+    """What a traced forward knows about one site."""
 
     site: Site
     shape: tuple[int, ...]
@@ -44,14 +44,14 @@ class SiteFacts:
     macs: int = 0
     sources: frozenset[str] = frozenset()
     moments: tuple[int, float, float] = (0, 0.0, 0.0)
-    """Of the visit that is going on, over the blocks so far: elements, their sum and that of their squares."""
+    """Of the current visit, over the blocks so far: the number of elements, their sum and the sum of their squares."""
     fingerprint: tuple[Any, ...] | None = None
     varies: bool = False
 
 
 @dataclass
 class Trace:
-    """The facts of all sites, in the order of execution, and of the products that no rule reaches."""
+    """The facts of all sites in the order of execution, and of the products that no rule reaches."""
 
     sites: dict[Site, SiteFacts] = field(default_factory=dict)
     uncovered: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -64,13 +64,13 @@ class Trace:
 
     @property
     def folds(self) -> dict[str, str]:
-        """Convolution → the BatchNorm that was its only reader in every forward."""
+        """Return convolution → the BatchNorm that was its only reader in every forward."""
         return {
             convolution: norm for convolution, norm in self.pairs.items() if convolution not in self.unpaired
         }
 
     def role(self, site: Site) -> str:
-        """`activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
+        """Return `activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
         facts = self.sites[site]
         fixed = [f for f in self.sites.values() if f.site.product == site.product and self._fixed(f)]
         if self._fixed(facts):
@@ -81,7 +81,7 @@ class Trace:
         return "head" if site.product in self.heads else "activation"
 
     def _fixed(self, facts: SiteFacts) -> bool:
-        """Whether an operand never changes: nothing of the input reaches it, or other inputs left it as it was."""
+        """Return whether an operand never changes: no input reaches it, or other inputs left it unchanged."""
         if facts.varies or not facts.sources:
             return not facts.varies
         return facts.forwards > 1 and any(other.varies for other in self.sites.values())
@@ -91,9 +91,9 @@ Observe = Callable[[Site, Tensor], None]
 
 
 class Descent(TorchFunctionMode):
-    """Which products each tensor descends from, carried from arguments to results of every function.
+    """The products that each tensor descends from, carried from arguments to results of every function.
 
-    Kept in weak tables beside the tensors: what is gone has no descent.
+    They are kept in weak tables beside the tensors: a deleted tensor has no descent.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -106,7 +106,7 @@ class Descent(TorchFunctionMode):
         return self.sources.get(x, frozenset())
 
     def starts(self, x: Tensor) -> Tensor:
-        """An input of the network, as a tensor of its own."""
+        """Return an input of the network as a separate tensor."""
         x = x.detach()
         self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
         return x
@@ -124,7 +124,7 @@ class Descent(TorchFunctionMode):
         return result
 
     def _multiplied(self, result: Tensor) -> None:
-        """A rule has multiplied: its result descends from this product alone, its operands are consumed."""
+        """Record a rule's product: its result descends from this product alone, and its operands are consumed."""
         pending, tracer = self.tracer.pending, self.tracer
         sources = frozenset[str]().union(*(of_operand for _, of_operand in pending))
         tracer.trace.consumed |= sources
@@ -144,12 +144,12 @@ class Descent(TorchFunctionMode):
                 self.tracer.used_by.setdefault(product, []).append((function, owner))
         if sources:
             for x in _tensors(results):
-                # what an index or a mask picks does not descend from the scores that chose it
+                # what an index or a mask selects does not descend from the scores behind the choice
                 self.sources[x] = sources if x.is_floating_point() else frozenset({TOKEN})
 
 
 class Tracer(Visitor):
-    """Runs forwards of a network and gathers a `Trace`; `observe(site, x)` sees every operand on the way.
+    """Run forwards of a network and gather a `Trace`; `observe(site, x)` sees every operand.
 
     With `activations` the inputs of ReLUs are sites too.
     """
@@ -168,7 +168,7 @@ class Tracer(Visitor):
         self.norms: list[str] = []
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward; returns the network's output."""
+        """Run one forward and return the network's output."""
         self.descent = descent = Descent(self)
         args, kwargs = tree_map_only(Tensor, descent.starts, (args, kwargs))
         operations = Operations(self.owners, self.coverage, self.trace.uncovered)
@@ -205,9 +205,9 @@ class Tracer(Visitor):
         facts.sources |= sources
         if not site.is_activation:
             self.pending.append((site, sources))
-        # What looks at x is no part of the network: following its operations would take longer than they do.
+        # Observers are not part of the network: tracing their operations would take longer than running them.
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            if not facts.varies:  # once it does, there is nothing more to find out
+            if not facts.varies:  # once it changes, there is nothing more to find out
                 (size, *before), new = facts.moments, kernels.moments(x)
                 facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
             if not facts.varies and (rows is None or rows.is_last):
@@ -221,7 +221,7 @@ class Tracer(Visitor):
         return x
 
     def _pair_norms(self) -> None:
-        """A BatchNorm that is the only reader of a convolution can be folded into it."""
+        """Pair each convolution with the BatchNorm that is its only reader and can be folded into it."""
         paired: dict[str, str] = {}
         for product, readers in self.used_by.items():
             convolution = product.rpartition(":")[0]
@@ -246,18 +246,18 @@ class Tracer(Visitor):
 
 
 def _fingerprint(x: Tensor, size: int, total: float, square: float) -> tuple[Any, ...]:
-    """Means, so that what is the same for every input is so for batches of any size; all softmax has one mean."""
+    """Return means, so that a constant operand is constant for any batch size; all softmax has one mean."""
     size = max(size, 1)
     return tuple(x.shape[-2:]), f"{total / size:.9g}", f"{square / size:.9g}"
 
 
 def _is_property(function: Any) -> bool:
-    """Whether a function only looks at a tensor; what `to` has really moved is another one."""
+    """Return whether a function only inspects a tensor; a tensor that `to` really moved is another one."""
     return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested arguments, without torch's tree functions, which keep them alive in a reference cycle."""
+    """Yield the tensors in nested arguments; torch's tree functions would keep them alive in a reference cycle."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -268,7 +268,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def discover(model: nn.Module, *batches: Any) -> Trace:
-    """Trace one forward for each batch; nothing in the network changes.
+    """Trace one forward per batch; nothing in the network changes.
 
     >>> from torch import nn
     >>> trace = discover(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(1, 2))
@@ -283,7 +283,7 @@ def discover(model: nn.Module, *batches: Any) -> Trace:
 
 
 def merge_traces(parts: Sequence[Trace]) -> Trace:
-    """One trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
+    """Return one trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
     if len(parts) == 1:
         return parts[0]
     whole = Trace()
@@ -306,7 +306,7 @@ def merge_traces(parts: Sequence[Trace]) -> Trace:
 
 
 def _in_order(parts: Sequence[Trace]) -> list[SiteFacts]:
-    """The sites of all parts by the batch that reached them first, and within a batch as they ran."""
+    """Return the sites of all parts by the batch that first reached them, and within a batch in running order."""
     every = [
         (facts.first * len(parts) + number, facts)
         for number, part in enumerate(parts)

@@ -1,7 +1,7 @@
 """torch's attention modules without their fused kernels, so that their products can be visited.
 
 `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` switch to fused C++ in evaluation, where no operand can be
-reached. While a network is visited or converted they run these definitions instead.
+reached. While a network is visited or converted, they run these definitions instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _project(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three projections; operands that are the same tensor share one product, as in torch."""
+    """Return the three projections; operands that are the same tensor share one product, as in torch."""
     width, bias = module.embed_dim, module.in_proj_bias
     if module._qkv_same_embed_dim and query is key and key is value:
         q, k, v = F.linear(query, module.in_proj_weight, bias).split(width, -1)
@@ -53,7 +53,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`nn.MultiheadAttention.forward`, from linear maps and two products."""
+    """`nn.MultiheadAttention.forward`, written with linear maps and two products."""
     batched = query.dim() == 3
     self_attention, shared = query is key and key is value, key is value
 
@@ -136,7 +136,7 @@ PLAIN: dict[Any, Callable[..., Any]] = {
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Within this context torch's fused attention modules run their plain definitions."""
+    """Run torch's fused attention modules by their plain definitions within this context."""
     changed = []
     for module in model.modules():
         definition = PLAIN.get(type(module).forward)

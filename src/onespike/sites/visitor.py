@@ -1,6 +1,6 @@
 """Visitors: observing, firing and counting are visits to the operands of products.
 
-A rule hands over a `Product`; the mode `Sites` numbers its operands and lets a visitor see each of them;
+A rule hands over a `Product`. The mode `Sites` numbers its operands and lets a visitor see each of them.
 `visiting(model, visitor)` does so for a whole network and is always undone.
 """
 
@@ -27,37 +27,37 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Visitor:
-    """Sees every operand and returns what the product receives instead.
+    """See every operand and return what the product receives instead.
 
     Attributes:
-        blockwise: it may be given attention probabilities in blocks of rows, from the first to the last.
-        coverage: told while a rule runs, for those who look for products outside every rule.
+        blockwise: whether attention probabilities may come in blocks of rows, from the first to the last.
+        coverage: told while a rule runs, for visitors that look for products outside every rule.
     """
 
     blockwise: bool = False
     coverage: Coverage | None = None
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        """Take in one operand; what is returned enters the product."""
+        """See one operand; return what enters the product."""
         raise NotImplementedError
 
     def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
-        """The product of an operand and a weight with its bias, by a visitor that multiplies itself; else None."""
+        """Return the product of an operand and a weight with its bias if the visitor multiplies; else None."""
         return None
 
     def whole_attention(
         self, number: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor | None:
-        """Attention by a visitor that multiplies itself; q·kᵀ is the matrix product of this number. Else None."""
+        """Return attention if the visitor multiplies; q·kᵀ is the matrix product of this number. Else None."""
         return None
 
     def attention(self, site: Site, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
-        """Attention in one call, where nobody needs to see the probabilities at this site; None otherwise."""
+        """Return attention in one call if no visitor needs the probabilities at this site; else None."""
         return None
 
 
 class Visit(Visitor):
-    """A visitor that is one function.
+    """A visitor made of one function.
 
     >>> seen = []
     >>> with Sites(Visit(lambda operand, x: seen.append(operand.site.key) or x)):
@@ -74,12 +74,12 @@ class Visit(Visitor):
 
 
 class Sites(TorchFunctionMode):
-    """Within this context the activation operands of every synaptic call pass through a visitor.
+    """Pass the activation operands of every synaptic call through a visitor within this context.
 
     Args:
         visitor: sees the operands.
-        owner: whose forward is running, or all owners where the modules of a network are followed.
-        place: what stands at the sites of this owner.
+        owner: the module whose forward runs, or all owners where the modules of a network are followed.
+        place: what is at the sites of this owner.
     """
 
     def __init__(self, visitor: Visitor, owner: str | Owners = "", place: Any = None) -> None:
@@ -92,7 +92,7 @@ class Sites(TorchFunctionMode):
         return self.visitor.blockwise
 
     def _number(self, operation: str, role: str, rows: Rows | None) -> Site:
-        """The site of the next operand of this kind; a block after the first belongs to the one before."""
+        """Return the site of the next operand of this kind; later blocks belong to the site of the first."""
         owner, calls = (self.owner, self.calls) if isinstance(self.owner, str) else self.owner.frame
         number = calls.get((operation, role), 0)
         if rows is not None and not rows.is_first:
@@ -106,7 +106,7 @@ class Sites(TorchFunctionMode):
         return self.visitor.visit(Operand(site, product, rows, self.place), product.operands[role])
 
     def whole(self, product: Product, role: str, bias: Tensor | None) -> Tensor | None:
-        """The whole product with its bias, if the visitor multiplies itself; then the operand counts as visited."""
+        """Return the whole product with its bias if the visitor multiplies; then the operand counts as visited."""
         if not isinstance(self.owner, str):
             return None
         number = self.calls.get((product.operation, role), 0)
@@ -119,7 +119,7 @@ class Sites(TorchFunctionMode):
     def whole_attention(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor | None:
-        """Attention as a whole, if the visitor multiplies itself; then its four operands count as visited."""
+        """Return the whole attention if the visitor multiplies; then its four operands count as visited."""
         if not isinstance(self.owner, str):
             return None
         number = self.calls.get(("matmul", "lhs"), 0)
@@ -129,7 +129,7 @@ class Sites(TorchFunctionMode):
         return result
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
-        """Attention in one call, if the visitor has one for the probabilities that come next."""
+        """Return attention in one call, if the visitor has one for the next probabilities."""
         if not isinstance(self.owner, str):
             return None
         number = self.calls.get(("matmul", "lhs"), 0)
@@ -147,7 +147,7 @@ class Sites(TorchFunctionMode):
         coverage = self.visitor.coverage
         if not isinstance(
             self.owner, str
-        ):  # the one mode of the network: those around it follow what a rule does
+        ):  # the one mode of the network: outer modes follow what a rule does
             with nullcontext() if coverage is None else coverage.within():
                 return rule(self, *args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this call again
@@ -158,14 +158,14 @@ class Sites(TorchFunctionMode):
 
 
 class Places(nn.ModuleDict):
-    """What stands at the sites of one module of a converted network, and who visits them just now."""
+    """The neurons or analog sites of one module of a converted network, and their present visitor."""
 
     visit_of: tuple[int, Visitor] | None = None
-    """The thread that lets a visitor in, and the visitor: what one forward counts, another must not disturb."""
+    """The visitor and its thread: one forward's count must not be disturbed by another."""
 
     @property
     def visitor(self) -> Visitor | None:
-        """Who sees the operands instead of the neurons, if anybody does.
+        """Return the visitor that sees the operands instead of the neurons, if there is one.
 
         Raises:
             UsageError: another thread has let a visitor in.
@@ -181,15 +181,15 @@ class Places(nn.ModuleDict):
         return visitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles take no visitor along."""
+        """Leave the visitor out of copies and pickles."""
         return {name: value for name, value in self.__dict__.items() if name != "visit_of"}
 
 
 @contextmanager
 def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
-    """Within this context every forward of a network lets a visitor see its operands; undone in any case.
+    """Let a visitor see the operands of every forward within this context; always undone.
 
-    A converted network hands them over where its neurons stand, any other one wherever a rule applies.
+    A converted network hands them over at its neurons, any other network wherever a rule applies.
 
     >>> seen = []
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
