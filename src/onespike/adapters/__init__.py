@@ -1,4 +1,4 @@
-"""Networks by name. This package is the only place that names libraries and architectures."""
+"""Networks by name. Only this package names libraries and architectures."""
 
 from onespike.adapters import bundled, detectron2, timm, torchvision, transformers
 from onespike.adapters.base import ADAPTERS, Adapter, LoadedModel, Source, adapter, load_model

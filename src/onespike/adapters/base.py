@@ -1,4 +1,4 @@
-"""Where a network comes from: `ADAPTER:NAME` → a model, its image transform and what is known about both."""
+"""Sources of networks: `ADAPTER:NAME` → a model, its image transform and what is known about both."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ ATTENTIONS = ("sdpa", "eager")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network in evaluation mode and everything needed to feed it and to describe it.
+    """A network in evaluation mode, with everything needed to feed and describe it.
 
     Attributes:
         model: the network.
-        spec: what the user asked for, `ADAPTER:NAME`.
+        spec: the user's request, `ADAPTER:NAME`.
         transform: an RGB image → the network's input, without the batch dimension.
-        preprocessing: the transform in one line for people.
+        preprocessing: the transform in one readable line.
         weights: `pretrained`, `bundled`, `random`, or the name of the file.
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
-        class_names: one name per class, where they are known.
-        class_ids: one WordNet id per class, where they are known.
-        published_top1: the accuracy that the weights' publisher states, in percent.
-        save_configuration: writes what builds the network again (without weights) into a folder, for networks
-            that their name alone does not define.
+        class_names: one name per class, if known.
+        class_ids: one WordNet id per class, if known.
+        published_top1: the accuracy stated by the publisher of the weights, in percent.
+        save_configuration: writes what is needed to rebuild the network (without weights) into a folder, for networks
+            that their name does not define.
         task: how inputs are read, what the output means and how it is scored.
-        collate: makes the network's input of several images' tensors; they are stacked if it is None.
-        backbone: globs of the sites in the backbone, for networks that have more than one.
-        replaced: the library's own mean and deviation, where the user gave others.
-        length: tokens that the network is fed with at once; None for one that does not read text.
-        of_length: the same network, fed with another number of tokens.
-        size: the shorter side that images are resized to and the crop, where the user gave them.
-        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
+        collate: makes the network's input from the tensors of several images; None to stack them.
+        backbone: globs of the backbone's sites, for networks with more than one part.
+        replaced: the library's mean and deviation, if the user gave others.
+        length: number of tokens per input; None for a network that does not read text.
+        of_length: returns the same network for another number of tokens.
+        size: the shorter side that images are resized to, and the crop, if the user gave them.
+        doubt: how the preprocessing of published weights differs, if a file of weights does not state which it needs.
     """
 
     model: nn.Module
@@ -69,7 +69,7 @@ class LoadedModel:
     doubt: str = ""
 
     def with_length(self, length: int) -> LoadedModel:
-        """The same network, fed with this many tokens at once."""
+        """Return the same network for this many tokens per input."""
         if self.of_length is None:
             raise UsageError(f"{self.spec} reads no text, and --length is for text. Leave it out.")
         return self.of_length(length)
@@ -77,14 +77,14 @@ class LoadedModel:
     def batches(
         self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Any, Tensor | None]]:
-        """Batches of (inputs, labels) as the network takes them; of several processes, this one's part."""
+        """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
         load = self.task.load
         return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Which weights to use, at most one of the three, and how attention is to be computed."""
+    """The weights to use, at most one of the three, and the form of attention."""
 
     file: Path | None = None
     pretrained: bool = False
@@ -97,7 +97,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One way to find networks: how to load a name, and which names there are (none if they are countless)."""
+    """One source of networks: how to load a name, and which names there are (none if they are countless)."""
 
     load: Callable[[str, Source], LoadedModel]
     names: Callable[[], Sequence[str]]
@@ -112,7 +112,7 @@ Load = Callable[[str, Source], LoadedModel]
 def adapter(
     name: str, *, names: Callable[[], Sequence[str]] = tuple, ships_weights: bool = False
 ) -> Callable[[Load], Load]:
-    """Register the function that loads `NAME:…`; a second one of the same name is refused."""
+    """Register the function that loads `NAME:…`; refuse a name that is taken."""
 
     def register(load: Load) -> Load:
         if name in ADAPTERS:
@@ -138,7 +138,7 @@ def load_model(
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes.
         random_weights: leave the network as it is initialized.
-        attention: `sdpa` or `eager`; the library's own choice if not given.
+        attention: `sdpa` or `eager`; the library's choice by default.
     """
     kind, colon, name = spec.partition(":")
     if not colon or not name:
@@ -162,7 +162,7 @@ OPTIONS = "--weights FILE, --pretrained (the published weights) or --random-weig
 
 
 def require(package: str, extra: str, wanted_by: str) -> ModuleType:
-    """Import an optional package, or say which extra brings it."""
+    """Import an optional package, or raise an error that names its extra."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -174,7 +174,7 @@ def require(package: str, extra: str, wanted_by: str) -> ModuleType:
 
 
 def unknown_model(library: str, name: str, known: Sequence[str], listing: str) -> UsageError:
-    """The error for a name that is not among hundreds: only the nearest are shown, with where to find all."""
+    """Return the error for a name among hundreds: it shows only the nearest ones and where to find all."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     return UsageError(f"unknown {library} model {name!r}.{hint} All {len(known)} names: {listing}.")
@@ -188,7 +188,7 @@ def cannot_download(spec: str, error: Exception) -> LoadError:
 
 
 def first_line(error: Exception) -> str:
-    r"""An exception's first line without its full stop, to stand inside a sentence.
+    r"""Return an exception's first line without its full stop, for use inside a sentence.
 
     >>> first_line(ValueError("No such thing.\nDetails."))
     'No such thing'
@@ -198,7 +198,7 @@ def first_line(error: Exception) -> str:
 
 
 def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The WordNet ids of ImageNet-1K's classes as timm lists them; None for other classes, or without timm."""
+    """Return the WordNet ids of ImageNet-1K's classes as timm lists them; None for other classes, or without timm."""
     if (
         names is None
         or len(names) != 1000
@@ -213,7 +213,7 @@ def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Mean and standard deviation for people.
+    """Return mean and standard deviation as readable text.
 
     >>> describe_normalization((0.5, 0.5, 0.5), (0.229, 0.224, 0.225))
     'mean 0.5 0.5 0.5, std 0.229 0.224 0.225'

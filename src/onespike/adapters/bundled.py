@@ -1,4 +1,4 @@
-"""`bundled:NAME`: the networks that onespike trained itself and ships."""
+"""`bundled:NAME`: the networks that onespike has trained and ships."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIDE = 32
 
 @adapter("bundled", names=lambda: tuple(sorted(NETWORKS)), ships_weights=True)
 def load(name: str, source: Source) -> LoadedModel:
-    """A bundled network; without any option, with the weights that ship with it."""
+    """Load a bundled network; by default with the weights that ship with it."""
     if name not in NETWORKS:
         raise unknown("bundled model", name, NETWORKS)
     spec = f"bundled:{name}"
@@ -63,7 +63,7 @@ def load(name: str, source: Source) -> LoadedModel:
 
 
 def weights_file(name: str) -> Path:
-    """Where a bundled network's weights are: inside the package, or in the repository for the larger one."""
+    """Return the file of a bundled network's weights: in the package, or in the repository for the larger one."""
     for folder in (IN_PACKAGE, IN_REPOSITORY):
         if (file := folder / f"{name}.safetensors").is_file():
             return file
@@ -74,7 +74,7 @@ def weights_file(name: str) -> Path:
 
 
 def to_input(image: Image) -> Tensor:
-    """An RGB image → a normalized 3×32×32 tensor; images of that size are not resampled."""
+    """Turn an RGB image into a normalized 3×32×32 tensor; images of that size are not resampled."""
     from PIL.Image import Resampling
 
     if image.size != (SIDE, SIDE):
@@ -85,7 +85,7 @@ def to_input(image: Image) -> Tensor:
 
 
 def _recorded_accuracy(file: Path) -> float | None:
-    """The test accuracy that the training script wrote into the file."""
+    """Return the test accuracy that the training script wrote into the file."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:

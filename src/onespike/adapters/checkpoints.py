@@ -1,4 +1,4 @@
-"""A file → a state dict → a model, strictly, and without running any code the file may hold."""
+"""A file → a state dict → a model, strictly, and without running any code in the file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onespike.errors import LoadError
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Types that hold weights themselves; numbers of other types stand for weights by a scale or a code elsewhere."""
+"""Types that hold weights directly; numbers of other types need a scale or a code from elsewhere."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, on the CPU.
+    """Return the tensors of a checkpoint by name, on the CPU.
 
     A state dict inside a training checkpoint is found under `state_dict`, `model_state_dict`, `model` or
-    `module`, and the prefix `module.` that data-parallel training adds is taken off.
+    `module`. The prefix `module.` that data-parallel training adds is removed.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -54,9 +54,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) -> None:
     """Copy a checkpoint into the model; every name and shape must agree.
 
-    Weights of half or double precision become the model's type; what that type cannot hold is refused.
+    Weights of half or double precision become the model's type; values that it cannot hold are refused.
 
-    Tensors that the model lacks are left out where their names hold one of the `ignored` words.
+    Tensors that the model lacks are skipped if their names contain one of the `ignored` words.
     """
     tensors, wanted = read_checkpoint(path), model.state_dict()
     tensors = {k: v for k, v in tensors.items() if k in wanted or not any(word in k for word in ignored)}
@@ -73,9 +73,9 @@ def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) 
 
 
 def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapping[str, Tensor]) -> None:
-    """Raise if copying a tensor into the model's one of that name would change what it says.
+    """Raise an error if copying a tensor into the model's tensor of that name would change its values.
 
-    Names that the model does not have are passed over.
+    Names that the model does not have are skipped.
     """
     for name, tensor in tensors:
         if name not in wanted:
@@ -110,7 +110,7 @@ def refuse_differences(
     unexpected: Sequence[str],
     mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]],
 ) -> None:
-    """Raise if a checkpoint and a model differ in names or in shapes (given as name, checkpoint's, model's)."""
+    """Raise an error if a checkpoint and a model differ in names or in shapes (given as name, checkpoint's, model's)."""
     shapes = [f"{name} ({_shape(found)} instead of {_shape(wanted)})" for name, found, wanted in mismatched]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     parts = [f"{len(keys)} {kind}, first {keys[0]}" for kind, keys in kinds if keys]
@@ -126,7 +126,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, one by one."""
+    """Yield the tensors of a safetensors file, one by one."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -148,7 +148,7 @@ def _read_safetensors(path: Path) -> object:
 
 
 def _check_archive(path: Path) -> None:
-    """Compare the checksums of an archive, which torch writes and does not read."""
+    """Compare the checksums of an archive, which torch writes but does not read."""
     with zipfile.ZipFile(path) as archive:
         written = any(part.CRC for part in archive.infolist())  # they can be switched off
         damaged = archive.testzip() if written else None
@@ -164,7 +164,7 @@ def _read_torch(path: Path) -> object:
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # torch says the same of code and of half a name; whether the pickle is whole tells them apart.
+        # torch says the same of code and of a truncated name; a pickle that ends well tells them apart.
         operations = _pickle_operations(path)
         if operations is None:
             raise _broken(path, "its pickle does not end") from error
@@ -180,12 +180,12 @@ def _read_torch(path: Path) -> object:
         raise _unreadable(path, error) from error
     except LoadError:
         raise
-    except Exception as error:  # torch, its unpickler and zip archives have families of their own
+    except Exception as error:  # torch, its unpickler and zip archives have separate exception families
         raise _broken(path, first_line(error)) from error
 
 
 def _pickle_operations(path: Path) -> set[str] | None:
-    """The names of the operations in a checkpoint's pickles, which are not run; None if one does not end."""
+    """Return the names of the operations in a checkpoint's pickles without running them; None if one does not end."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -193,7 +193,7 @@ def _pickle_operations(path: Path) -> set[str] | None:
                 return {operation.name for operation, _, _ in pickletools.genops(archive.read(name))}
         operations: set[str] = set()
         with path.open("rb") as file:
-            # Before zip archives, torch wrote three small pickles ahead of the object, and raw numbers behind it.
+            # Before zip archives, torch wrote three small pickles before the object, and raw numbers after it.
             for _ in range(4):
                 operations |= {operation.name for operation, _, _ in pickletools.genops(file)}
                 if not file.peek(1):

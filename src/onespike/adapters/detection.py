@@ -14,17 +14,17 @@ from onespike.tasks.objects import Found
 
 Records = Sequence[Mapping[str, Any]]
 BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
-"""Where detectors keep the part that a classifier would have too."""
+"""Names that detectors give to the part that a classifier also has."""
 
 
 def backbone_of(model: nn.Module) -> tuple[str, ...]:
-    """Globs of the backbone's sites; none where a network has no such part."""
+    """Return globs of the backbone's sites; none if a network has no backbone."""
     names = dict(model.named_modules())
     return next(((f"{b}[.:]*",) for b in BACKBONES if b in names), ())
 
 
 def box(corners: Tensor) -> list[float]:
-    """Corners (x0, y0, x1, y1) → COCO's (x, y, width, height).
+    """Turn corners (x0, y0, x1, y1) into COCO's (x, y, width, height).
 
     >>> box(torch.tensor([1.0, 2.0, 4.0, 8.0]))
     [1.0, 2.0, 3.0, 6.0]
@@ -34,7 +34,7 @@ def box(corners: Tensor) -> list[float]:
 
 
 def run_lengths(mask: Tensor) -> dict[str, Any]:
-    """A mask (height, width) of zeros and ones as COCO stores it."""
+    """Return a mask (height, width) of zeros and ones as COCO stores it."""
     try:
         from pycocotools.mask import encode
     except ImportError as error:
@@ -46,7 +46,7 @@ def run_lengths(mask: Tensor) -> dict[str, Any]:
 
 
 def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dict[str, Any]]:
-    """Results of networks that give a dictionary an image: boxes, labels, scores, perhaps masks (torchvision)."""
+    """Return the results of networks that give one dictionary per image: boxes, labels, scores, perhaps masks."""
     for image, found in zip(images, output, strict=True):
         for i in range(len(found["scores"])):
             result = {
@@ -59,7 +59,7 @@ def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dic
 
 
 def found_in_list(output: Any) -> list[Found]:
-    """The same dictionaries as tensors with gradients; masks that are decided already have none, and are left out."""
+    """Return the same dictionaries as tensors with gradients; binary masks have none and are left out."""
     objects: list[Found] = []
     for found in output:
         kept = {name: found[name] for name in ("scores", "labels", "boxes")}
@@ -70,12 +70,12 @@ def found_in_list(output: Any) -> list[Found]:
 
 
 def as_list(inputs: list[Tensor]) -> tuple[list[Tensor]]:
-    """A batch of images that keep their sizes: one argument, a list."""
+    """Return a batch of images that keep their sizes: one argument, a list."""
     return (inputs,)
 
 
 def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
-    """A batch in one tensor, padded at the right and below, as the named arguments `pixel_values` and `pixel_mask`."""
+    """Return a batch as one tensor, padded right and below, as the named arguments `pixel_values` and `pixel_mask`."""
 
     def collate(inputs: list[Tensor]) -> dict[str, Tensor]:
         height, width = (max(x.shape[axis] for x in inputs) for axis in (-2, -1))
@@ -91,7 +91,7 @@ def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
 
 
 def processed(processor: Any, masks: bool) -> Detection:
-    """Objects by an image processor of transformers: boxes, or instance masks (whose boxes follow)."""
+    """Return objects by an image processor of transformers: boxes, or instance masks (with the boxes they imply)."""
 
     def boxes(output: Any, images: Records) -> Iterator[dict[str, Any]]:
         sizes = [(image["height"], image["width"]) for image in images]
@@ -119,7 +119,7 @@ def processed(processor: Any, masks: bool) -> Detection:
         return found_in_list(processor.post_process_object_detection(output, threshold=0.0))
 
     def found_masks(output: Any) -> list[Found]:
-        """Queries with the surest of their classes; the last one is that of no object."""
+        """Return queries with their most likely class; the last class is no object."""
         scores, labels = output.class_queries_logits.softmax(-1)[..., :-1].max(-1)
         pixels = output.masks_queries_logits.sigmoid()
         return [

@@ -1,6 +1,6 @@
-"""`detectron2:CONFIG`: detectors that a configuration of detectron2 defines, `.yaml` or lazy `.py`.
+"""`detectron2:CONFIG`: detectors defined by a configuration of detectron2, `.yaml` or lazy `.py`.
 
-detectron2 is not on PyPI and no extra brings it; it is imported where the user has it.
+detectron2 is not on PyPI and no extra brings it; it is imported if the user has installed it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from onespike.tasks import Detection
 from onespike.tasks.objects import Found
 
 TRUST = "ONESPIKE_TRUST_CONFIG"
-"""Set to 1, it lets a lazy configuration run: that is a program, and a run may name one."""
+"""The variable that, set to 1, allows a lazy configuration: it is a program, and a run may name one."""
 SAVED = "config.yaml"
 DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
-"""Tensors that older checkpoints hold although the configuration gives them."""
+"""Tensors in older checkpoints that the configuration already gives."""
 
 
 @adapter("detectron2")
 def load(name: str, source: Source) -> LoadedModel:
-    """A detector with the resizing and the color order of its configuration."""
+    """Load a detector with the resizing and the color order of its configuration."""
     spec = f"detectron2:{name}"
     library = _library(spec)
     file = Path(name) / SAVED if Path(name).is_dir() else Path(name)
@@ -139,7 +139,7 @@ def _lazy(library: Any, file: Path) -> SimpleNamespace:
 
 
 def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[[Any], Any]:
-    """An RGB image → one entry of the list that a detector of detectron2 takes; it normalizes by itself."""
+    """Return the transform from an RGB image to one entry of detectron2's input list; the detector normalizes."""
     import numpy
 
     def transform(image: Any) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
 
 
 def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
-    """COCO results of a list of `{"instances": Instances}`, which refer to the images as they came."""
+    """Return COCO results of a list of `{"instances": Instances}`, in coordinates of the original images."""
     yield from listed(_listed(output), images)
 
 
@@ -177,7 +177,7 @@ def _listed(output: Any) -> list[dict[str, Any]]:
 
 
 def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[str, ...] | None:
-    """The classes of the data that the configuration is tested on; otherwise they are numbered."""
+    """Return the classes of the configuration's test data; otherwise they are numbered."""
     catalog = library.data.MetadataCatalog
     if dataset is not None and catalog.get(dataset).get("thing_classes"):
         return tuple(catalog.get(dataset).get("thing_classes"))
@@ -186,7 +186,7 @@ def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[s
 
 
 def _register(library: Any) -> None:
-    """Let torch look into what a detector returns: calibration asks which of its tensors are outputs."""
+    """Register what a detector returns with torch: calibration asks which of its tensors are outputs."""
     instances, boxes = library.structures.Instances, library.structures.Boxes
     if instances in _pytree.SUPPORTED_NODES:
         return

@@ -20,15 +20,15 @@ EXTRA = "harness"
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of one task, of both networks on the same questions.
+    """One figure of one task, for both networks on the same questions.
 
     Attributes:
         task: its name in the harness.
         metric: such as `acc`.
-        ann: of the original network.
-        snn: of the spiking network.
-        questions: how many there were.
-        error: the standard error of the difference, paired question by question; None where it has no such form.
+        ann: the figure of the original network.
+        snn: the figure of the spiking network.
+        questions: the number of questions.
+        error: the standard error of the difference, paired by question; None where questions have no figures.
     """
 
     task: str
@@ -52,22 +52,22 @@ def harness(
     limit: int | None = None,
     batch_size: int = 1,
 ) -> list[Compared]:
-    """Both networks (`ann`, `snn`) on tasks of lm-evaluation-harness.
+    """Run both networks (`ann`, `snn`) on tasks of lm-evaluation-harness.
 
     Args:
-        loaded: where they come from: its tokenizer is theirs.
-        networks: the two.
-        names: of the tasks.
-        folder: with task files of one's own.
-        limit: questions of each task.
-        batch_size: of one forward.
+        loaded: their source, which has the tokenizer.
+        networks: the two networks.
+        names: the names of the tasks.
+        folder: a folder with the user's task files.
+        limit: the number of questions per task.
+        batch_size: the batch size of one forward.
     """
     library = require("lm_eval", EXTRA, "--tasks")
     from lm_eval.tasks import TaskManager
 
     own = None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
     if own is not None and all(name in own.all_tasks for name in names):
-        manager = own  # the library has thousands of its own, and reads a file for each
+        manager = own  # the library has thousands of tasks, and reads one file for each
     else:
         manager = TaskManager(include_path=None if folder is None else str(folder))
     missing = [name for name in names if name not in manager.all_tasks]
@@ -109,7 +109,7 @@ def _scores(
             found: dict[str, Any] = library.simple_evaluate(
                 wrapped, tasks=list(names), task_manager=manager, limit=limit, bootstrap_iters=0
             )
-        except Exception as error:  # whatever the harness, its data and the hub may raise
+        except Exception as error:  # any exception of the harness, its data or the hub
             raise DataError(
                 f"--tasks: lm-evaluation-harness failed ({first_line(error)}). Check that its data can be fetched."
             ) from error
@@ -117,7 +117,7 @@ def _scores(
 
 
 def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compared]:
-    """The figures of a task that are numbers, with their paired error where each question has one of its own."""
+    """Return the numeric figures of a task, with their paired error where each question has a figure."""
     rows = []
     for key, value in ann["results"][name].items():
         metric, _, filter_ = key.partition(",")
@@ -137,7 +137,7 @@ def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compa
 
 
 def _paired_error(pairs: Sequence[tuple[Any, Any]]) -> float | None:
-    """The standard error of the mean difference.
+    """Return the standard error of the mean difference.
 
     >>> round(_paired_error([(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)]), 3)
     0.25

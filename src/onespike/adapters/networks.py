@@ -1,4 +1,4 @@
-"""The small networks that ship with onespike; `training/` holds the scripts that trained them."""
+"""The small networks that ship with onespike; the scripts in `training/` trained them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of an image transform: measured from the transform itself, and replaced by others."""
+"""Mean and standard deviation of an image transform: measured from the transform, and replaced."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KNOWN: dict[str, Normalization] = {
     "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
-"""The normalizations that published networks use, and that are mistaken for each other."""
+"""The normalizations of published networks, which are often confused with each other."""
 
 
 def normalization(transform: Callable[[Image], Tensor]) -> Normalization | None:
-    """What a transform subtracts and divides by, seen from a black and a white image; None where it does neither.
+    """Return what a transform subtracts and divides by, from a black and a white image; None if it does neither.
 
     >>> from onespike.adapters.bundled import to_input
     >>> mean, std = normalization(to_input)
@@ -49,7 +49,7 @@ def normalization(transform: Callable[[Image], Tensor]) -> Normalization | None:
 
 
 def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
-    """An input (or a batch of them) as the other normalization would have given it."""
+    """Return an input (or a batch) as the other normalization would have given it."""
     (mean, std), (other_mean, other_std) = (
         tuple(torch.tensor(part).view(3, 1, 1) for part in n) for n in (old, new)
     )
@@ -57,7 +57,7 @@ def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
 
 
 def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
-    """The same network, fed with another mean and standard deviation than its library's."""
+    """Return the same network with another mean and standard deviation."""
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
             "a normalization is three means and three positive deviations, such as --mean 0.5,0.5,0.5."

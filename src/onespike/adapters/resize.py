@@ -1,4 +1,4 @@
-"""Size and crop of an image transform, replaced by others: a checkpoint may have been made for another preprocessing."""
+"""Size and crop of an image transform, replaced for checkpoints that need other preprocessing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LARGEST = 2**13
 
 
 def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> LoadedModel:
-    """The same network, fed with the middle `crop` pixels of images whose shorter side is `resize`.
+    """Return the same network for the middle `crop` pixels of images whose shorter side is `resize`.
 
-    One that is not given is what the network's own transform makes: its crop, or its crop as the shorter side.
+    The default of `crop` is the crop of the network's transform, and that of `resize` is the same number.
     Interpolation, mean and deviation stay.
     """
     from PIL import Image

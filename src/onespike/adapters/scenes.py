@@ -1,8 +1,8 @@
 """The small detector that ships with onespike: boxes and masks of clothes on 64×64 scenes.
 
-A convolutional stem, three transformer blocks at stride 8, a feature pyramid of two levels and a dense head: each place
-at stride 4 says which class has its center there, how far the box reaches, and how to mix the prototypes into a
-mask. `training/train_scenes.py` trains it.
+A convolutional stem, three transformer blocks at stride 8, a feature pyramid of two levels and a dense head. Each
+place at stride 4 predicts which class has its center there, the extent of the box, and how to mix the prototypes
+into a mask. `training/train_scenes.py` trains it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class SceneBackbone(nn.Module):
-    """An image → features at stride 2, 4 and 8; tokens of the last attend to each other."""
+    """An image → features at stride 2, 4 and 8; tokens at stride 8 attend to each other."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,11 +67,11 @@ class SceneBackbone(nn.Module):
 
 
 class SceneDetector(nn.Module):
-    """Images (batch, 3, 64, 64) → for each image its best detections, as a dictionary.
+    """Images (batch, 3, 64, 64) → the best detections per image, as a dictionary.
 
     Args:
         width: channels of the coarsest features.
-        detections: how many are returned for an image.
+        detections: number of detections per image.
     """
 
     def __init__(self, width: int = 64, detections: int = 20) -> None:
@@ -88,7 +88,7 @@ class SceneDetector(nn.Module):
         nn.init.constant_(self.classes.bias, -4.0)  # type: ignore[arg-type]
 
     def maps(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Class logits, distances to the sides of the box, coefficients (all at stride 4), prototypes (stride 2)."""
+        """Return class logits, distances to the sides of the box, coefficients (all at stride 4), prototypes (stride 2)."""
         fine, middle, coarse = self.backbone(images)
         level = self.fuse(self.lateral4(middle) + F.interpolate(self.lateral8(coarse), scale_factor=2))
         place = self.tower(level)
@@ -97,7 +97,7 @@ class SceneDetector(nn.Module):
         return self.classes(place), distances, self.coefficients(place), self.prototypes(self.mix(detail))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`scores`, `labels`, `boxes` (x0, y0, x1, y1 in pixels) and `masks` (logits at stride 2)."""
+        """Return `scores`, `labels`, `boxes` (x0, y0, x1, y1 in pixels) and `masks` (logits at stride 2)."""
         classes, distances, coefficients, prototypes = self.maps(images)
         heat = classes.sigmoid()
         heat = heat * (heat == F.max_pool2d(heat, 3, 1, 1))  # a peak is larger than its neighbors
@@ -112,7 +112,7 @@ class SceneDetector(nn.Module):
 
 
 def box_at(distances: Tensor, place: Tensor) -> Tensor:
-    """The boxes (x0, y0, x1, y1) that stand at these places of the map of distances."""
+    """Return the boxes (x0, y0, x1, y1) at these places of the map of distances."""
     columns = distances.shape[-1]
     sides = distances.flatten(2).transpose(1, 2).gather(1, place[..., None].expand(-1, -1, 4))
     center = torch.stack([place % columns, place // columns], -1) * STRIDE + STRIDE / 2
@@ -120,7 +120,7 @@ def box_at(distances: Tensor, place: Tensor) -> Tensor:
 
 
 def scene_objects(output: dict[str, Tensor]) -> list[Found]:
-    """Each image's objects as tensors; masks are cut to their boxes, as in `scene_results`."""
+    """Return each image's objects as tensors; masks are cut to their boxes, as in `scene_results`."""
     logits, boxes = output["masks"], output["boxes"].detach()
     side = SIDE / logits.shape[-1]
     at = (torch.arange(logits.shape[-1], device=logits.device) + 0.5) * side
@@ -132,7 +132,7 @@ def scene_objects(output: dict[str, Tensor]) -> list[Found]:
 
 
 def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[str, Any]]:
-    """COCO results of the detector's output: masks at the image's own size, cut to their boxes."""
+    """Return COCO results of the detector's output: masks at the image's size, cut to their boxes."""
     for row, image in enumerate(images):
         height, width = image["height"], image["width"]
         masks = F.interpolate(output["masks"][row][None], size=(height, width), mode="bilinear")[0] > 0
@@ -148,7 +148,7 @@ def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[s
 
 
 def to_input(image: Any) -> Tensor:
-    """An RGB image of 64×64 pixels → values from −1 to 1."""
+    """Turn an RGB image of 64×64 pixels into values from −1 to 1."""
     from PIL.Image import Resampling
 
     if image.size != (SIDE, SIDE):

@@ -26,7 +26,7 @@ def names() -> Sequence[str]:
 
 @adapter("timm", names=names)
 def load(name: str, source: Source) -> LoadedModel:
-    """A timm model with the transform of its own evaluation settings."""
+    """Load a timm model with the transform of its evaluation settings."""
     spec = f"timm:{name}"
     timm = require("timm", "timm", spec)
     if not timm.is_model(name):
@@ -45,7 +45,7 @@ def load(name: str, source: Source) -> LoadedModel:
         )
     try:
         model: nn.Module = timm.create_model(name, pretrained=source.pretrained)
-    except Exception as error:  # hub and HTTP clients raise families of their own
+    except Exception as error:  # hub and HTTP clients have separate exception families
         if not source.pretrained:
             raise
         raise cannot_download(spec, error) from error
@@ -66,9 +66,9 @@ def load(name: str, source: Source) -> LoadedModel:
 
 
 def set_attention_(model: nn.Module, attention: str | None) -> str | None:
-    """Choose fused or written-out attention in a timm model; returns what it then has.
+    """Choose fused or written-out attention in a timm model; return the form it then has.
 
-    Without a choice it stays as it is; a model that has both is fused throughout, which computes the same.
+    Without a choice it stays as it is; a model with both forms becomes fused throughout, with the same result.
     """
     modules = [m for m in model.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
     if not modules:
@@ -90,7 +90,7 @@ def _describe(settings: dict[str, Any]) -> str:
 
 
 def _classes(timm: Any, model: nn.Module) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Names and WordNet ids of the model's classes, where timm knows them."""
+    """Return names and WordNet ids of the model's classes, if timm knows them."""
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None, None

@@ -30,7 +30,7 @@ def names() -> Sequence[str]:
 
 @adapter("torchvision", names=names)
 def load(name: str, source: Source) -> LoadedModel:
-    """A torchvision classifier or detector with the transform of its default weights."""
+    """Load a torchvision classifier or detector with the transform of its default weights."""
     spec = f"torchvision:{name}"
     models = require("torchvision", "torchvision", spec).models
     known = names()
@@ -73,7 +73,7 @@ def load(name: str, source: Source) -> LoadedModel:
 
 
 def _doubt(every: Any) -> str:
-    """How the preprocessing of published weights differs; nothing where it does not."""
+    """Return how the preprocessing of published weights differs; nothing if it does not."""
     sizes = {w.name: (w.transforms().resize_size[0], w.transforms().crop_size[0]) for w in every}
     if len(set(sizes.values())) < 2:
         return ""
@@ -83,7 +83,7 @@ def _doubt(every: Any) -> str:
 def _detector(
     model: Any, spec: str, source: Source, transform: Any, categories: Sequence[str]
 ) -> LoadedModel:
-    """A detector resizes and normalizes by itself, so that its boxes refer to the image as it came."""
+    """Return a detector; it resizes and normalizes, so that its boxes refer to the original image."""
     inner = model.transform
     return LoadedModel(
         model=model,

@@ -35,7 +35,7 @@ RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  #
 
 @adapter("transformers")
 def load(name: str, source: Source) -> LoadedModel:
-    """A network with its own image processor or tokenizer; code from the hub is never trusted."""
+    """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
     spec = f"transformers:{name}"
     library = require("transformers", "transformers", spec)
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
@@ -62,7 +62,7 @@ def load(name: str, source: Source) -> LoadedModel:
 
 
 def _refuse_headless(library: Any, spec: str, config: Any) -> None:
-    """A decoder without its language head neither writes nor embeds."""
+    """Refuse a decoder without its language head: it neither writes nor embeds."""
     writes, masks = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
     if _kind(config) == "embeds" and type(config) in writes and type(config) not in masks:
         raise LoadError(
@@ -104,7 +104,7 @@ HEADS = {
     "ForMaskedLM": ("embeds", "AutoModel"),
     "ForPreTraining": ("embeds", "AutoModel"),
 }
-"""How the name of an architecture ends → what it finds and the class that builds it; all others classify."""
+"""The ending of an architecture's name → what it finds and the class that builds it; all others classify."""
 TEXTS = ("writes", "embeds")
 
 
@@ -125,7 +125,7 @@ def _kind(config: Any) -> str | None:
 
 
 def image_transform(processor: Any) -> Callable[[Image], Tensor]:
-    """An image processor as a function of one image."""
+    """Return an image processor as a function of one image."""
 
     def transform(image: Image) -> Tensor:
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
@@ -153,15 +153,15 @@ def _build(
         "ignore_mismatched_sizes": True,  # so that they are reported, and refused below
     }
     if source.file:
-        # Through the library and not load_state_dict: it knows the names that its older releases wrote.
+        # Through the library, not load_state_dict: it knows the names in files of its older releases.
         tensors = read_checkpoint(source.file)
         with torch.device("meta"):
             architecture = type(classifier.from_config(config))
         model, report = architecture.from_pretrained(None, state_dict=tensors, **settings)
     else:
         model, report = classifier.from_pretrained(name, use_safetensors=True, **where, **settings)
-    # What a checkpoint lacks, transformers fills with random numbers and goes on; a converted network must not.
-    # What it holds beyond the network (heads for other tasks) is common in published ones.
+    # transformers fills missing tensors with random numbers and continues; a converted network must not.
+    # Surplus tensors (heads for other tasks) are common in published checkpoints.
     unexpected = sorted(report["unexpected_keys"]) if source.file else []
     place = str(source.file) if source.file else f"transformers:{name}"
     refuse_differences(
@@ -175,7 +175,7 @@ def _build(
 
 
 def _without_pooler(library: Any, config: Any) -> dict[str, bool]:
-    """Encoders are built without the layer that only their pre-training used, where they let one choose."""
+    """Leave out the layer that only pre-training used, where the encoder has that choice."""
     if _kind(config) != "embeds" or type(config) not in library.MODEL_MAPPING:
         return {}
     architecture = library.MODEL_MAPPING[type(config)]
@@ -206,7 +206,7 @@ def _failures(spec: str, name: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Loading is quick beside converting: no progress bars, and no advice on standard error."""
+    """Switch off progress bars and advice: loading is quick beside converting."""
     logging = library.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

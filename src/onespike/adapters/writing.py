@@ -1,4 +1,4 @@
-"""Networks that read text: their tokenizer, the windows or texts that they take, and how an encoder's output is pooled."""
+"""Networks that read text: their tokenizer, their windows or texts, and the pooling of an encoder's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onespike.errors import LoadError, UsageError
 from onespike.tasks import Embedding, Language
 
 LENGTH, SENTENCE = 512, 256
-"""Tokens of a window, and of a text that is embedded, at most, where nobody asks for more."""
+"""Default limit of tokens per window, and per embedded text."""
 
 
 class Tokens:
@@ -27,7 +27,7 @@ class Tokens:
         self.tokenizer, self.size = tokenizer, size
 
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Tokens with those that open a text, and where each begins."""
+        """Return tokens, with those that open a text, and where each begins."""
         fast = bool(self.tokenizer.is_fast)
         found = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
         starts = [start for start, _ in found["offset_mapping"]] if fast else None
@@ -39,7 +39,7 @@ class Tokens:
 
 
 class Pooled(nn.Module):
-    """An encoder whose last states are averaged over the tokens of each text, or whose first is taken."""
+    """An encoder whose last states are averaged over the tokens of each text, or whose first state is taken."""
 
     def __init__(self, encoder: nn.Module, first: bool = False) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Pooled(nn.Module):
 
 
 def fitting(spec: str, tokenizer: Any, model: Any) -> Tokens:
-    """The tokenizer of a network, if the network knows its tokens."""
+    """Return the tokenizer of a network, if the network knows its tokens."""
     size = int(model.get_input_embeddings().num_embeddings)
     if len(tokenizer) > size:
         raise LoadError(
@@ -68,10 +68,10 @@ def fitting(spec: str, tokenizer: Any, model: Any) -> Tokens:
 
 
 def context_of(config: Any, tokenizer: Any, model: nn.Module) -> int:
-    """The longest input of a network, as far as its configuration and its tokenizer say."""
+    """Return the longest input of a network, as far as its configuration and its tokenizer state it."""
     names = ("max_position_embeddings", "n_positions", "seq_length")
     known = [int(getattr(config, name)) for name in names if getattr(config, name, None)]
-    # positions of RoBERTa and its kin begin behind the number of the padding token
+    # positions of RoBERTa and related networks begin after the number of the padding token
     known += [
         module.num_embeddings - module.padding_idx - 1
         for name, module in model.named_modules()
@@ -83,7 +83,7 @@ def context_of(config: Any, tokenizer: Any, model: nn.Module) -> int:
 
 
 def checked(spec: str, length: int | None, context: int, usual: int) -> int:
-    """The number of tokens that is asked for, if the network can take so many."""
+    """Return the requested number of tokens, if the network can take so many."""
     if length is not None and not 2 <= length <= context:
         raise UsageError(f"--length must be from 2 to {context}, the context of {spec}, not {length}.")
     return min(context, usual) if length is None else length
@@ -92,7 +92,7 @@ def checked(spec: str, length: int | None, context: int, usual: int) -> int:
 def causal(
     spec: str, source: Source, config: Any, tokenizer: Any, model: Any, length: int | None = None
 ) -> LoadedModel:
-    """A network that writes, fed with windows of a text."""
+    """Return a network that writes, fed with windows of a text."""
     tokens = fitting(spec, tokenizer, model)
     context = context_of(config, tokenizer, model)
     length = checked(spec, length, context, LENGTH)
@@ -126,7 +126,7 @@ def encoder(
     first: bool,
     length: int | None = None,
 ) -> LoadedModel:
-    """A network that embeds texts."""
+    """Return a network that embeds texts."""
     pooled = model if isinstance(model, Pooled) else Pooled(model, first)
     fitting(spec, tokenizer, pooled.encoder)
     length = checked(spec, length, context_of(config, tokenizer, pooled.encoder), SENTENCE)
@@ -154,11 +154,11 @@ def encoder(
 
 
 POOLING, FIRST = Path("1_Pooling") / "config.json", "pooling_mode_cls_token"
-"""Where sentence-transformers says how states are pooled, and the word for their first."""
+"""The file in which sentence-transformers states the pooling, and its word for the first state."""
 
 
 def takes_first(folder: Path) -> bool:
-    """Whether a folder of sentence-transformers takes the first state of a text and not their mean."""
+    """Return whether a folder of sentence-transformers takes the first state of a text instead of the mean."""
     file = folder / POOLING
     try:
         return file.is_file() and bool(json.loads(file.read_text(encoding="utf-8")).get(FIRST))
@@ -167,7 +167,7 @@ def takes_first(folder: Path) -> bool:
 
 
 def padded(tokenizer: Any, model: nn.Module, length: int) -> Callable[[list[Any]], dict[str, Tensor]]:
-    """Texts of several lengths as one batch, with the mask of what is padding."""
+    """Return a collate function: texts of several lengths as one batch, with a padding mask."""
     known = inspect.signature(type(model).forward).parameters
 
     def collate(texts: list[str]) -> dict[str, Tensor]:
@@ -178,7 +178,7 @@ def padded(tokenizer: Any, model: nn.Module, length: int) -> Callable[[list[Any]
 
 
 def windows(ids: list[Tensor]) -> dict[str, Any]:
-    """Windows of one length as one batch; nothing is generated, so nothing is cached."""
+    """Return windows of one length as one batch; nothing is generated, so nothing is cached."""
     return {"input_ids": torch.stack(ids), "use_cache": False}
 
 

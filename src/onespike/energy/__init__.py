@@ -1,4 +1,4 @@
-"""Energy: what spikes cost, in columns that mean different things and say so."""
+"""Energy: the cost of spikes, in columns that state what they count."""
 
 from onespike.energy.columns import COLUMNS as COLUMNS
 from onespike.energy.columns import READINGS as READINGS

@@ -1,4 +1,4 @@
-"""What a network computes beside its products: norms, activation functions, element-wise products."""
+"""What a network computes besides its products: norms, activation functions, element-wise products."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHARGED = (
      "leaky_relu rrelu prelu tanhshrink exp exp2 expm1 log log2 log1p erf sqrt rsqrt reciprocal pow square"),
     ("activation", 2, "glu"),
 )  # fmt: skip
-"""(kind, MACs that an output element is charged with, functions); softmax is charged 2 at its site."""
+"""(kind, MACs charged per output element, functions); softmax is charged 2 at its site."""
 
 
 def _spelled(names: str) -> set[Callable[..., Any]]:
-    """The functions of these names, as torch, its tensors and `F` have them, in place and as operators."""
+    """Return the functions of these names in torch, its tensors and `F`, in place and as operators."""
     spelled = [form.format(name) for name in names.split() for form in ("{}", "{}_", "__{}__", "__r{}__")]
     return {getattr(owner, name) for owner in (torch, Tensor, F) for name in spelled if hasattr(owner, name)}
 
@@ -30,7 +30,7 @@ FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
     function: (kind, macs) for kind, macs, names in CHARGED for function in _spelled(names)
 }
 PRODUCTS = _spelled("mul multiply div divide true_divide addcmul addcdiv")
-"""Element by element: a gate, a layer scale. One of their factors may be a number, and is then no product of two."""
+"""Element-wise: a gate, a layer scale. If one factor is a number, it is not a product of two."""
 PRODUCT = "element-wise product"
 
 
@@ -40,7 +40,7 @@ def _multiplies_two(args: tuple[Any, ...]) -> bool:
 
 
 class AnalogFunctions(TorchFunctionMode):
-    """Within this context MACs of analog functions are added up by their kind."""
+    """Add up the MACs of analog functions by kind within this context."""
 
     def __init__(self, macs: dict[str, int]) -> None:
         super().__init__()

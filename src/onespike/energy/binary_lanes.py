@@ -1,8 +1,8 @@
 """Binary lanes: an integer spike as signed binary digits, each a 0/±1 spike on the lane of its power of two.
 
-The product of a layer is linear, so W·y = Σ_k 2^k·(W·d_k) for the digits d_k of y: lane k adds or subtracts weights,
-and its sum is shifted by k. In fixed-point arithmetic both sides are the same integer, which `prove` shows for
-every product of a converted network.
+The product of a layer is linear, so W·y = Σ_k 2^k·(W·d_k) for the digits d_k of y: lane k adds or subtracts
+weights, and its sum is shifted by k. In fixed-point arithmetic both sides are the same integer. `prove` shows this
+for every product of a converted network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHT_BITS = 20
 
 
 def digits(counts: Tensor) -> list[Tensor]:
-    """The non-adjacent form of integers: for each lane k the digits −1, 0 or 1 with counts = Σ 2^k·digit.
+    """Return the non-adjacent form of integers: per lane k the digits −1, 0 or 1 with counts = Σ 2^k·digit.
 
     >>> [lane.item() for lane in digits(torch.tensor(7))]
     [-1, 0, 0, 1]
@@ -34,14 +34,14 @@ def digits(counts: Tensor) -> list[Tensor]:
     rest, lanes = counts.long(), []
     while bool((rest != 0).any()):
         odd = rest % 2
-        digit = odd * (2 - rest % 4)  # −1 where two odd bits follow each other, so that the next is 0
+        digit = odd * (2 - rest % 4)  # −1 where two odd bits are adjacent, so that the next is 0
         lanes.append(digit)
         rest = (rest - digit) // 2
     return lanes
 
 
 def shift_and_add(product: Callable[[Tensor], Tensor], counts: Tensor) -> tuple[Tensor, float]:
-    """Σ_k 2^k·product(d_k), and how many 0/±1 spikes were sent."""
+    """Return Σ_k 2^k·product(d_k) and the number of 0/±1 spikes sent."""
     total, sent = product(torch.zeros_like(counts)), 0.0
     for lane, digit in enumerate(digits(counts)):
         total = total + product(digit.to(counts.dtype)) * 2.0**lane
@@ -50,7 +50,7 @@ def shift_and_add(product: Callable[[Tensor], Tensor], counts: Tensor) -> tuple[
 
 
 def fixed_point(weight: Tensor, bits: int = WEIGHT_BITS) -> Tensor:
-    """Integers of that many bits, in float64, proportional to the weights."""
+    """Return integers of `bits` bits, in float64, proportional to the weights."""
     largest = weight.detach().abs().max().double().clamp(min=1e-300)
     fixed: Tensor = (weight.detach().double() / largest * (2**bits - 1)).round()
     return fixed
@@ -58,7 +58,7 @@ def fixed_point(weight: Tensor, bits: int = WEIGHT_BITS) -> Tensor:
 
 @dataclass
 class LaneProof:
-    """What was compared: products (a side each), spikes as integers and as 0/±1 digits, and where a result differed by a bit."""
+    """The comparison: products (one per side), spikes as integers and as 0/±1 digits, and results that differ."""
 
     products: int = 0
     graded_spikes: float = 0.0
@@ -71,7 +71,7 @@ class LaneProof:
 
 
 def _product(operand: Operand, step: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """The site's product as a function of its counts, the step folded into fixed-point weights; None for others."""
+    """Return the site's product as a function of its counts, with the step in the fixed-point weights; else None."""
     product, role = operand.product, operand.site.role
     if role == "lhs":
         other = fixed_point(product.operands["rhs"])
@@ -88,8 +88,8 @@ def _product(operand: Operand, step: Tensor) -> Callable[[Tensor], Tensor] | Non
 def prove(snn: nn.Module, batch: Any) -> LaneProof:
     """Send every spike of a batch on lanes, and compare each product with the graded one, bit by bit.
 
-    Equal products give equal inputs to the next layer, so the networks are equal too. A product of two activations
-    is driven by its first operand, as in the ledger.
+    Equal products give equal inputs to the next layer, so the networks are equal too. The first operand drives a
+    product of two activations, as in the ledger.
     """
     if not is_converted(snn):
         raise ConversionError("lanes: this network has no neurons. Convert it first.")

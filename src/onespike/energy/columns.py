@@ -1,6 +1,6 @@
-"""Energy columns: one entry says what a column means, which operations it charges, and who may use it.
+"""Energy columns: one entry states a column's meaning, the operations it charges, and who may use it.
 
-The ledger counts; a column's rule turns what was counted into operations; a profile prices them.
+The ledger counts, a column's rule turns the counts into operations, and a profile prices them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onespike.energy.ledger import Ledger
 
 PAPER = "counts"
-"""The column that the paper's ratios are in, and the default wherever one is meant."""
+"""The column of the paper's ratios, and the default."""
 DEFINITION = "ratio = energy of the column / energy of the original network, all of whose synaptic MACs are 32-bit floats"
 
 FOR_WHOM = (
@@ -34,14 +34,14 @@ FOR_WHOM = (
 
 @dataclass(frozen=True)
 class Reading:
-    """How many additions a spike is at each synapse behind it.
+    """The number of additions per spike at each synapse behind it.
 
     Attributes:
-        name: under which the ledger keeps the sum over all spikes.
-        additions: of a tensor of counts, for each of them; the sign does not matter.
+        name: the ledger's key for the sum over all spikes.
+        additions: the additions of each count in a tensor; the sign does not matter.
         pairs: what is counted where both operands of a product spike, in words.
         elasticity: how fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm.
-        by_digits: a spike is paid by its signed binary digits, so few digits are worth more than few spikes.
+        by_digits: a spike is charged by its signed binary digits, so few digits save more than few spikes.
         over_steps: pairs are known beyond the first timestep.
     """
 
@@ -53,7 +53,7 @@ class Reading:
     over_steps: bool = False
 
     def lanes(self, largest: int) -> int:
-        """On how many lanes, each with a sum of its own, counts up to `largest` are sent."""
+        """Return the number of lanes, each with one sum, for counts up to `largest`."""
         return naf_length(largest) if self.by_digits else 1
 
 
@@ -68,7 +68,7 @@ READINGS = {
 
 
 class Item(NamedTuple):
-    """A number of operations of one kind, as a profile prices them."""
+    """A number of operations of one kind, priced by a profile."""
 
     name: str
     number: float
@@ -84,16 +84,16 @@ class Column:
     """One way to count the energy of a network.
 
     Attributes:
-        name: in commands, records and reports.
-        meaning: in one line.
+        name: its name in commands, records and reports.
+        meaning: its meaning in one line.
         rule: the operations that it charges.
-        reading: how it reads a spike; None for a comparator, which has none.
-        addition: the operation that one addition of a spike is.
-        sampled: a part of the elements is enough to estimate it, as searches do.
-        budget: passes can hold it.
-        integer_of: the column of which this is the integer reading: it asks for 8-bit weights, whose accuracy is that of
-            another network.
-        bits: of weights and activations, for a comparator that is a network to measure.
+        reading: how it reads a spike; None for a comparator, which has no spikes.
+        addition: the operation for one addition of a spike.
+        sampled: whether a part of the elements is enough to estimate it, as in searches.
+        budget: whether passes can hold it.
+        integer_of: the column that this one is the integer reading of. It needs 8-bit weights, which make a different
+            network with a different accuracy.
+        bits: the bits of weights and activations, for a comparator that is a network to measure.
     """
 
     name: str
@@ -111,7 +111,7 @@ COLUMNS: dict[str, Column] = {}
 
 
 def register(column: Column) -> Column:
-    """Add a column; a name is given once."""
+    """Add a column; refuse a name that is taken."""
     if column.name in COLUMNS:
         raise UsageError(f"the energy column {column.name!r} is registered already. Choose another name.")
     COLUMNS[column.name] = column
@@ -131,7 +131,7 @@ def column_of(name: str) -> Column:
 
 
 def reading_of(name: str) -> Reading:
-    """How a column reads a spike."""
+    """Return how a column reads a spike."""
     reading = column_of(name).reading
     if reading is None:
         raise unknown("energy column of spikes", name, searchable())
@@ -139,43 +139,43 @@ def reading_of(name: str) -> Reading:
 
 
 def meanings() -> dict[str, str]:
-    """Column → its meaning in one line."""
+    """Return column → its meaning in one line."""
     return {name: column.meaning for name, column in COLUMNS.items()}
 
 
 def holdable() -> list[str]:
-    """The columns that a budget of passes can mean."""
+    """Return the columns that a budget of passes can use."""
     return [name for name, column in COLUMNS.items() if column.reading and column.budget]
 
 
 def searchable() -> list[str]:
-    """The columns that depend on spikes, and so on λ."""
+    """Return the columns that depend on spikes, and so on λ."""
     return [name for name, column in COLUMNS.items() if column.reading]
 
 
 def comparators() -> list[str]:
-    """The columns that depend on the original network alone."""
+    """Return the columns that depend on the original network alone."""
     return [name for name, column in COLUMNS.items() if not column.reading]
 
 
 def integer_reading(name: str) -> str | None:
-    """The integer reading of a column, if it has one."""
+    """Return the integer reading of a column, if it has one."""
     return next((other for other, column in COLUMNS.items() if column.integer_of == name), None)
 
 
 def additions_within(name: str, ratio: float, macs: float) -> float:
-    """How many additions of spikes a budget pays for, in a column and at the default prices."""
+    """Return how many spike additions a budget pays for, in a column and at the default prices."""
     prices = profile()
     return ratio * macs * prices.price("float32 multiply-add") / prices.price(column_of(name).addition)
 
 
 def original(ledger: Ledger) -> list[Item]:
-    """What the original network does: the whole that every ratio is relative to."""
+    """Return the operations of the original network: the denominator of every ratio."""
     return _dense("float32")(ledger, False)
 
 
 def _dense(width: str) -> Rule:
-    """All MACs of the original network in numbers of one width."""
+    """Charge all MACs of the original network in numbers of one width."""
 
     def rule(ledger: Ledger, double: bool) -> list[Item]:
         return [
@@ -188,7 +188,7 @@ def _dense(width: str) -> Rule:
 
 
 def _spikes(reading: str, addition: str, width: str) -> Rule:
-    """Every spike is so many additions of a weight of this width, each of which is read."""
+    """Charge every spike as additions of a weight of this width; each weight is read."""
 
     def rule(ledger: Ledger, double: bool) -> list[Item]:
         additions = ledger.accumulates(reading, double)
@@ -206,15 +206,15 @@ def _spikes(reading: str, addition: str, width: str) -> Rule:
 
 
 def _strict(reading: str, addition: str, width: str) -> Rule:
-    """The same with both operands of spike × spike products, and with all that is no spike.
+    """Charge the same, both operands of spike × spike products, and everything that is not a spike.
 
-    Over several timesteps an operand meets the stored sum of its partner, and both drive; so the plain count stands.
+    Over several timesteps an operand meets the stored sum of its partner, and both drive; so the plain count holds.
     """
     spikes = _spikes(reading, addition, width)
 
     def rule(ledger: Ledger, double: bool) -> list[Item]:
         functions = {name: float(macs) for name, macs in ledger.functions.items()}
-        if PRODUCT in functions:  # a product that is summed up next is an analog product already
+        if PRODUCT in functions:  # a product that is summed next is an analog product already
             summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
             functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
         return [
@@ -235,7 +235,7 @@ STRICT = "and all that it leaves out: pairs of spikes, analog products and funct
 
 
 def _spiking(name: str, reading: str, meaning: str, strict: bool = False, integer_of: str = "") -> Column:
-    """A column that reads spikes, plain or strict, with float weights or as the integer reading of another one."""
+    """Return a column that reads spikes, plain or strict, with float weights or as another one's integer reading."""
     charged = INTEGER if integer_of else FLOAT
     rule = (_strict if strict else _spikes)(reading, *charged)
     return Column(

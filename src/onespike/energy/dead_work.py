@@ -1,7 +1,7 @@
 """Dead work: products whose result cannot reach the output, such as the last block of all tokens but one.
 
-They are dead in the original network, too, so a ratio that counts them as its work flatters the spiking one. They are
-found by gradient: where that is zero, nothing that the product gives has a way to the output.
+They are also dead in the original network, so a ratio that counts them as its work flatters the spiking one. They
+are found by gradient: where it is zero, the product's result cannot reach the output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.rules import is_leaf
 
 INPUTS = 2
-"""How many inputs are looked at: what is dead does not depend on them."""
+"""The number of inputs to run: dead work does not depend on them."""
 
 
 def _smooth(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -64,11 +64,11 @@ OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), _average),
     **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d), _mean),
 }  # fmt: skip
-"""Functions that shut a way for some values, and what stands for them: a way that is shut now is not a dead one."""
+"""Functions that block some values, and their stand-ins: a path that is blocked now is not dead."""
 
 
 class _Products(TorchFunctionMode, Visitor):
-    """Keeps the result of every product, and its MACs, which the visit to its operands tells."""
+    """Keep the result of every product, and its MACs, taken from the visit to its operands."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,22 +85,22 @@ class _Products(TorchFunctionMode, Visitor):
         result = OPEN.get(function, function)(*args, **(kwargs or {}))
         if is_leaf(function) and isinstance(result, Tensor) and result.requires_grad:
             self.found.append((self.product, self.macs, result))
-            return result.clone()  # what follows may change it in place
+            return result.clone()  # later code may change it in place
         return result
 
 
 def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
-    """The share of the network's MACs that is dead, by product; products that all reach the output are left out.
+    """Return the dead share of the network's MACs by product; products that all reach the output are left out.
 
-    A converted network is looked at as it was before.
+    A converted network is examined as it was before its conversion.
 
     Args:
-        network: any network whose output is a tensor (or holds one as `logits`): one that selects among its results
-            by their values, as detectors do, has no work that is always dead.
-        batch: inputs, of which the first few are taken.
+        network: any network whose output is a tensor (or has one as `logits`). A network that selects among its results
+            by value, as detectors do, has no work that is always dead.
+        batch: inputs; the first few are used.
 
     Raises:
-        UsageError: the output is no tensor, or the weights are integers by now.
+        UsageError: the output is not a tensor, or the weights are integers by now.
 
     >>> class First(nn.Module):
     ...     def __init__(self):
@@ -131,7 +131,7 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
 
 
 def _original(network: nn.Module) -> nn.Module:
-    """The network before its conversion, on the same weights."""
+    """Return the network before its conversion, on the same weights."""
     places = [module for module in network.modules() if isinstance(module, Neurons)]
     if any(place.weights != Neurons.weights for place in places):
         raise UsageError(
@@ -149,7 +149,7 @@ def _original(network: nn.Module) -> nn.Module:
 
 
 def _dead(gradient: Tensor | None, inputs: int) -> float:
-    """The share of elements that have no gradient for any input."""
+    """Return the share of elements without a gradient for any input."""
     if gradient is None:
         return 1.0
     rows = gradient.reshape(inputs, -1) if len(gradient) % inputs == 0 else gradient[None]

@@ -1,4 +1,4 @@
-"""The energy ledger: what every site's spikes cost, in columns that mean different things and say so."""
+"""The energy ledger: the cost of every site's spikes, in columns that state what they count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ledger(Visitor):
     """Operation counts of all sites over a number of inputs.
 
     Two spiking operands of one product are counted once, at the one that drives (the first: q, and the attention
-    weights); `double=True` counts pairs instead: Σ|y_a||y_b|, those that are not zero (ECMT), or those of signed
+    weights). `double=True` counts pairs instead: Σ|y_a||y_b|, the nonzero pairs (ECMT), or the pairs of signed
     digits. From the second timestep on both drive, since the product of two sums changes with either.
     """
 
@@ -39,14 +39,14 @@ class Ledger(Visitor):
     """MACs of products that ran outside every rule, by module and operation."""
     inputs: int = 0
     every: int = 1
-    """Count one row of elements in so many, and multiply: an estimate without the column `strict`, for searches."""
+    """Count one row of elements in `every`, and multiply: an estimate without the column `strict`, for searches."""
     seconds: float = 0.0
-    """Time spent on counting, so that a forward's own time is known."""
+    """Time spent on counting, to be subtracted from the time of a forward."""
     pairs: Pairs = field(default_factory=Pairs, repr=False)
     padding: Tensor | None = field(default=None, repr=False)
     """Which tokens of the batch are real, while a network with padding runs: the others are not counted."""
     waiting: list[tuple[SiteCount, int, float, int, Tensor]] = field(default_factory=list, repr=False)
-    """Samples of sites, until they are counted together."""
+    """Samples of sites that wait to be counted together."""
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         started = time.perf_counter()
@@ -59,7 +59,7 @@ class Ledger(Visitor):
             )
         synapses, tokens = operand.synapses, self._tokens(operand, x)
         share = 1.0 if tokens is None else _share(operand, tokens)
-        if place.now == 1:  # the original network, which the ratio compares with, runs once
+        if place.now == 1:  # the original network, the base of the ratio, runs once
             row.macs += round(share * synapses.macs)
         row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
         row.visits += not operand.again
@@ -80,7 +80,7 @@ class Ledger(Visitor):
         started = time.perf_counter()
         value = neuron.fast(x) if place.clock is None else None  # what the network does without a visitor
         fired, output = (None, value) if value is not None else place.fire(operand, x)
-        if place.weights != "integers":  # there the product fires by itself, and this is counting
+        if place.weights != "integers":  # there the product fires its operand, and this only counts
             started = time.perf_counter()
         fired = (neuron.counts(x) if fired is None else fired).detach()
         fired = fired if tokens is None else fired * tokens
@@ -90,7 +90,7 @@ class Ledger(Visitor):
         return output
 
     def _tokens(self, operand: Operand, x: Tensor) -> Tensor | None:
-        """Which elements are not padding; None for all of them."""
+        """Return which elements are not padding; None for all."""
         mask, rows = self.padding, operand.rows
         if mask is not None and rows is not None and rows.of == mask.shape[1]:
             mask = mask[:, rows.start : rows.stop]
@@ -99,7 +99,7 @@ class Ledger(Visitor):
     def _sample(
         self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor, fan_out: int | Tensor
     ) -> Tensor:
-        """The same, on a part of the elements; where all have one threshold, the others are not even counted."""
+        """Count a part of the elements; if all have one threshold, the others are not even counted."""
         one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
         place: Neurons = operand.place
         alike = place.clock is None and one
@@ -112,7 +112,7 @@ class Ledger(Visitor):
         if isinstance(fan_out, Tensor):
             fan_out = sample(fan_out.expand_as(x), self.every)
         each = x.numel() / max(len(fired), 1)
-        if isinstance(fan_out, int) and place.now == 1:  # all sites at once cost far less than each by itself
+        if isinstance(fan_out, int) and place.now == 1:  # all sites at once cost far less than one by one
             self.waiting.append((row, fan_out, each, neuron.largest, fired.detach()))
         else:
             self._add(row, place.now, neuron, fired.detach(), fan_out, each)
@@ -120,7 +120,7 @@ class Ledger(Visitor):
         return output
 
     def settle(self) -> None:
-        """Take in the samples that wait; `metered` does it in the end."""
+        """Count the samples that wait; `metered` calls it at the end."""
         started, waiting, self.waiting = time.perf_counter(), self.waiting, []
         sums = totals_of([(largest, fired) for *_, largest, fired in waiting])
         for (row, fan_out, each, _, _), total in zip(waiting, sums, strict=True):
@@ -136,7 +136,7 @@ class Ledger(Visitor):
         fan_out: int | Tensor,
         each: float = 1.0,
     ) -> None:
-        """Take in counts, each of which stands for so many."""
+        """Add counts, each of which represents `each` elements."""
         total = totals(neuron.largest, fired)
         weighted = (
             total.times(fan_out) if isinstance(fan_out, int) else totals(neuron.largest, fired, fan_out)
@@ -144,7 +144,7 @@ class Ledger(Visitor):
         row.take(weighted.times(each).additions, total.times(each), later=now > 1)
 
     def _count_pairs(self, row: SiteCount, operand: Operand, fired: Tensor, output: Tensor) -> None:
-        """Both operands of a product, once the second is there; the sum stands at the first."""
+        """Count both operands of a product once the second is there; the sum is kept at the first."""
         found = self.pairs.update(operand, fired, output)
         if found is None:
             return
@@ -182,7 +182,7 @@ class Ledger(Visitor):
 
     @property
     def layers(self) -> int:
-        """How many products ran, each input by itself."""
+        """The number of products that ran, each counted once per input."""
         return self.inputs * (sum(1 for _ in self.products()) + len(self.unruled))
 
     @property
@@ -197,7 +197,7 @@ class Ledger(Visitor):
 
     @property
     def measured(self) -> float:
-        """Additions that measure the magnitudes of rows, and shifts of what leaves their products."""
+        """Additions that measure the magnitudes of rows, and shifts of the results of their products."""
         return sum(row.measured for row in self.sites.values())
 
     @property
@@ -211,12 +211,12 @@ class Ledger(Visitor):
 
     @property
     def analog_share(self) -> float:
-        """The share of the original's MACs that stays analog, which most columns leave out."""
+        """The share of the original's MACs that stays analog; most columns leave it out."""
         return self.analog_products / max(self.macs, 1)
 
     @property
     def head_share(self) -> float:
-        """The share of the original's MACs that is its output layer's: of a small language model, over half."""
+        """The output layer's share of the original's MACs: over half in a small language model."""
         return sum(row.macs for _, row in self.products() if row.role == "head") / max(self.macs, 1)
 
     @property
@@ -230,19 +230,19 @@ class Ledger(Visitor):
         return sum(row.constant_macs for row in self.sites.values())
 
     def joined(self, reading: str) -> float:
-        """Additions that join the sums of lanes and of both signs."""
+        """Return the additions that join the sums of lanes and of both signs."""
         return sum(row.joined.get(reading, 0.0) for row in self.sites.values())
 
     def paired(self, reading: str) -> float:
-        """The part of the double count that belongs to products of two spiking operands."""
+        """Return the part of the double count that belongs to products of two spiking operands."""
         return sum(row.pairs.get(reading, 0.0) for _, row in self.products() if row.spiking)
 
     def events(self, reading: str) -> float:
-        """Spikes that leave their sites."""
+        """Return the spikes that leave their sites."""
         return sum(row.sent.get(reading, 0.0) for row in self.sites.values())
 
     def accumulates(self, column: str, double: bool = False) -> float:
-        """Spike-driven additions of all products, as a column reads a spike."""
+        """Return the spike-driven additions of all products, as a column reads a spike."""
         reading = reading_of(column)
         rows, name = [row for _, row in self.products() if row.spiking], reading.name
         if double:
@@ -259,7 +259,7 @@ class Ledger(Visitor):
         return sum(row.additions.get(name, 0.0) for row in rows) + others
 
     def items(self, column: str, double: bool = False) -> list[Item]:
-        """The operations that a column charges, by what they are for."""
+        """Return the operations that a column charges, by purpose."""
         entry = column_of(column)
         if not entry.sampled and self.every > 1:
             raise UsageError(
@@ -268,10 +268,10 @@ class Ledger(Visitor):
         return entry.rule(self, double)
 
     def ratio(self, column: str, double: bool = False, prices: Profile | None = None) -> float:
-        """Energy relative to the original network, in one of the columns.
+        """Return the energy relative to the original network, in one of the columns.
 
-        NaN where neurons stand in place of ReLUs: what reaches a product is then no longer a count of spikes. NaN,
-        too, where the profile has no price for an operation of the column.
+        NaN where neurons replace ReLUs: what reaches a product is then no longer a count of spikes. Also NaN
+        where the profile has no price for an operation of the column.
         """
         entry = column_of(column)
         if not self.macs:
@@ -282,11 +282,11 @@ class Ledger(Visitor):
         return _energy_pj(self.items(column, double), prices) / _energy_pj(original(self), prices)
 
     def original_pj(self, prices: Profile | None = None) -> float:
-        """What the original network spends on everything that was counted."""
+        """Return the energy of the original network for everything that was counted."""
         return _energy_pj(original(self), prices or profile())
 
     def parts(self, column: str, prices: Profile | None = None) -> dict[str, float]:
-        """What a column's ratio is made of, by what it is paid for; what costs nothing is left out."""
+        """Return the parts of a column's ratio by purpose; parts that cost nothing are left out."""
         if math.isnan(self.ratio(column, prices=prices)):
             return {}
         prices = prices or profile()
@@ -298,7 +298,7 @@ class Ledger(Visitor):
         return {column: self.ratio(column, prices=prices) for column in COLUMNS}
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for each site: MACs, accumulates in each column (where it drives its product), firing rates.
+        """Return one row per site: MACs, accumulates in each column (where it drives its product), firing rates.
 
         Products outside every rule come last, as `module:operation`.
         """
@@ -306,7 +306,7 @@ class Ledger(Visitor):
         unruled = [
             SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)
             for (owner, operation), macs in self.unruled.items()
-            if macs  # those of unknown size are in the table of sites alone
+            if macs  # products of unknown size are in the table of sites alone
         ]
         prices = profile()
         share = prices.price("float32 add") / _energy_pj(original(self), prices) if self.macs else 0.0
@@ -327,26 +327,26 @@ class Ledger(Visitor):
 
 
 def known(ratio: float) -> float | None:
-    """A ratio for JSON: None where a column has none."""
+    """Return a ratio for JSON: None where a column has none."""
     return None if math.isnan(ratio) else ratio
 
 
 def _energy_pj(items: Iterable[Item], prices: Profile) -> float:
-    """What the operations cost; those that do not occur need no price."""
+    """Return the cost of the operations; those that do not occur need no price."""
     return sum((item.number * prices.price(item.operation) for item in items if item.number), 0.0)
 
 
 def _share(operand: Operand, tokens: Tensor) -> float:
-    """Which part of a product is made for tokens and not for padding."""
+    """Return the part of a product that is made for tokens, not for padding."""
     visible, lhs = operand.product.visible, operand.product.operands.get("lhs")
     if lhs is None or visible is None or operand.site.role != "lhs":
         return float(tokens.double().mean())
-    rows = visible & tokens  # a query that is padding asks for nothing
+    rows = visible & tokens  # a padding query asks for nothing
     return int(rows.sum()) / max(int(visible.expand_as(rows).sum()), 1)
 
 
 def _shared(offset: Tensor, x: Tensor) -> int:
-    """How many rows or columns of an operand share one constant, and with it one product."""
+    """Return how many rows or columns of an operand share one constant, and so one product."""
     return math.prod(
         x.shape[axis] for axis in (-2, -1) if offset.dim() < -axis or offset.shape[axis] < x.shape[axis]
     )

@@ -31,16 +31,16 @@ def _has_unruled(owner: Neurons) -> bool:
 
 @contextmanager
 def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
-    """Within this context every forward of a converted network is counted; the outputs do not change.
+    """Count every forward of a converted network within this context; the outputs do not change.
 
-    It counts forwards of its own thread, and refuses those of others: give them copies of the network and ledgers of
-    their own, and add these up with `Ledger.merge`.
+    It counts forwards of its thread and refuses those of other threads. Give those copies of the network and separate
+    ledgers, and add the ledgers up with `Ledger.merge`.
 
     Args:
         model: a converted network.
-        ledger: to go on counting in; a new one by default.
-        watch: also look for products outside every rule, which costs time; by default only where the network has
-            some.
+        ledger: the ledger to continue; a new one by default.
+        watch: whether to look for products outside every rule, which costs time; by default only where the network
+            has some.
 
     >>> import torch
     >>> from onespike import calibrate, convert

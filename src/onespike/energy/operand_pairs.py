@@ -1,4 +1,4 @@
-"""Products of two spiking operands, counted pair by pair: what ECMT states, and the skeptic's double count."""
+"""Products of two spiking operands, counted pair by pair: ECMT's figure, and the cautious double count."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from onespike.energy.columns import READINGS
 from onespike.sites import Operand, Site
 
 NEGLIGIBLE = 1e-3
-"""Of one step: a sum of spikes that is smaller is zero but for rounding."""
+"""In units of one step: a smaller sum of spikes is zero apart from rounding."""
 
 
 class Pairs:
-    """Pairs of matrix products: what one operand adds times what the other does, in each reading of a spike.
+    """Pairs of matrix products: what one operand adds times what the other adds, in each reading of a spike.
 
-    After the first timestep an operand meets all that its partner has sent before, so the pairs of A·B,
-    A·ΣB and ΣA·B are counted, for readings to which a sum of spikes is one. Only sums along each side of the contracted index are kept.
+    After the first timestep an operand meets everything its partner has sent before. So the pairs of A·B, A·ΣB and
+    ΣA·B are counted, for readings in which a sum of spikes is one. Only sums along each side of the contracted index
+    are kept.
     """
 
     def __init__(self) -> None:
@@ -25,9 +26,9 @@ class Pairs:
         self.before: dict[tuple[Site, int], Tensor] = {}
 
     def update(self, operand: Operand, fired: Tensor, output: Tensor) -> dict[str, float] | None:
-        """Take in one operand; the second operand of a product gives the pairs of both.
+        """Add one operand; the second operand of a product gives the pairs of both.
 
-        The first may come in blocks of rows: those after the second give pairs of their own.
+        The first may come in blocks of rows: blocks after the second operand give separate pairs.
         """
         site, place = operand.site, operand.place
         if site.operation != "matmul" or fired.dim() < 2:
@@ -67,7 +68,7 @@ class Pairs:
 
 
 def _met(added: Tensor, left: bool, visible: Tensor | None) -> Tensor:
-    """What one operand adds along its side of the contracted index; under a mask, what each key or query meets."""
+    """Return what one operand adds along its side of the contracted index; under a mask, per key or query."""
     if visible is None:
         return added.sum(-2 if left else -1, dtype=torch.float64)
     return torch.matmul(added.mT.float(), visible.float()).double() if left else added.double()

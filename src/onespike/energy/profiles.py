@@ -1,4 +1,4 @@
-"""Hardware profiles: what one operation costs, as a table with its source."""
+"""Hardware profiles: the price of each operation, as a table with its source."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ OPERATIONS = {
     "neuron update": "scaling and resetting one neuron; one float32 multiply-add where it is not given",
     "layer": "the overhead of one product",
 }
-"""What a profile may price. Reading, sending and overhead are free where a profile leaves them out; arithmetic is not."""
+"""What a profile may price. Reading, sending and overhead are free where a profile omits them; arithmetic is not."""
 FREE = ("float32 read", "int8 read", "int4 read", "spike", "layer")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Prices in picojoule by operation.
+    """Prices in picojoules by operation.
 
     Attributes:
-        name: what every ratio is labeled with.
-        source: where the figures come from.
-        pj: operation → price; an operation that the hardware does not have is left out.
+        name: the label of every ratio.
+        source: the source of the figures.
+        pj: operation → price; operations that the hardware lacks are left out.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Profile:
     pj: Mapping[str, float]
 
     def price(self, operation: str) -> float:
-        """Picojoules of one operation; NaN for one that this hardware has no price for.
+        """Return the picojoules of one operation; NaN if this hardware has no price for it.
 
         >>> profile().price("float32 add"), profile().price("int8 read")
         (0.9, 0.0)
@@ -59,13 +59,13 @@ class Profile:
 
 
 def names() -> list[str]:
-    """The profiles that come with onespike, the default first."""
+    """Return the bundled profiles, the default first."""
     return sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != DEFAULT, name))
 
 
 @cache
 def profile(name: str = DEFAULT) -> Profile:
-    """A profile by its name, or by the path of a JSON file with `name`, `source` and `pj`."""
+    """Return a profile by its name, or by the path of a JSON file with `name`, `source` and `pj`."""
     path = FOLDER / f"{name}.json"
     if not path.is_file():
         path = Path(name)

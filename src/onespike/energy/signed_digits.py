@@ -1,4 +1,4 @@
-"""Signed binary digits: how many of them an integer has in non-adjacent form, the fewest that there can be."""
+"""Signed binary digits: how many an integer has in non-adjacent form, which has the fewest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def naf_weight(count: Tensor) -> Tensor:
-    """Non-zero digits of a non-negative integer in non-adjacent form: the ones of n XOR 3n.
+    """Return the nonzero digits of a non-negative integer in non-adjacent form: the ones of n XOR 3n.
 
     >>> naf_weight(torch.tensor([0, 1, 3, 7, 11, 263])).tolist()
     [0, 1, 2, 2, 3, 3]
@@ -21,7 +21,7 @@ def naf_weight(count: Tensor) -> Tensor:
 
 
 def naf_length(largest: int) -> int:
-    """Digits, zeros among them, that the integers up to `largest` need: the lanes on which they are sent.
+    """Return how many digits, zeros included, the integers up to `largest` need: the number of lanes.
 
     >>> [naf_length(n) for n in (1, 2, 3, 5, 7, 263)]
     [1, 2, 3, 3, 4, 9]
@@ -30,7 +30,7 @@ def naf_length(largest: int) -> int:
 
 
 def digits_of(counts: Tensor) -> Tensor:
-    """`naf_weight` of each magnitude in a tensor of many counts, by a table.
+    """Return `naf_weight` of each magnitude in a tensor of many counts, by a table.
 
     >>> digits_of(torch.tensor([[0.0, -1.0], [7.0, 11.0]])).tolist()
     [[0.0, 1.0], [2.0, 3.0]]

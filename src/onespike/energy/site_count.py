@@ -1,4 +1,4 @@
-"""What passed one site: the line of a ledger."""
+"""The counts of one site: one line of a ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onespike.sites import Site
 
 @dataclass
 class SiteCount:
-    """What passed one site, summed over all inputs. `additions` and `later` are by reading."""
+    """The counts of one site, summed over all inputs. `additions` and `later` are by reading."""
 
     site: Site
     role: str
@@ -29,7 +29,7 @@ class SiteCount:
     compared: float = 0.0
     """Comparisons with thresholds."""
     measured: float = 0.0
-    """Additions of magnitudes, where rows have steps by their own, and one shift of each output."""
+    """Additions that measure rows with separate steps, and one shift per output."""
     spikes: float = 0.0
     active: int = 0
     saturated: int = 0
@@ -39,7 +39,7 @@ class SiteCount:
     constant_macs: float = 0.0
 
     def take(self, additions: Mapping[str, float], total: Tally, later: bool = False) -> None:
-        """Take in additions, and numbers of spikes, active and saturated neurons."""
+        """Add additions, and numbers of spikes, active and saturated neurons."""
         for reading, more in additions.items():
             self.additions[reading] = self.additions.get(reading, 0.0) + more
             self.sent[reading] = self.sent.get(reading, 0.0) + total.additions[reading]
@@ -50,15 +50,15 @@ class SiteCount:
         self.saturated += round(total.saturated)
 
     def fire(self, code: Code, elements: int, outputs: int, by_row: bool = False) -> None:
-        """Take in what firing costs whatever is fired: comparisons, and the sums that its product joins."""
-        self.compared += elements * len(code.levels).bit_length()  # a search among the levels, halving them
+        """Add the fixed cost of firing: comparisons, and the sums that its product joins."""
+        self.compared += elements * len(code.levels).bit_length()  # a binary search among the levels
         self.measured += elements + outputs if by_row else 0
         for name, reading in READINGS.items():
             sums = reading.lanes(code.largest) * code.worths
             self.joined[name] = self.joined.get(name, 0.0) + outputs * (sums - 1)
 
     def merge(self, other: SiteCount) -> None:
-        """Add what passed the same site elsewhere; what is no number is the same for both."""
+        """Add the counts of the same site elsewhere; fields that are not numbers are the same for both."""
         for column in fields(self):
             mine, more = getattr(self, column.name), getattr(other, column.name)
             if isinstance(mine, dict):

@@ -1,4 +1,4 @@
-"""What every site does with its activations: a ledger that also looks closely at the first few batches."""
+"""Statistics of every site's activations: a ledger that also examines the first few batches closely."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OUTLIER = 6.0
 
 @dataclass
 class SiteSurvey:
-    """Sums over what one site received, x, and what it gave on, o. Squared errors are split by where x lies.
+    """Sums over one site's input x and output o. Squared errors are split by where x lies.
 
     A channel is an index over which the product sums: a feature of a linear map, an input channel of a convolution.
 
     Attributes:
         signal: Σx².
         fine: Σ(x−o)² where the levels are consecutive integers (quantization).
-        tail: Σ(x−o)² in the sparse levels above them (quantization, too).
+        tail: Σ(x−o)² in the sparse levels above them (also quantization).
         clipping: Σ(x−o)² beyond the largest level, or on a side that is off.
         above: elements beyond the calibrated threshold.
         largest: the largest magnitude.
@@ -60,7 +60,7 @@ class SiteSurvey:
 
     @property
     def snr_db(self) -> float:
-        """10·log10(signal / noise); 99 where nothing is lost."""
+        """The ratio 10·log10(signal / noise); 99 where nothing is lost."""
         return decibels(self.signal, self.noise)
 
     @property
@@ -70,7 +70,7 @@ class SiteSurvey:
 
     @property
     def outlier_channels(self) -> float:
-        """The share of channels whose root mean square is far above the median one."""
+        """The share of channels whose root mean square is far above the median."""
         power = self.channels[0]
         return _share(power > OUTLIER**2 * power.median()) if power.numel() else 0.0
 
@@ -93,7 +93,7 @@ class SiteSurvey:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """The ratio of two powers in decibels, within ±99.
+    """Return the ratio of two powers in decibels, within ±99.
 
     >>> decibels(1.0, 0.01), decibels(1.0, 0.0), decibels(0.0, 1.0)
     (20.0, 99.0, -99.0)
@@ -108,7 +108,7 @@ def _share(chosen: Tensor) -> float:
 
 
 def consecutive(levels: tuple[int, ...]) -> int:
-    """How many levels, from the first one on, are consecutive integers.
+    """Return how many levels, from the first on, are consecutive integers.
 
     >>> consecutive((1, 2, 3, 5, 9))
     3
@@ -171,7 +171,7 @@ def _add(row: SiteSurvey, neuron: Neuron, site: Site, x: Tensor, output: Tensor)
     row.above += int((size > torch.where(seen >= 0, neuron.positive, neuron.negative)).sum())
     row.largest = max(row.largest, float(x.abs().max()))
     if row.role == "softmax":
-        rows = x.sum(-1) > 0  # a row that is masked altogether has nothing to lose
+        rows = x.sum(-1) > 0  # a fully masked row has nothing to lose
         row.rows += int(rows.sum())
         row.row_loss += float((1 - output.sum(-1))[rows].sum(dtype=torch.float64))
     axis = _channel_axis(site, x)
@@ -189,7 +189,7 @@ def _add(row: SiteSurvey, neuron: Neuron, site: Site, x: Tensor, output: Tensor)
 
 
 def _channel_axis(site: Site, x: Tensor) -> int:
-    """The index over which the product sums."""
+    """Return the index over which the product sums."""
     if site.operation == "conv":
         return max(-(x.dim() - 1), -x.dim())
     return -2 if site.role == "rhs" and x.dim() > 1 else -1

@@ -1,4 +1,4 @@
-"""How many spikes a tensor of counts holds, and what they add in each reading of a spike."""
+"""How many spikes a tensor of counts holds, and how many additions they make in each reading of a spike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onespike.energy.columns import READINGS
 
 
 class Tally(NamedTuple):
-    """What the spikes of one tensor add up to; `additions` by reading, at one synapse behind each."""
+    """Totals over the spikes of one tensor; `additions` by reading, with one synapse behind each."""
 
     spikes: float
     active: float
@@ -29,7 +29,7 @@ class Tally(NamedTuple):
 
 @cache
 def _worth(largest: int, width: int) -> Tensor:
-    """What a spike of size 0, 1, … below `width` adds to a tally: spikes, active, saturated, and each reading."""
+    """Return the table of a spike of size 0, 1, … below `width`: spikes, active, saturated, and each reading."""
     size = torch.arange(width)
     readings = (reading.additions(size.double()) for reading in READINGS.values())
     return torch.stack([size.double(), (size > 0).double(), (size == largest).double(), *readings]).double()
@@ -41,7 +41,7 @@ def _tally(sums: list[float]) -> Tally:
 
 
 def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tally:
-    """Sums of `_worth` over all spikes, each with its weight."""
+    """Return the sums of `_worth` over all spikes, each with its weight."""
     if weights is None:
         flat = kernels.in_memory_order(fired)
         whole = flat.device.type != "cpu" or len(flat) <= kernels.PART
@@ -51,13 +51,13 @@ def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tally:
     else:
         size, each = fired.abs().to(torch.int32).flatten(), weights.double().expand_as(fired).flatten()
         number = torch.bincount(size, each, minlength=largest + 1)
-    # no matrix product: the integer form counts where the network's own products are still looked for
-    # two branches of one neuron may fire in one step: their sum can be above the largest level
+    # no matrix product: the integer form counts while the network's products are still watched
+    # two branches of one neuron may fire in one step: their sum can exceed the largest level
     return _tally((_worth(largest, len(number)) * number.double().cpu()).sum(1).tolist())
 
 
 def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
-    """`totals` of many small tensors, each with its largest level, counted at once.
+    """Return `totals` of many small tensors, each with its largest level, counted at once.
 
     >>> few, many = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 7.0, 7.0])
     >>> totals_of([(2, few), (7, many)]) == [totals(2, few), totals(7, many)]
@@ -66,7 +66,7 @@ def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
     if not parts:
         return []
     width = 1 + max(largest for largest, _ in parts)
-    device = parts[0][1].device  # a network may lie on several
+    device = parts[0][1].device  # a network may be on several devices
     sizes = [
         fired.abs().to(device, torch.int32).flatten() + place * width
         for place, (_, fired) in enumerate(parts)
@@ -78,7 +78,7 @@ def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
 
 @lru_cache(maxsize=1024)
 def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One row in `every`, drawn at random and always alike: their numbers, and their places in this shape."""
+    """Return one row in `every`, drawn at random but always the same: row numbers, and places in this shape."""
     rows = math.prod(shape)
     with torch.inference_mode(False):  # kept, and then used in any mode
         chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
@@ -87,7 +87,7 @@ def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, tuple[Tensor, ...
 
 
 def sample(x: Tensor, every: int) -> Tensor:
-    """The elements of one row (along the last dimension) in `every`; all of a tensor with few rows.
+    """Return the elements of one row (along the last dimension) in `every`; all of a tensor with few rows.
 
     >>> sample(torch.zeros(160, 1000), 16).shape, sample(torch.zeros(10, 10), 16).shape
     (torch.Size([10000]), torch.Size([100]))

@@ -1,4 +1,4 @@
-"""Text written by a converted network: each forward counted by itself, the prompt's apart from those that write."""
+"""Text written by a converted network: each forward is counted, the prompt's apart from those that write."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CACHES = ("dynamic", "static")
 
 @dataclass(frozen=True)
 class Spent:
-    """What reading or writing some tokens took.
+    """The cost of reading or writing some tokens.
 
     Attributes:
-        tokens: how many, padding left out.
-        spikes: that left their sites, each counted by its size.
-        energy_pj: of the spikes, in one column of the ledger.
-        original_pj: what the original network spends on the same tokens.
-        seconds: of the forward, counting included.
+        tokens: number of tokens, without padding.
+        spikes: spikes that left their sites, each counted by its size.
+        energy_pj: energy of the spikes, in one column of the ledger.
+        original_pj: energy of the original network for the same tokens.
+        seconds: time of the forward, counting included.
     """
 
     tokens: int
@@ -47,19 +47,19 @@ NOTHING = Spent(0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Written:
-    """What a network wrote: tokens with the prompt before them, and what each forward took, the prompt's first."""
+    """The text of a network: tokens with the prompt before them, and the cost of each forward, the prompt's first."""
 
     ids: Tensor
     forwards: tuple[Spent, ...]
 
     @property
     def prefill(self) -> Spent:
-        """Reading the prompt, which gives the first token."""
+        """The cost of reading the prompt, which gives the first token."""
         return self.forwards[0]
 
     @property
     def decode(self) -> Spent:
-        """Writing all later tokens, one forward each."""
+        """The cost of writing all later tokens, one forward each."""
         return sum(self.forwards[1:], NOTHING)
 
 
@@ -67,7 +67,7 @@ class Written:
 def each_forward(
     snn: nn.Module, column: str, report: Callable[[Spent], None], prices: Profile | None = None
 ) -> Iterator[None]:
-    """Within this context every forward of a network has a ledger of its own, and is reported when it ends."""
+    """Count every forward of a network in a separate ledger within this context, and report it when it ends."""
     running, prices = ExitStack(), prices or profile()
     now: dict[str, Any] = {}
 
@@ -109,19 +109,19 @@ def write(
     streamer: Any = None,
     prices: Profile | None = None,
 ) -> Written:
-    """Let a converted network continue prompts by its own `generate`.
+    """Let a converted network continue prompts with its `generate`.
 
     Args:
         snn: a network of transformers with `generate`.
         batch: `input_ids` and `attention_mask`, shorter prompts padded on the left.
-        tokens: how many to write, at most: each text ends where the network ends it.
-        column: the ledger's column that energy is stated in.
+        tokens: the largest number to write: each text ends where the network ends it.
+        column: the ledger's column for energy.
         cache: `dynamic`, or `static` for one of fixed size.
-        temperature: 0 for the best token each time; otherwise tokens are drawn.
-        seed: of what is drawn.
-        report: told after every forward.
-        streamer: told every token, as transformers does it.
-        prices: of the hardware.
+        temperature: 0 for the best token each time; otherwise tokens are sampled.
+        seed: the seed of the sampling.
+        report: called after every forward.
+        streamer: receives every token, as in transformers.
+        prices: the prices of the hardware.
     """
     taken: list[Spent] = []
 
@@ -145,13 +145,13 @@ def write(
 
 @dataclass(frozen=True)
 class CacheAgreement:
-    """How a text read at once compares with the same text read token by token from a cache.
+    """A text read at once, compared with the same text read token by token from a cache.
 
     Attributes:
-        positions: of all texts.
-        agreement: share of them at which the best next token is the same.
-        kl: mean KL of the next token, nats.
-        identical: share of them at which the scores are the same but for rounding (1e-4 of their spread).
+        positions: number of positions in all texts.
+        agreement: share of positions with the same best next token.
+        kl: mean KL of the next token, in nats.
+        identical: share of positions with the same scores apart from rounding (1e-4 of their spread).
     """
 
     positions: int
@@ -161,10 +161,10 @@ class CacheAgreement:
 
 
 def cache_agreement(model: Any, texts: Tensor) -> CacheAgreement:
-    """Prefill against decode at batch 1.
+    """Compare prefill with decode at batch 1.
 
-    The two compute the same sums in another order. In the original network that changes the last bits; in a spiking
-    one a value within rounding of a threshold may fire another level, which later layers amplify.
+    The two compute the same sums in different orders. In the original network that changes the last bits; in a
+    spiking one a value within rounding of a threshold may fire another level, which later layers amplify.
     """
     same = alike = 0
     total, positions = 0.0, 0

@@ -1,4 +1,4 @@
-"""Does every neuron take part? One batch through a converted network, eager and compiled."""
+"""Check that every neuron takes part: one batch through a converted network, eager and compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SATURATED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Verification:
-    """What one batch showed; `ok` if every neuron was reached and every product is known.
+    """The result of one batch; `ok` if every neuron was reached and every product is known.
 
     Attributes:
         reached: neurons that the batch reached.

@@ -28,14 +28,14 @@ class Evaluation:
     """The figures of one evaluation.
 
     Attributes:
-        metrics: what the task computed: `ann` and `snn` figures, and others.
-        ledger: operation counts of the converted network on these very inputs.
+        metrics: the task's figures: `ann`, `snn` and others.
+        ledger: operation counts of the converted network on the same inputs.
         images: number of inputs.
         scale: λ, or None for neurons without one.
-        seconds: forward time of each network; the counting of spikes is left out.
+        seconds: forward time of each network, without counting spikes.
         steps: T, the timesteps of the converted network.
-        dead_share: the share of the original's MACs whose result cannot reach its output; None where that is not known.
-        prices: the hardware that the energy ratios are for.
+        dead_share: the share of the original's MACs whose result cannot reach its output; None if unknown.
+        prices: the hardware profile of the energy ratios.
     """
 
     metrics: dict[str, Any]
@@ -74,11 +74,11 @@ def evaluate(
     processes: Processes = ALONE,
     ledger: Ledger | None = None,
 ) -> Evaluation:
-    """Run both networks over (inputs, labels) batches and count every spike on the way, in `ledger` if given.
+    """Run both networks over (inputs, labels) batches and count every spike, in `ledger` if given.
 
-    Without a metric both networks are scored as classifiers: accuracy, agreement and KL. What a `DataLoader` yields
-    will do; labels may be None. Where several processes share the work, each gives its own batches and gets the figures of all of them; the
-    seconds are then summed over the processes.
+    Without a metric both networks are scored as classifiers: accuracy, agreement and KL. A `DataLoader` works;
+    labels may be None. If several processes share the work, each gives its batches and gets the figures of all
+    batches; the seconds are then summed over the processes.
     """
     metric = Accuracy() if metric is None else metric
     if processes.count > 1 and not hasattr(metric, "merge"):
@@ -115,7 +115,7 @@ def evaluate(
 def _dead_share(snn: nn.Module, inputs: Any) -> float | None:
     try:
         return sum(dead_work(snn, inputs).values(), 0.0)
-    except UsageError:  # a network of which it is not known
+    except UsageError:  # a network for which it is unknown
         return None
 
 

@@ -1,4 +1,4 @@
-"""A scale-and-fire neuron between two constants: it codes x − center and its value starts from an offset."""
+"""A scale-and-fire neuron between two constants: it codes x − center, and its value starts from an offset."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from onespike.neurons.scale_and_fire import ScaleFire
 class AffineFire(ScaleFire):
     """o = offset + gain·step±·G((x − center)/gain): only G is sent as spikes (eqs. 8–14 for the rest).
 
-    A product with the constant offset is itself constant, W·(offset + s) = W·offset + W·s, so it is a bias.
-    The gain is a power of two for each position, so that dividing and multiplying by it are exact shifts. With `typical`
-    each row (a token) multiplies it by a power of two of its own magnitude (`row_gain`), whatever its position.
+    A product with the constant offset is constant, W·(offset + s) = W·offset + W·s, so it is a bias.
+    The gain is a power of two per position, so that dividing and multiplying by it are exact shifts. With `typical`
+    each row (a token) multiplies it by a power of two that depends on its magnitude (`row_gain`), not its position.
 
     Args:
         *args: as for `ScaleFire`.
         center: what is subtracted before the neuron fires; it broadcasts against the input.
         offset: what is added to the spikes' value; the center by default.
         gain: powers of two that broadcast against the input; 1 by default.
-        typical: the mean |x − center| of a row whose gain stays as it is; None where magnitudes play no part.
+        typical: the mean |x − center| of a row whose gain is unchanged; None if magnitudes do not matter.
         **kwargs: as for `ScaleFire`.
 
     >>> cell = AffineFire(0.5, 0.5, levels=(1, 2, 3), center=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
@@ -69,28 +69,28 @@ class AffineFire(ScaleFire):
         super()._settle_sides()
         known = "center" in self._buffers
         self.shifts = known and bool((self.offset != 0).any())
-        """Whether its value holds a constant part, which products of two activations pay for."""
+        """Whether the value has a constant part, which products of two activations pay for."""
         self._centered = known and bool((self.center != 0).any())
         self._gains = known and bool((self.gain != 1).any())
 
     @property
     def settles(self) -> bool:  # type: ignore[override]
-        """Whether rows have steps by their own magnitude."""
+        """Whether the steps of rows depend on their magnitudes."""
         return self.typical is not None
 
     def _gain(self, x: Tensor) -> Tensor:
-        """The gains that the rows of this input have."""
+        """Return the gains of the rows of this input."""
         if self.typical is None:
             return self.gain
         return self.gain * row_gain(x.float() - self.center, self.typical)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(x − center) / gain and the gain."""
+        """Return (x − center) / gain and the gain."""
         gain = self._gain(x)
         return (x.float() - self.center) / gain, gain
 
     def settled(self, x: Tensor) -> Neuron:
-        """The same neuron with the gains that the rows of this input have."""
+        """Return the same neuron with the gains of the rows of this input."""
         if self.typical is None:
             return self
         twin: Any = self._with({"gain": self._gain(x.detach())})
@@ -99,7 +99,7 @@ class AffineFire(ScaleFire):
         return twin  # type: ignore[no-any-return]
 
     def constants(self) -> kernels.Constants:
-        """Those of the neuron without constants, and what stands around its spikes, unless it has no effect."""
+        """Return the constants of `ScaleFire`, with center, offset and gain where they have an effect."""
         return (
             super()
             .constants()
@@ -111,7 +111,7 @@ class AffineFire(ScaleFire):
         )
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """With the gains of this input."""
+        """Run the fused kernel with the gains of this input."""
         constants = self.constants()
         if self.typical is not None:
             constants = constants._replace(gain=self._gain(x))
@@ -122,33 +122,33 @@ class AffineFire(ScaleFire):
         return super().plain_counts(self._scaled(x)[0])
 
     def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The counts, and offset + gain·step±·counts."""
+        """Return the counts, and offset + gain·step±·counts."""
         counts = self.counts(x)
         return counts, self.code()._replace(gain=self._scaled(x)[1], typical=None).decode(counts, x.dtype)
 
     def plain(self, x: Tensor) -> Tensor:
-        """The value in torch's operations."""
+        """Return the value, computed with torch's operations."""
         scaled, gain = self._scaled(x)
         return self.code()._replace(gain=gain, typical=None).decode(super().plain_counts(scaled), x.dtype)
 
     def mirrored_counts(self, x: Tensor) -> Tensor:
-        """Mirrored at the center."""
+        """Return the counts mirrored at the center."""
         y = self._scaled(x)[0]
         return super().plain_counts(y) - super().plain_counts(-y)
 
     def code(self) -> Code:
-        """offset + gain·step±·spikes; the offset is left out where it is 0."""
+        """Return offset + gain·step±·spikes; the offset is left out where it is 0."""
         offset = self.offset if self.shifts else None
         return (
             super().code()._replace(center=self.center, gain=self.gain, offset=offset, typical=self.typical)
         )
 
     def in_range(self, x: Tensor) -> Tensor:
-        """Where the largest count does not clip x − center."""
+        """Return where the largest count does not clip x − center."""
         return super().in_range(self._scaled(x)[0])
 
     def row_steps(self) -> Tensor | None:
-        """Without constants, a neuron whose steps are the gain times as large."""
+        """Return the steps times the gain; None if there are other constants or the gain differs within a row."""
         step = None if self.shifts or self._centered or self.settles else super().row_steps()
         if step is None or self.gain.dim() > 3 or (self.gain.dim() and self.gain.shape[-1] > 1):
             return None

@@ -1,4 +1,4 @@
-"""What every neuron has in common: thresholds in float32, spikes as integers, one name in the registry."""
+"""The base of every neuron: thresholds in float32, spikes as integers, one name in the registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Float32(nn.Module):
 
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""The smallest float32 with all of its digits: numbers below lose them, and are 0 on many devices."""
+"""The smallest normal float32: smaller numbers lose digits, and are 0 on many devices."""
 
 
 def check_scale(value: float) -> None:
@@ -67,13 +67,13 @@ class Scale(Float32):
         self.set_(value)
 
     def set_(self, value: float) -> None:
-        """Changes λ in place: a compiled network reads the new value and is not compiled again."""
+        """Change λ in place: a compiled network reads the new value and is not compiled again."""
         check_scale(value)
         with torch.no_grad():
             self.value.fill_(value)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Under the name of each neuron that holds it, a copy: files of tensors refuse memory that names share."""
+        """Save a copy under the name of each neuron that holds it: tensor files refuse memory that names share."""
         destination[f"{prefix}value"] = self.value if keep_vars else self.value.detach().clone()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -86,17 +86,17 @@ class Scale(Float32):
 
 
 class Neuron(Float32):
-    """Turns activations into integer spikes in one call, and spikes into values: o = step±·spikes.
+    """Turn activations into integer spikes in one call, and spikes into values: o = step±·spikes.
 
-    A subclass says how many spikes a magnitude fires (`fire`), against which thresholds (`thresholds`)
-    and what a spike is worth (`steps`).
+    A subclass defines how many spikes a magnitude fires (`fire`), the thresholds (`thresholds`)
+    and the value of a spike (`steps`).
 
     Args:
         positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
         negative: θ⁻ likewise, as a magnitude.
-        levels: the integers it may fire; neurons without levels of their own take their number, as N or T.
-        rounding: `paper` or `nearest`; only neurons with levels of their own use it.
-        scale: λ; only the scale-and-fire neuron uses it. None stands for 1.
+        levels: the integers it may fire; neurons without separate levels take their number, as N or T.
+        rounding: `paper` or `nearest`; only neurons with levels use it.
+        scale: λ; only the scale-and-fire neuron uses it. None means 1.
 
     Raises:
         CalibrationError: a threshold is negative or not finite.
@@ -126,15 +126,15 @@ class Neuron(Float32):
         self.scale = scale
         self._plans: dict[Any, Any] = {}
         for side, given in (("positive", positive), ("negative", negative)):
-            # Cloned, since a threshold shared with its observer would move with it.
+            # Cloned, since a threshold shared with its observer would change with it.
             self.register_buffer(side, torch.as_tensor(given).detach().to(torch.float32, copy=True))
         self._settle_sides()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}  # they point to this neuron's own tensors
+        return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
 
     def _settle_sides(self) -> None:
-        """Fixes which sides are on, as Python truths, so that no traced code depends on data."""
+        """Fix which sides are on, as Python booleans, so that traced code does not depend on data."""
         for side, value in (("positive", self.positive), ("negative", self.negative)):
             if not bool(value.isfinite().all()) or bool((value < 0).any()):
                 raise CalibrationError(
@@ -163,44 +163,44 @@ class Neuron(Float32):
         return self.levels[-1]
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
-        """What `fire` compares against, one per side."""
+        """The thresholds that `fire` compares with, one per side."""
         return self.positive, self.negative
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """What one spike is worth, one per side."""
+        """The value of one spike, one per side."""
         return self.thresholds()
 
     def code(self) -> Code:
-        """What its spikes are worth: the one record that counting, integers, exports and reports read."""
-        own = self.largest == self.levels[-1]  # neurons without levels of their own fire 1 … largest
+        """Return the values of its spikes: the one record that counting, integers, exports and reports read."""
+        own = self.largest == self.levels[-1]  # neurons without separate levels fire 1 … largest
         levels = self.levels if own else tuple(range(1, self.largest + 1))
         return Code(*self.active(self.steps()), levels)
 
     def active(self, sides: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """The pair with None for a side that is off."""
+        """Return the pair with None for a side that is off."""
         return sides[0] if self._on[0] else None, sides[1] if self._on[1] else None
 
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
-        """How many spikes a magnitude fires: float32, integer-valued, NaN for NaN."""
+        """Return how many spikes a magnitude fires: float32, integer-valued, NaN for NaN."""
         raise NotImplementedError
 
     def counts(self, x: Tensor) -> Tensor:
-        """Signed spike counts as float32, in which every count is exact; NaN stays NaN."""
+        """Return signed spike counts as float32, in which every count is exact; NaN stays NaN."""
         return by_side(x, *self.active(self.thresholds()), self.fire)
 
     def spikes(self, x: Tensor) -> Tensor:
-        """Signed spike counts as int32; NaN, which has no integer, becomes 0."""
+        """Return signed spike counts as int32; NaN, which has no integer, becomes 0."""
         return self.counts(x).nan_to_num(nan=0.0).to(torch.int32)
 
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values the spikes stand for: step⁺ or step⁻ times the count, rounded to `dtype` once."""
+        """Return the values of the spikes: step⁺ or step⁻ times the count, rounded to `dtype` once."""
         return self.code().decode(spikes, dtype)
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
+        """Run one step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
 
         The half step of eq. 11 is in the decision and never in v. After the first step a current can be negative
-        where the mean is not, so a side that is off then fires with the threshold of the other.
+        where the mean is not, so a side that is off then fires with the threshold of the other side.
         """
         latent = current if potential is None else potential + current
         first = potential is None or all(self._on) or not self.two_sided
@@ -209,11 +209,11 @@ class Neuron(Float32):
         return fired, value, latent - value
 
     def mirrored_counts(self, x: Tensor) -> Tensor:
-        """`counts` of a neuron with one side, as if the other had the same threshold."""
+        """Return the `counts` of a one-sided neuron, as if the other side had the same threshold."""
         return self.counts(x) - self.counts(-x)
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
-        """The same neuron for a part of its input, where `part` takes that part of what broadcasts to it."""
+        """Return the same neuron for a part of its input; `part` takes that part of a tensor that broadcasts."""
         kept = {name: part(value) for name, value in self._buffers.items() if value is not None}
         changed = {name: value for name, value in kept.items() if value is not self._buffers[name]}
         return self._with(changed) if changed else self
@@ -222,7 +222,7 @@ class Neuron(Float32):
     """Whether its steps depend on the input."""
 
     def settled(self, x: Tensor) -> Neuron:
-        """The same neuron with the steps that it has for this input: what those who count and decode work with."""
+        """Return the same neuron with its steps for this input, for counting and decoding."""
         return self
 
     def _with(self, buffers: Mapping[str, Tensor]) -> Neuron:
@@ -231,46 +231,46 @@ class Neuron(Float32):
         return twin
 
     def form(self) -> kernels.Form | None:
-        """How the kernels turn a magnitude into a count; None for a neuron that they do not know."""
+        """Return how the kernels turn a magnitude into a count; None for a neuron that they do not know."""
         return None
 
     def row_steps(self) -> Tensor | None:
-        """The positive side's steps, [heads, rows, 1] at most; None where they differ within a row, or are not all."""
+        """Return the positive steps, [heads, rows, 1] at most; None if they differ within a row or that side is off."""
         step = self.thresholds()[0]
         fits = step.dim() == 0 or (step.dim() <= 3 and step.shape[-1] == 1)
         return step if self._on[0] and fits else None
 
     def constants(self) -> kernels.Constants:
-        """What the kernels take of its code."""
+        """Return the constants that the kernels take from its code."""
         return kernels.Constants(*self.active(self.thresholds()))
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """`forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None where only the plain form will do."""
+        """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
         return kernels.fire(x, self.constants(), self.form, self._plans, decoded=decoded)
 
     def fast(self, x: Tensor) -> Tensor | None:
-        """`forward(x)` without its counts, or None where only `decode(counts(x))` will do."""
+        """Return `forward(x)` without its counts, or None where only `decode(counts(x))` works."""
         return self.fused(x, decoded=True)
 
     def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The signed counts, and their value in the type of x."""
+        """Return the signed counts, and their value in the type of x."""
         counts = self.counts(x)
         return counts, self.decode(counts, x.dtype)
 
     def plain(self, x: Tensor) -> Tensor:
-        """`decode(counts(x))` in the type of x."""
+        """Return `decode(counts(x))` in the type of x."""
         return self.decode(self.counts(x), x.dtype)
 
     def straight(self, value: Tensor, x: Tensor) -> Tensor:
-        """A value that x fired, with x's gradient where it is asked for and nothing was clipped; steps are constants."""
+        """Return a fired value with the gradient of x, if wanted, where nothing was clipped; steps are constants."""
         return straight_through(value, x, self.in_range(x.detach())) if wants_gradient(x) else value
 
     def in_range(self, x: Tensor) -> Tensor:
-        """Where the largest count does not clip x."""
+        """Return where the largest count does not clip x."""
         return in_range(x, *self.steps(), self.largest)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""
+        """Return `decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""
         if wants_gradient(x):
             return self.straight(self.forward(x.detach()), x)
         values = self.fast(x)
@@ -310,7 +310,7 @@ Registered = TypeVar("Registered", bound=type[Neuron])
 
 
 def neuron(name: str) -> Callable[[Registered], Registered]:
-    """Registers a neuron class under a name that recipes and the command line know.
+    """Register a neuron class under a name for recipes and the command line.
 
     >>> @neuron("sfn")
     ... class Again(Neuron): ...

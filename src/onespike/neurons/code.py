@@ -1,8 +1,8 @@
-"""The code of a site: what its spikes are worth, whichever neuron and passes made them.
+"""The code of a site: the values of its spikes, for any neuron and passes.
 
     o = offset + gain · unit± · y,   y an integer, |y| ≤ largest
 
-The gain of a row is a power of two: fixed by its position, or by the row's own magnitude when it comes, or both.
+The gain of a row is a power of two. Its position fixes it, or the magnitude of the row at run time, or both.
 Ledger, binary lanes, integer inference, exports and the report read this one record.
 """
 
@@ -17,13 +17,13 @@ from onespike.errors import UsageError
 from onespike.neurons.fire_functions import power_of_two
 
 FINEST, COARSEST = 2.0**-1, 2.0**14
-"""How much finer or coarser than usual the steps of a row may be."""
+"""The range by which the steps of a row may differ from the usual ones."""
 
 
 def row_gain(x: Tensor, typical: Tensor) -> Tensor:
     """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
 
-    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
+    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so no logarithm is rounded.
 
     >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
     [1.0, 2.0, 8.0, 0.5]
@@ -33,16 +33,16 @@ def row_gain(x: Tensor, typical: Tensor) -> Tensor:
 
 
 class Code(NamedTuple):
-    """What one site sends and what it stands for. Tensors broadcast against the activation.
+    """What one site sends and what it means. Tensors broadcast against the activation.
 
     Attributes:
-        positive: what a positive spike is worth; None where that side is off.
+        positive: the value of a positive spike; None where that side is off.
         negative: likewise, as a magnitude.
         levels: the magnitudes that it may send, in ascending order.
         center: what is subtracted before the neuron fires; None for nothing.
-        gain: a power of two for each row, by which its steps are larger; None for 1.
-        offset: what the value starts from; None for 0.
-        typical: the mean |x − center| of a usual row; where it is given, `row_gain` multiplies the gain of each row.
+        gain: a power of two per row by which its steps are larger; None for 1.
+        offset: the value without spikes; None for 0.
+        typical: the mean |x − center| of a usual row; if given, `row_gain` multiplies the gain of each row.
 
     >>> code = Code(torch.tensor(0.5), torch.tensor(0.25), (1, 2, 3), offset=torch.tensor(1.0))
     >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
@@ -64,13 +64,13 @@ class Code(NamedTuple):
 
     @property
     def populations(self) -> list[tuple[int, Tensor]]:
-        """(sign, unit) of each side that is on: spikes of one sign with one worth."""
+        """(sign, unit) of each side that is on: spikes of one sign with one value."""
         sides = ((1, self.positive), (-1, self.negative))
         return [(sign, unit) for sign, unit in sides if unit is not None]
 
     @property
     def worths(self) -> int:
-        """How many different worths spikes have: 2 where a positive one is worth another amount than a negative one."""
+        """The number of different spike values: 2 if positive and negative spikes differ."""
         if self.positive is None or self.negative is None:
             return 1
         return 1 if torch.equal(self.positive, self.negative) else 2
@@ -85,7 +85,7 @@ class Code(NamedTuple):
         )
 
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values that signed counts stand for, rounded to `dtype` once."""
+        """Return the values of signed counts, rounded to `dtype` once."""
         if self.typical is not None:
             raise UsageError(
                 "this code's gains depend on the input. Take those of one input first: neuron.settled(x).decode(spikes)."
@@ -103,7 +103,7 @@ class Code(NamedTuple):
         return value.to(dtype)
 
     def settled(self, x: Tensor) -> Code:
-        """The code of this one input, whose gains are fixed."""
+        """Return the code of this one input, with fixed gains."""
         if self.typical is None:
             return self
         centered = x if self.center is None else x - self.center
@@ -111,7 +111,7 @@ class Code(NamedTuple):
         return self._replace(gain=gain if self.gain is None else self.gain * gain, typical=None)
 
     def coordinate(self, x: Tensor) -> Tensor:
-        """What the levels see of an activation, in units of the spikes' own values: (x − center) / gain."""
+        """Return what the levels see of an activation, in units of the spikes' values: (x − center) / gain."""
         gain = self.settled(x).gain
         x = x if self.center is None else x - self.center
         return x if gain is None else x / gain

@@ -27,9 +27,9 @@ HALF = 0x00400000
 
 
 def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...]:
-    """Where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
+    """Return where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
 
-    Subtract ½ and multiply by the step to have the thresholds on |x|. The two roundings agree wherever
+    Subtract ½ and multiply by the step to get the thresholds on |x|. The two roundings agree wherever
     levels are consecutive.
 
     >>> bounds((1, 2, 4, 8))
@@ -87,13 +87,13 @@ def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
     tensor([  0.,   8.,   9.,   9.,  11.,  15., 263.])
     """
     offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
-    # Dense and sparse part are added, not chosen between: below M the power is 1, above M the floor is M.
-    # A NaN is lost in the mask and kept by the floor.
+    # Dense and sparse parts are added, not selected: below M the power is 1, above M the floor is M.
+    # The mask loses a NaN, and the floor keeps it.
     return a.floor().clamp(max=M) + (power_of_two((a - offset).clamp(1, 2**tail), carry) - 1)
 
 
 def power_of_two(a: Tensor, carry: int = 0) -> Tensor:
-    """The largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN.
+    """Return the largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN.
 
     >>> power_of_two(torch.tensor([0.7, 1.0, 3.9]))
     tensor([0.5000, 1.0000, 2.0000])
@@ -103,7 +103,7 @@ def power_of_two(a: Tensor, carry: int = 0) -> Tensor:
 
 
 def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
-    """(M, tail) if the levels are those of eq. 12 for some M and tail, else None.
+    """Return (M, tail) if the levels are those of eq. 12 for some M and tail, else None.
 
     Linear levels have tail 0 and exponential ones M = 1.
 
@@ -121,7 +121,7 @@ def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[[Tensor], Tensor]:
-    """G for these levels: a closed form where one is known, else the table; the counts are the same.
+    """Return G for these levels: a closed form where one is known, else the table; the counts are the same.
 
     The result can be pickled and copied.
 
@@ -142,14 +142,14 @@ def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[
 
 
 def _closed(levels: tuple[int, ...], rounding: str) -> tuple[int, int] | None:
-    """(M, tail) where the closed form is exact in float32."""
+    """Return (M, tail) where the closed form is exact in float32."""
     pattern = recognize(levels)
     return None if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22 else pattern
 
 
 @lru_cache(maxsize=256)
 def fused_form(levels: tuple[int, ...], rounding: str = "paper") -> Form:
-    """`fire_function` as the fused kernel takes it.
+    """Return `fire_function` in the form of the fused kernel.
 
     >>> fused_form((1, 2, 3, 4, 6, 10)).dense, fused_form((1, 5)).jumps
     (3.0, 2)

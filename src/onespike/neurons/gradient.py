@@ -1,4 +1,4 @@
-"""What gradients see of a neuron: firing has none, so they pass straight through it wherever it does not clip."""
+"""Gradients of a neuron: firing has none, so they pass straight through wherever the neuron does not clip."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def wants_gradient(x: Tensor) -> bool:
-    """Whether a backward pass may ask for the gradient of x; a program that others will run has no use for one."""
+    """Return whether a backward pass may ask for the gradient of x; an exported program needs none."""
     if not torch.is_grad_enabled() or not x.requires_grad or torch.compiler.is_exporting():
         return False
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is None
 
 
 def in_range(x: Tensor, positive: Tensor, negative: Tensor, largest: int) -> Tensor:
-    """Where x rounds to a count from −largest to largest, in steps of its side; a side that is off has count 0 alone.
+    """Return where x rounds to a count from −largest to largest, in steps of its side; an off side has only count 0.
 
     >>> x = torch.tensor([-0.6, -0.4, 0.6, 3.4, 3.6])
     >>> in_range(x, torch.tensor(1.0), torch.tensor(0.0), 3)
@@ -27,7 +27,7 @@ def in_range(x: Tensor, positive: Tensor, negative: Tensor, largest: int) -> Ten
 
 
 def straight_through(value: Tensor, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """The value, bit for bit, with the gradient of x where it is inside, and none elsewhere.
+    """Return the value, bit for bit, with the gradient of x where it is inside, and none elsewhere.
 
     >>> x = torch.tensor([0.7, 9.0], requires_grad=True)
     >>> straight_through(torch.tensor([1.0, 3.0]), x, x < 3).sum().backward()

@@ -1,4 +1,4 @@
-"""Integrate-and-fire with soft reset, one spike per step: what a single step must be compared with."""
+"""Integrate-and-fire with soft reset, one spike per step: the comparison for a single step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onespike.neurons.base import Neuron, neuron
 
 
 def integrate_fire_step(x: Tensor, membrane: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
-    """One step of eqs. 1–3: h = v + x, spike = H(h − θ) with H(0) = 1, v = h − θ·spike."""
+    """Run one step of eqs. 1–3: h = v + x, spike = H(h − θ) with H(0) = 1, v = h − θ·spike."""
     latent = membrane + x
     spike = (latent >= threshold).to(latent.dtype)
     return spike, latent - threshold * spike
 
 
 def integrate_fire(x: Tensor, threshold: Tensor | float, initial: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Spikes in {0, 1} for currents x of shape [T, …], and the membrane v(T) (eqs. 1–4).
+    """Return spikes in {0, 1} for currents x of shape [T, …], and the membrane v(T) (eqs. 1–4).
 
     The output of eq. 4 is θ times the mean of the spikes over T.
 
@@ -39,9 +39,9 @@ def dual_integrate_fire(
     initial_positive: Tensor | float,
     initial_negative: Tensor | float,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """`integrate_fire` of max(x, 0) and of −min(x, 0), each with its own threshold (eqs. 35–37).
+    """`integrate_fire` of max(x, 0) and of −min(x, 0), with one threshold each (eqs. 35–37).
 
-    Both branches may spike in the same step, so their (spikes, membrane) come back apart; the signed
+    Both branches may spike in the same step, so their (spikes, membrane) are returned separately; the signed
     output is θ⁺·spikes⁺ − θ⁻·spikes⁻.
 
     >>> up, down = dual_integrate_fire(torch.tensor([1.0, -1.0]), 1.0, 2.0, 0.5, 1.0)
@@ -58,7 +58,7 @@ def dual_integrate_fire(
 class IntegrateFire(Neuron):
     """o = (θ/T)·Σ spikes of x presented for T steps, v(0) = θ/2 (eqs. 1–4); positive side only.
 
-    T is the number of levels; their values, the rounding and λ play no part.
+    T is the number of levels; their values, the rounding and λ have no effect.
 
     >>> cell = IntegrateFire(1.0, levels=(1, 2, 3, 4))
     >>> cell
@@ -75,11 +75,11 @@ class IntegrateFire(Neuron):
         return len(self.levels)
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """θ/T: a spike of T steps, averaged."""
+        """θ/T: the mean of one spike over T steps."""
         return self.positive / self.largest, self.negative / self.largest
 
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
-        """The sum of T steps; only the running sum is kept."""
+        """Return the sum of T steps; only the running sum is kept."""
         membrane = threshold / 2
         total = torch.zeros_like(size)
         for _ in range(self.largest):
@@ -104,9 +104,9 @@ class DualIntegrateFire(IntegrateFire):
     two_sided = True
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Each sign of the current drives a branch of its own, with a membrane of its own.
+        """Drive one branch per sign of the current, each with its membrane.
 
-        Where both fire in one step, the count is the number of spikes and not their difference.
+        Where both fire in one step, the count is the number of spikes, not their difference.
         """
         parts = torch.stack([current.clamp(min=0), (-current).clamp(min=0)])
         latent = parts if potential is None else potential + parts

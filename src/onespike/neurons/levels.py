@@ -13,7 +13,7 @@ from torch import Tensor
 from onespike.errors import CalibrationError, UsageError, unknown
 
 LARGEST = 2**24
-"""Every integer up to here is a float32 number; beyond, spike counts would be rounded."""
+"""float32 represents every integer up to here; beyond, spike counts would be rounded."""
 
 KINDS = ("mixed", "linear", "exponential", "density", "bits")
 
@@ -54,17 +54,17 @@ def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
 
 
 def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
-    """The integer levels of least expected squared error: dense where the activations are (§3.2.3).
+    """Return the integer levels of least expected squared error: dense where the activations are (§3.2.3).
 
-    The first level is 1 and the last is the largest value seen, rounded; those between minimize
+    The first level is 1 and the last is the largest value seen, rounded. Those between minimize
     Σ counts·(values − G(values))² exactly, by dynamic programming over the integers. Above about a
     thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
 
     Args:
         values: bin centers of a histogram of |x|/step, 1-D.
-        counts: how many activations each bin holds.
-        count: how many levels to choose; fewer come back where the range holds fewer integers.
-        rounding: where the neuron puts its thresholds, `paper` or `nearest`.
+        counts: number of activations per bin.
+        count: number of levels to choose; fewer are returned if the range holds fewer integers.
+        rounding: the neuron's rounding, `paper` or `nearest`.
 
     >>> density_levels(torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0]), torch.tensor([9, 9, 9, 9, 1]), 4)
     (1, 2, 3, 40)
@@ -90,7 +90,7 @@ def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "
     if len(candidate) <= count:
         return tuple(int(y) for y in candidate)
     cost = _segment_cost(value, weight, candidate, rounding)
-    # best[j]: the least cost of the levels chosen so far, the last of which is candidate j.
+    # best[j]: the least cost of the levels chosen so far, with candidate j last.
     best = torch.full((len(candidate),), torch.inf, dtype=torch.float64)
     best[0] = 0.0
     before = []
@@ -104,7 +104,7 @@ def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "
 
 
 def _candidates(top: int) -> Tensor:
-    """Integers from 1 to `top`: all of them if they are few, else all small ones and a geometric tail."""
+    """Return integers from 1 to `top`: all if they are few, else all small ones and a geometric tail."""
     if top <= CANDIDATES:
         return torch.arange(1, top + 1)
     spaced = torch.logspace(0, 1, CANDIDATES, base=top, dtype=torch.float64).round().long()
@@ -114,7 +114,7 @@ def _candidates(top: int) -> Tensor:
 
 
 def _segment_cost(value: Tensor, weight: Tensor, candidate: Tensor, rounding: str) -> Tensor:
-    """cost[i, j]: the squared error of the values from level i up to level j when no level lies between."""
+    """Return cost[i, j]: the squared error of the values from level i up to level j with no level between."""
     moments = [torch.cat([torch.zeros(1).double(), (weight * value**power).cumsum(0)]) for power in range(3)]
     level = candidate.double()
     low, high = level[:, None], level[None, :]
@@ -133,7 +133,7 @@ def _segment_cost(value: Tensor, weight: Tensor, candidate: Tensor, rounding: st
 
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
-    """The levels as a tuple, or the reason why a neuron cannot fire them.
+    """Return the levels as a tuple, or raise the reason why a neuron cannot fire them.
 
     >>> check_levels([1, 2, 4])
     (1, 2, 4)
@@ -159,7 +159,7 @@ def _check_largest(largest: int, shown: str) -> None:
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """A fire function by name: what `mixed:8`, `density:4` or `1,2,4` stands for.
+    """A fire function by name, such as `mixed:8`, `density:4` or `1,2,4`.
 
     Attributes:
         kind: `mixed`, `linear`, `exponential`, `density`, `bits` or `explicit`.
@@ -197,17 +197,17 @@ class LevelSpec:
 
     @property
     def needs_histogram(self) -> bool:
-        """Whether the levels wait for the calibrated distribution."""
+        """Whether the levels depend on the calibrated distribution."""
         return self.kind == "density"
 
     @property
     def largest(self) -> int | None:
-        """The largest level, or None where the distribution decides it."""
+        """The largest level, or None if the distribution decides it."""
         if self.kind == "explicit":
             return self.explicit[-1]
         if self.kind == "density":
             return None
-        # A shift by an absurd M would itself exhaust memory; past 64 bits the answer is "too large" anyway.
+        # A shift by an absurd M would exhaust memory; past 64 bits the answer is "too large" anyway.
         if self.kind == "mixed":
             return self.M - 1 + (1 << min(self.tail, 64))
         if self.kind == "bits":
@@ -217,7 +217,7 @@ class LevelSpec:
     def levels(
         self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
     ) -> tuple[int, ...]:
-        """The integers, strictly increasing; `density` takes them from `histogram` = (values, counts).
+        """Return the integers, strictly increasing; `density` takes them from `histogram` = (values, counts).
 
         >>> parse_levels("linear:2").levels()
         (1, 2, 3, 4)
@@ -241,7 +241,7 @@ class LevelSpec:
 
 
 def parse_levels(spec: str) -> LevelSpec:
-    """Reads `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
+    """Parse `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
 
     >>> parse_levels("8") == parse_levels("mixed:8") == LevelSpec("mixed", 8, 8)
     True

@@ -40,7 +40,7 @@ def dual_multi_threshold(
 class MultiThreshold(Neuron):
     """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only.
 
-    N is the number of levels; their values, the rounding and λ play no part.
+    N is the number of levels; their values, the rounding and λ have no effect.
 
     >>> cell = MultiThreshold(1.0, levels=(1, 2, 3, 4))
     >>> cell
@@ -65,12 +65,12 @@ class MultiThreshold(Neuron):
         return multi_threshold(size + threshold / 2, threshold, self.largest)
 
     def counts(self, x: Tensor) -> Tensor:
-        """Signed spike counts as float32."""
+        """Return signed spike counts as float32."""
         fused = self.fused(x, decoded=False)
         return super().counts(x) if fused is None else fused
 
     def form(self) -> kernels.Form:
-        """Levels 1 … N without a tail, and the half within the quotient."""
+        """Levels 1 … N without a tail, with the half inside the quotient."""
         return kernels.closed_form(self.largest, 0, 0.0, 0, inside=True)
 
     def _describe(self) -> str:

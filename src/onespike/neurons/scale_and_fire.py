@@ -1,4 +1,4 @@
-"""The scale-and-fire neuron, the paper's own: a whole activation in one step, as one integer spike."""
+"""The paper's scale-and-fire neuron: a whole activation in one step, as one integer spike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scale_fire(
 ) -> Tensor:
     """Signed float32 counts ±G(|x|/(λθ±) + ½), the spikes of eqs. 8–14; the value is λθ± times the count.
 
-    Whatever the type of x, the coordinate is computed in float32 and by true division. A threshold that
+    For any type of x, the coordinate is computed in float32 and by true division. A threshold that
     is the number 0 switches its side off.
 
     >>> import torch
@@ -72,15 +72,15 @@ class ScaleFire(Neuron):
         return self.plain_counts(x) if fused is None else fused
 
     def plain_counts(self, x: Tensor) -> Tensor:
-        """The same in torch's operations."""
+        """The same counts by torch's operations."""
         up, down = self.active(self.thresholds())
         return with_sign(x, self._fire(magnitude(x, up, down) + 0.5), up, down)
 
     def constants(self) -> kernels.Constants:
-        """λ apart from θ: the kernels multiply."""
+        """λ and θ separately: the kernels multiply them."""
         scale = None if self.scale is None else self.scale.value
         return kernels.Constants(*self.active((self.positive, self.negative)), scale)
 
     def form(self) -> kernels.Form:
-        """G as the kernels take it."""
+        """G in the form of the kernels."""
         return self._form

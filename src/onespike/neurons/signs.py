@@ -1,6 +1,6 @@
-"""Positive and negative inputs to their own thresholds (eqs. 13, 14 and 38), before any neuron fires.
+"""Positive and negative inputs against separate thresholds (eqs. 13, 14 and 38), before a neuron fires.
 
-No `torch.where` on whole tensors: eager torch does not vectorize it, and signs are random, so that one of
+No `torch.where` on whole tensors: eager torch does not vectorize it, and signs are random, so one of
 them costs as much as twenty of the operations below.
 """
 
@@ -15,10 +15,10 @@ HUGE = torch.finfo(torch.float32).max
 
 
 def part(x: Tensor, threshold: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """The part of x of this sign as a magnitude, and a threshold above 0 to hold it against.
+    """Return the part of x of this sign as a magnitude, and a threshold above 0 to compare it with.
 
-    Where a threshold that has dimensions (one a channel) is 0, that channel is off: its magnitude is 0, which
-    fires nothing in any neuron, and NaN·0 is NaN still.
+    Where a threshold with dimensions (one per channel) is 0, that channel is off: its magnitude is 0, which
+    fires nothing in any neuron, and NaN·0 is still NaN.
     """
     size = (x.float() * sign).clamp(min=0)
     if threshold.ndim == 0:
@@ -28,9 +28,9 @@ def part(x: Tensor, threshold: Tensor, sign: int) -> tuple[Tensor, Tensor]:
 
 
 def magnitude(x: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:
-    """|x| over the threshold of its sign, in float32 by true division; a side that is None gives 0.
+    """Return |x| over the threshold of its sign, in float32 by true division; a side that is None gives 0.
 
-    One of the two quotients is always 0, so that their sum is the other, exactly.
+    One of the two quotients is always 0, so their sum is exactly the other.
 
     >>> magnitude(torch.tensor([-3.0, 1.0]), torch.tensor(0.5), torch.tensor(2.0))
     tensor([1.5000, 2.0000])
@@ -45,23 +45,23 @@ def magnitude(x: Tensor, positive: Tensor | None, negative: Tensor | None) -> Te
 
 
 def with_sign(x: Tensor, count: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:
-    """The count with the sign of x. A silent neuron gives +0 on both sides, as its integer spikes do.
+    """Return the count with the sign of x. A silent neuron gives +0 on both sides, as its integer spikes do.
 
     >>> with_sign(torch.tensor([-3.0, 1.0]), torch.tensor([2.0, 0.0]), torch.tensor(1.0), torch.tensor(1.0))
     tensor([-2.,  0.])
     """
     if negative is None:
         return count
-    # 0 − count and not −count, which would be −0 for a silent neuron.
+    # 0 − count instead of −count, which would be −0 for a silent neuron.
     return 0.0 - (count if positive is None else count * (-x.float()).sign())
 
 
 def by_side(
     x: Tensor, positive: Tensor | None, negative: Tensor | None, count: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Signed float32 counts: `count(magnitude, threshold)` of the positive part less that of the negative.
+    """Return signed float32 counts: `count(magnitude, threshold)` of the positive part less that of the negative.
 
-    A side that is None is off. Which sides are on is fixed by the arguments and never by the data, so
+    A side that is None is off. The arguments fix which sides are on, never the data, so
     the function traces.
 
     >>> x = torch.tensor([-2.0, 0.5, 3.0])
@@ -76,7 +76,7 @@ def by_side(
 
 
 def as_side(threshold: Tensor | float) -> Tensor | None:
-    """A threshold for these functions: a number 0 is a side that is off."""
+    """Return a threshold for these functions: the number 0 means a side that is off."""
     if isinstance(threshold, Tensor):
         return threshold.float()
     return torch.tensor(float(threshold)) if threshold else None

@@ -1,4 +1,4 @@
-"""Uniform quantization as a neuron: the skeptic's comparison. Is a spiking network more than this?"""
+"""Uniform quantization as a neuron: the baseline that a spiking network must beat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onespike.neurons.multiple_thresholds import MultiThreshold
 class Uniform(MultiThreshold):
     """o = Δ·clip(round(x/Δ), −N, N), Δ = max(θ⁺, θ⁻)/N: plain n-bit quantization, half-way away from zero.
 
-    The levels `bits:n` are the 2ⁿ−1 codes above zero of a one-sided site; a signed site has half of them per side.
+    The levels `bits:n` are the 2ⁿ−1 codes above zero of a one-sided site; a signed site has half as many per side.
 
     >>> import torch
     >>> cell = Uniform(0.5, 1.5, levels=(1, 2, 3, 4, 5, 6, 7))

@@ -1,4 +1,4 @@
-"""Steps for each site, at the energy of the best single λ."""
+"""One step per site, at the energy of the best single λ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onespike.tasks import limit as limit_items
 
 @dataclass(frozen=True)
 class Allocation:
-    """Steps for each site at the energy of the best single λ, kept only if the metric is better."""
+    """Steps per site at the energy of the best single λ, kept only if the metric is better."""
 
     by: str
     scale: float
@@ -42,7 +42,7 @@ class Allocation:
 def allocate(
     pair: NetworkPair, measure: ScaleObjective, found: Search, by: str, items: Items, batch_size: int
 ) -> Allocation:
-    """Steps by the pass `allocate`, at the energy that the best single λ has; sites take the mean of their channels."""
+    """Return steps by the pass `allocate`, at the energy of the best single λ; sites take the mean of their channels."""
     column, budget = measure.energy or PAPER, found.best.energy
     if budget is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A recipe as the words of a command: what made a run, and what would make a better one."""
+"""A recipe as the words of a command: the one that made a run, or that would make a better one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onespike.runtime.options import options
 
 
 def recipe_options(recipe: Recipe) -> list[str]:
-    """The options of `onespike convert` that lead from the preset to this recipe.
+    """Return the options of `onespike convert` that lead from the preset to this recipe.
 
     >>> recipe_options(Recipe(scale=0.3, exclude=("*fc1:*",)))
     ['--preset', 'sformer', '--scale', '0.3', '--exclude', '*fc1:*']
@@ -34,9 +34,9 @@ def convert_command(
     weights: Path | None = None,
     **changes: Any,
 ) -> str:
-    """The `onespike convert` that makes this run, or one like it with other recipe fields or more images.
+    """Return the `onespike convert` that makes this run, or a similar one with other recipe fields or more images.
 
-    Weights that the run itself holds may stand for the file that it was made from, which need not be there any more.
+    The run's own weights may replace the file that it was made from, which may be gone.
     """
     loaded, words = pair.loaded, ["onespike", "convert", pair.loaded.spec]
     if weights is not None and loaded.weights not in ("pretrained", "bundled"):

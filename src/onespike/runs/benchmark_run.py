@@ -1,4 +1,4 @@
-"""Every form of a run's network on the same inputs: how right, how fast, how large."""
+"""Every form of a run's network on the same inputs: score, time and size."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Row:
 
     Attributes:
         form: its name.
-        title: of the score.
-        score: the task's headline of this form; None where it was refused.
+        title: the name of the score.
+        score: the task's headline of this form; None if it was refused.
         milliseconds: best time of one batch, all forms in turn.
-        bytes: of its file, or of its weights in memory.
-        refused: why there is no such form.
+        bytes: size of its file, or of its weights in memory.
+        refused: why this form does not exist.
     """
 
     form: str
@@ -67,7 +67,7 @@ class Form:
 
 
 def form_names() -> tuple[str, ...]:
-    """All forms: those that run here, and each format that gives the network's answers."""
+    """Return all forms: those that run here, and each format that gives the network's answers."""
     exported = (
         name + ("-integer" if integer and len(known.forms) > 1 else "")
         for name, known in FORMATS.items()
@@ -85,7 +85,7 @@ def benchmark_pair(
     batch_size: int = 8,
     progress: Progress = no_progress,
 ) -> list[Row]:
-    """Score, time and size of every form on the same inputs; a form that cannot be is listed with the reason."""
+    """Measure score, time and size of every form on the same inputs; list impossible forms with the reason."""
     chosen = list(form_names() if forms is None else forms)
     for name in chosen:
         if name not in form_names():
@@ -142,7 +142,7 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
 
 
 def _tried(form: Form, batch: Any) -> Form:
-    """A form that has run once; a compiler compiles only then."""
+    """Return a form that has run once; a compiler compiles only then."""
     try:
         form.run(batch)
     except Exception as error:
@@ -157,7 +157,7 @@ def _bytes(network: nn.Module) -> int:
 
 
 def _sizes(network: nn.Module) -> Iterator[int]:
-    """Of each tensor once, as far as it is stored."""
+    """Yield the size of each stored tensor once."""
     seen: set[int] = set()
     for tensor in state_of(network).values():
         if tensor.data_ptr() not in seen:

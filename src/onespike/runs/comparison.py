@@ -1,4 +1,4 @@
-"""A spiking network beside the integer networks that it competes with, all on the same inputs."""
+"""A spiking network beside the integer networks that it competes with, on the same inputs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SPIKING, INTEGER = "spiking", "spiking, 8-bit weights"
 
 @dataclass(frozen=True)
 class Rival:
-    """A network to compare with, and the energy column that holds for it."""
+    """A network to compare with, and its energy column."""
 
     network: nn.Module
     column: str
 
 
 def rivals(model: nn.Module, observed: Observed) -> dict[str, Rival]:
-    """The original network as integers of 8 and of 4 bits: by our own reference, and by torchao where it runs."""
+    """Return the original network as integers of 8 and of 4 bits: by our reference, and by torchao if it runs."""
     found = {
         f"{name.upper()}, per {granularity}": Rival(
             Quantized(model, observed, column.bits, granularity), name
@@ -49,9 +49,9 @@ def rivals(model: nn.Module, observed: Observed) -> dict[str, Rival]:
 
 
 def torchao(model: nn.Module) -> nn.Module | None:
-    """The network as torchao quantizes it, to 8-bit weights and activations; None where it is not installed.
+    """Return the network as torchao quantizes it, to 8-bit weights and activations; None if it is not installed.
 
-    It takes linear maps only, and measures the range of every token anew.
+    It takes linear maps only, and measures the range of every token at run time.
     """
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         return None
@@ -67,7 +67,7 @@ def torchao(model: nn.Module) -> nn.Module | None:
 
 
 def spiking_rivals(snn: nn.Module, model: nn.Module, observed: Observed, column: str) -> dict[str, Rival]:
-    """The converted network as it is and, for the integer reading of its column, with 8-bit weights."""
+    """Return the converted network and, for the integer reading of its column, the one with 8-bit weights."""
     found = {SPIKING: Rival(snn, column)}
     if (reading := integer_reading(column)) is not None:
         found[INTEGER] = Rival(with_integer_weights(snn, model, observed), reading)
@@ -80,11 +80,11 @@ def compared(
     batches: Iterable[tuple[Any, Any]],
     metric: Callable[[], Metric],
 ) -> list[dict[str, Any]]:
-    """Every network's figures against the original, and against the first one, in one pass over the inputs.
+    """Return every network's figures against the original and against the first one, in one pass over the inputs.
 
     Args:
         model: the original.
-        networks: by name; the first is the one that the others are compared with.
+        networks: the networks by name; the others are compared with the first.
         batches: (inputs, labels).
         metric: makes a metric of two networks; with `difference` and `standard_error` where it pairs them.
     """

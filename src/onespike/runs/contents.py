@@ -1,4 +1,4 @@
-"""What a measurement was made on, by its contents: a name may stand for other weights or images later."""
+"""Digests of what a measurement was made on: a name may later mean other weights or images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onespike.tasks import Item, Items
 
 
 def network_digest(model: nn.Module) -> str:
-    """The SHA-256 of a network's parameters and buffers with their names, types and shapes."""
+    """Return the SHA-256 of a network's parameters and buffers with their names, types and shapes."""
     hashed = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -26,7 +26,7 @@ def network_digest(model: nn.Module) -> str:
 
 
 def digest(item: Item) -> str:
-    """What tells whether two inputs are the same: the contents' hash, or the name within a bundled strip."""
+    """Return what identifies an input: the hash of its contents, or its name within a bundled strip."""
     if item.sha256 is not None:
         return item.sha256
     if item.row is not None:
@@ -37,12 +37,12 @@ def digest(item: Item) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def _hashed(path: Path, size: int, changed: int) -> str:
-    """The hash of a file, computed once while its size and its time stay the same."""
+    """Return the hash of a file, computed once while its size and time stay the same."""
     return sha256(path)
 
 
 def images_digest(items: Items) -> str:
-    """The SHA-256 of images in their order: names, labels and contents, and whatever else is known about them."""
+    """Return the SHA-256 of images in order: names, labels, contents, and everything else known about them."""
     rows = [[item.name, item.label, digest(item)] for item in items]
     return _of([rows, None if items.truth is None else items.truth.record])
 

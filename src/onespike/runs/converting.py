@@ -29,7 +29,7 @@ from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Items
 
 DEPTHWISE = 0.2
-"""Share of depthwise convolutions from which a network is told to need passes."""
+"""Share of depthwise convolutions above which the user is told that a network needs passes."""
 
 
 def convert_network(
@@ -45,10 +45,10 @@ def convert_network(
     work: Path | None = None,
     validation: Items | None = None,
 ) -> NetworkPair:
-    """Calibrate a loaded network on images, improve that by the recipe's passes and convert a copy of it.
+    """Calibrate a loaded network on images, apply the recipe's passes, and convert a copy of it.
 
-    A long pass keeps what it needs to resume in the folder `work`. Labeled images in `validation` judge the recipe's
-    `max_drop`. What the network spends on the last calibration images is kept with the thresholds.
+    A long pass keeps its resume data in the folder `work`. Labeled images in `validation` judge the recipe's
+    `max_drop`. The energy on the last calibration images is kept with the thresholds.
     """
     ann = place_(loaded.model, device, device_map)
     check_forward(loaded, ann, items)
@@ -91,7 +91,7 @@ def convert_network(
 
 
 def depthwise_share(model: nn.Module) -> float:
-    """The share of a network's convolutions that have a filter for each channel.
+    """Return the share of a network's convolutions that have one filter per channel.
 
     >>> depthwise_share(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))
     0.5
@@ -101,14 +101,14 @@ def depthwise_share(model: nn.Module) -> float:
 
 
 def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
-    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours."""
+    """Refuse a network that fails on its own preprocessing: its configuration is wrong."""
     first = dataclasses.replace(items, items=items.items[:1])
     try:
         with evaluating(ann), torch.inference_mode():
             call(ann, to(next(batches_of(first, loaded, 1)), device_of(ann)))
     except OnespikeError:
         raise
-    except Exception as error:  # whatever a network and its preprocessing may raise
+    except Exception as error:  # any exception of a network and its preprocessing
         if out_of_memory(error):
             raise
         raise LoadError(
@@ -118,7 +118,7 @@ def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
 
 
 def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:
-    """The recipe for the whole network, or for its backbone alone."""
+    """Return the recipe for the whole network, or for its backbone alone."""
     if scope not in ("all", "backbone"):
         raise unknown("scope", scope, ("all", "backbone"))
     if scope == "all":

@@ -17,7 +17,7 @@ from onespike.tasks import Items, Metric
 
 
 def metric_for(pair: NetworkPair, items: Items) -> Metric:
-    """How the network's task is scored on these inputs."""
+    """Return the metric of the network's task on these inputs."""
     return pair.loaded.task.metric(items, pair.loaded)
 
 
@@ -32,7 +32,7 @@ def evaluate_pair(
     processes: Processes = ALONE,
     ledger: Ledger | None = None,
 ) -> Evaluation:
-    """Both networks over the images, in one pass."""
+    """Evaluate both networks over the images, in one pass."""
     items = pair.loaded.task.named(items, pair.loaded)
     return evaluate(
         pair.ann,
@@ -46,7 +46,7 @@ def evaluate_pair(
 
 
 def verify_run(folder: Path, data: str, count: int = 8) -> Verification:
-    """Whether every neuron of a saved run takes part, on a few images."""
+    """Check on a few images whether every neuron of a saved run takes part."""
     pair = load_run(folder)
     items = choose(data, count, pair.loaded.task)
     return verify(pair.snn, next(batches_of(items, pair.loaded, count)))

@@ -17,7 +17,7 @@ from onespike.tasks import limit as evenly
 
 
 def facts_of(pair: NetworkPair) -> dict[str, Any]:
-    """What a file says about the network in it."""
+    """Return the facts about a network that its file states."""
     try:
         scale: float | None = float(scale_of(pair.snn).value)
     except UsageError:
@@ -34,7 +34,7 @@ def facts_of(pair: NetworkPair) -> dict[str, Any]:
 
 
 def real_inputs(pair: NetworkPair, data: str | None, count: int, batch_size: int) -> list[Any]:
-    """A few batches of a folder, or of the inputs that the run was calibrated on."""
+    """Return a few batches of a folder, or of the inputs that the run was calibrated on."""
     if count < 2 or batch_size < 2:
         raise UsageError(
             "export: at least two inputs are needed, so that the size of a batch can be left open."
@@ -58,7 +58,7 @@ def export_run(
     integer: bool | None = None,
     batch_size: int = 4,
 ) -> Exported:
-    """Export the network of a run; a format that cannot be written is refused before anything is loaded."""
+    """Export the network of a run; an impossible format is refused before anything is loaded."""
     prepare(format, integer)
     pair = load_run(folder)
     inputs = real_inputs(pair, data, limit, batch_size)

@@ -37,13 +37,13 @@ def load(folder: Path | str) -> NetworkPair:
 
 
 def from_pretrained(name: Path | str, *, revision: str | None = None) -> NetworkPair:
-    """A converted network from a folder, or from a repository `OWNER/NAME` on the Hugging Face Hub."""
+    """Load a converted network from a folder, or from a repository `OWNER/NAME` on the Hugging Face Hub."""
     if Path(name).is_dir():
         return load_run(Path(name))
     hub = require("huggingface_hub", "transformers", f"from_pretrained {name}")
     try:
         folder = hub.snapshot_download(str(name), revision=revision)
-    except Exception as error:  # whatever a hub client may raise: offline, no such repository, no permission
+    except Exception as error:  # any exception of a hub client: offline, no such repository, no permission
         raise LoadError(
             f"{name}: neither a folder nor a repository that can be fetched ({first_line(error)}). "
             "Check the name and the network connection."
@@ -65,10 +65,10 @@ def push_to_hub(
     Args:
         folder: the run.
         repository: `OWNER/NAME`.
-        license: of the original network, as the Hub spells it (`apache-2.0`, `mit`, …): converted weights keep it.
-        evaluation: what `onespike evaluate --json` wrote, for the figures of the card.
-        private: whether a new repository can be seen by its owner alone.
-        api: a `huggingface_hub.HfApi` of your own.
+        license: the license of the original network, as the Hub spells it (`apache-2.0`, `mit`, …): converted weights keep it.
+        evaluation: the output of `onespike evaluate --json`, for the figures of the card.
+        private: whether only the owner can see a new repository.
+        api: your `huggingface_hub.HfApi`; a new one by default.
     """
     write_card(Path(folder), license=license, evaluation=evaluation)
     if api is None:
@@ -92,7 +92,7 @@ def write_card(folder: Path, *, license: str, evaluation: Mapping[str, Any] | No
 
 
 def card(run: storage.Run, license: str, evaluation: Mapping[str, Any] | None) -> str:
-    """The model card of a run, in Markdown."""
+    """Return the model card of a run, in Markdown."""
     spec, samples = run.network["spec"], run.thresholds.provenance.get("samples")
     head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
     parts = [

@@ -1,4 +1,4 @@
-"""The inputs of a run: chosen from a folder, told from those that were used before, batched."""
+"""The inputs of a run: chosen from a folder, separated from those used before, batched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onespike.tasks import Items, Task, limit, unlabeled
 
 
 def choose(data: str, count: int | None, task: Task | None = None) -> Items:
-    """The inputs of a folder without labels, or `count` of them evenly spaced; images if no task is given."""
+    """Return the inputs of a folder without labels, or `count` of them evenly spaced; images if no task is given."""
     items = unlabeled(data) if task is None else task.inputs(data)
     return items if count is None else limit(items, count)
 
@@ -24,19 +24,19 @@ def choose(data: str, count: int | None, task: Task | None = None) -> Items:
 def choose_labeled(
     loaded: LoadedModel, data: str, annotations: Path | None = None, count: int | None = None
 ) -> Items:
-    """Inputs with what the network's task is scored by."""
+    """Return inputs with the labels that the network's task is scored by."""
     items = loaded.task.labeled(data, annotations, loaded)
     return items if count is None else limit(items, count)
 
 
 def without(items: Items, names: Iterable[str]) -> Items:
-    """The images whose names are not among these."""
+    """Return the images whose names are not among these."""
     dropped = set(names)
     return dataclasses.replace(items, items=tuple(item for item in items if item.name not in dropped))
 
 
 def overlap(used: Mapping[str, Any], items: Items) -> list[str]:
-    """Images that calibration or a search has used already: what is measured on them is not a held-out figure."""
+    """Return images that calibration or a search has used: a figure on them is not held-out."""
     seen = set(used.get("sha256", ()))
     return [item.name for item in items if digest(item) in seen] if seen else []
 
@@ -44,19 +44,19 @@ def overlap(used: Mapping[str, Any], items: Items) -> list[str]:
 def batches_of(
     items: Items, loaded: LoadedModel, batch_size: int, processes: Processes = ALONE
 ) -> Iterator[Any]:
-    """The inputs of this process in batches, without labels."""
+    """Return the inputs of this process in batches, without labels."""
     return (inputs for inputs, _ in loaded.batches(items, batch_size, processes.part))
 
 
 def steps(items: Items, batch_size: int, processes: Processes) -> int:
-    """Batches of this process."""
+    """Return the number of batches of this process."""
     return len(range(processes.rank * batch_size, len(items), processes.count * batch_size))
 
 
 class Inputs(Sequence[Any]):
-    """The batches of a list of images in a shuffled order, each read when it is asked for.
+    """The batches of a list of images in shuffled order, each read on demand.
 
-    Shuffled, since a folder is sorted by class, and a few batches must stand for all of them.
+    They are shuffled because a folder is sorted by class, and a few batches must represent all classes.
     """
 
     def __init__(self, items: Items, loaded: LoadedModel, batch_size: int) -> None:

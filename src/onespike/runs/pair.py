@@ -16,7 +16,7 @@ from onespike.recipe import Recipe
 
 @dataclass(frozen=True)
 class NetworkPair:
-    """A network and its converted copy, with all that is needed to feed them."""
+    """A network and its converted copy, with everything needed to feed them."""
 
     loaded: LoadedModel
     ann: nn.Module
@@ -27,6 +27,6 @@ class NetworkPair:
 
 
 def with_recipe(pair: NetworkPair, recipe: Recipe) -> NetworkPair:
-    """The same network and thresholds, converted by another recipe."""
+    """Return the same network and thresholds, converted by another recipe."""
     snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)
     return dataclasses.replace(pair, snn=snn, recipe=recipe)

@@ -1,4 +1,4 @@
-"""A recipe as a file to read, edit and give again: the preset, and what differs from it."""
+"""A recipe as an editable file: the preset, and the fields that differ from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe file says.
+    """Return the contents of a recipe file.
 
     >>> recipe_record(Recipe(scale=0.5))
     {'version': 1, 'preset': 'sformer', 'scale': 0.5}
@@ -26,7 +26,7 @@ def recipe_record(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """A recipe file in YAML.
+    """Return a recipe file in YAML.
 
     >>> print(recipe_text(Recipe(exclude=("head:*",))), end="")
     version: 1
@@ -40,7 +40,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a file, YAML or JSON; fields that it leaves out are the preset's."""
+    """Read the recipe in a YAML or JSON file; missing fields are the preset's."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +62,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
-    """JSON is no YAML where numbers have exponents, so it is read as what it is."""
+    """Parse JSON as JSON: numbers with exponents make it invalid YAML."""
     try:
         found = json.loads(text) if path.suffix == ".json" else _yaml().safe_load(text)
         json.dumps(found, default=str)  # YAML can refer to itself

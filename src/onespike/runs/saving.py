@@ -38,7 +38,7 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
 
 
 def load_run(folder: Path, *, device: str = "cpu", device_map: str | None = None) -> NetworkPair:
-    """Build a saved network and its converted copy again; the logits are the same to the bit."""
+    """Rebuild a saved network and its converted copy; the logits are the same to the bit."""
     check_device(device)
     run = storage.load(folder)
     with understood(folder, storage.REMEDY):

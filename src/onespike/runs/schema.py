@@ -1,4 +1,4 @@
-"""What a run's record must hold."""
+"""The schema of a run's record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search on a run: its own images, its own record, and the λ (and steps) it finds put back into the run."""
+"""Search on a run: its images, its record, and the resulting λ (and steps) written back into the run."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
 SHARE = 0.02
-"""The paper's split: 2 % of the images, at least 100 of them here."""
+"""The paper's split: 2 % of the images, here at least 100."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Energy of the run before the search and after it, counted on the first batch in the column of its recipe.
+    """Energy of the run before and after the search, counted on the first batch in the column of its recipe.
 
     Both are None for neurons whose spikes have no count.
     """
@@ -52,7 +52,7 @@ class Spent:
 
     @property
     def rises(self) -> bool:
-        """Whether the network that is kept spends over 5 % more than the one before, or than the run's budget."""
+        """Whether the kept network spends over 5 % more than the one before, or than the run's budget."""
         if self.before is None or self.after is None:
             return False
         return self.after > 1.05 * (self.before if self.budget is None else min(self.before, self.budget))
@@ -60,7 +60,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found and what it cost."""
+    """The result of a search and its cost."""
 
     search: Search
     objective: str
@@ -96,10 +96,10 @@ class Outcome:
 def search_images(
     pair: NetworkPair, data: str, count: int | None, annotations: Path | None = None
 ) -> tuple[Items, int]:
-    """Images that calibration has not seen, evenly spaced, and how many there are in all.
+    """Return images that calibration has not seen, evenly spaced, and their total number.
 
-    They are shuffled (always alike), so that the first of them, which decide whether a trial is given up and on which
-    spikes are counted, are of all classes.
+    They are shuffled (always the same way), so that the first of them cover all classes: these decide whether a trial
+    is given up, and spikes are counted on them.
     """
     everything = runs.choose_labeled(pair.loaded, data, annotations)
     seen = set(runs.overlap(pair.data, everything))
@@ -122,7 +122,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Record:
-    """The schema of what a search leaves in its run, as far as it is read."""
+    """The schema of the record that a search leaves in its run, as far as it is read."""
 
     trials: tuple[_Measured, ...]
     best: _Measured
@@ -134,7 +134,7 @@ class _Record:
 
 
 def searched(folder: Path) -> dict[str, Any]:
-    """What the last search in a run has recorded, the images that it used included; nothing where there was none."""
+    """Return the record of the last search in a run, including the images that it used; nothing if there was none."""
     return read_sealed(_Record, folder / FOLDER / RECORD, "Remove it, or search again.") or {}
 
 
@@ -147,7 +147,7 @@ def measurable(
     *,
     held_out: bool = False,
 ) -> Items:
-    """Inputs to measure a run on; `held_out` leaves out what calibration or a search has used."""
+    """Return inputs to measure a run on; `held_out` leaves out what calibration or a search has used."""
     if not held_out:
         return runs.choose_labeled(pair.loaded, data, annotations, count)
     items = runs.choose_labeled(pair.loaded, data, annotations)
@@ -179,9 +179,9 @@ def search_run(
     report: Report = lambda trial, done, total: None,
     progress: Progress = no_progress,
 ) -> Outcome:
-    """Search λ of a run on images of its own, store every trial, and keep the best λ in the run.
+    """Search λ of a run on separate images, store every trial, and keep the best λ in the run.
 
-    The objective is one of those that the network's task has.
+    The objective must be one that the network's task has.
     """
     started = time.perf_counter()
     if energy is not None and energy not in searchable():
@@ -209,7 +209,7 @@ def search_run(
     before = _energy(given, measure.parts[0][0], own)
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
-    # what is asked makes a study of its own, so that one run may be searched in several ways
+    # each request is a separate study, so that one run may be searched in several ways
     parts = (objective, sampler, budget and f"{budget:g}", column, "pareto" if front else None, per_site)
     asked = [str(part) for part in parts if part is not None]
     found = search(
@@ -250,14 +250,14 @@ def _energy(snn: nn.Module, inputs: Any, column: str) -> float | None:
 
 
 def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:
-    """The recipe of the best λ, or of the steps that are better than it."""
+    """Return the recipe of the best λ, or of the steps that are better."""
     if chosen is not None and chosen.better:
         return pair.recipe.replace(scale=chosen.scale, factors=chosen.factors)
     return pair.recipe.replace(scale=found.best.scale, factors=())
 
 
 def _check_task(task: Task, spec: str, objective: str | None, compiled: bool) -> None:
-    """What the network's task is not searched by, or does not have."""
+    """Refuse objectives and options that the network's task does not have."""
     if objective is not None and objective not in task.objectives:
         known = " or ".join(task.objectives)
         raise UsageError(
@@ -275,7 +275,7 @@ def objective_of(
     energy: str | None = None,
     compiled: bool = False,
 ) -> ScaleObjective:
-    """A run's network as a function of λ, on batches of these images."""
+    """Return a run's network as a function of λ, on batches of these images."""
 
     def score() -> Score:
         return objective.score(items, pair.loaded)
@@ -284,7 +284,7 @@ def objective_of(
 
 
 def _identity(folder: Path) -> str:
-    """What stays the same while λ changes: the thresholds, and through them the network and its calibration."""
+    """Return what stays the same while λ changes: the thresholds, and through them the network and its calibration."""
     return sha256(folder / storage.THRESHOLDS)
 
 

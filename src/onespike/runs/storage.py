@@ -1,4 +1,4 @@
-"""A run on disk: JSON and safetensors with checksums, whole or not there at all; nothing is ever unpickled."""
+"""A run on disk: JSON and safetensors with checksums, complete or absent; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REMEDY = "Convert the network again."
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says, all its checksums compared; the weights themselves are read by an adapter."""
+    """The contents of a run directory, with all checksums compared; an adapter reads the weights."""
 
     folder: Path
     network: dict[str, Any]
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def holds_weights(self) -> bool:
-        """Whether the weights are in the run itself, and not a checkpoint elsewhere."""
+        """Whether the weights are in the run, not in a checkpoint elsewhere."""
         return bool(self.network["weights_file"] == WEIGHTS)
 
 
@@ -68,12 +68,12 @@ def save(
     Args:
         folder: the new directory.
         model: the original network, whose weights are stored.
-        network: how to build it again: `spec`, `attention`, `preprocessing`, ….
+        network: how to rebuild it: `spec`, `attention`, `preprocessing`, ….
         recipe: how it was converted.
-        thresholds: what calibration found.
+        thresholds: the result of calibration.
         data: which images calibration used.
         reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
-        configuration: writes whatever else the adapter needs to build the network into a folder.
+        configuration: writes whatever else the adapter needs to rebuild the network into a folder.
     """
     from safetensors.torch import save_file
 
@@ -107,13 +107,13 @@ def save(
 
 
 def replace_recipe(folder: Path, recipe: Recipe) -> None:
-    """Put another recipe into a run, such as the λ that a search found; all else stays."""
+    """Replace the recipe of a run, for example by one with the λ of a search; keep everything else."""
     record = _read_record(Path(folder))
     write_atomically(Path(folder) / RECORD, sealed({**record, "recipe": recipe.to_dict()}))
 
 
 def load(folder: Path) -> Run:
-    """Read a run directory; damage of any kind is named."""
+    """Read a run directory; any damage raises an error that names it."""
     folder = Path(folder)
     if not (folder / RECORD).is_file():
         raise LoadError(
@@ -166,7 +166,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
-    """All but the tensors, the site, which is the key, and a rounding that is the recipe's."""
+    """Return all fields but the tensors, the site (the key) and a rounding equal to the recipe's."""
     facts = {f.name: getattr(threshold, f.name) for f in dataclasses.fields(threshold) if f.name != "site"}
     return {
         name: value
@@ -186,7 +186,7 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
     provenance = record["provenance"]
-    if passes := record["recipe"].get("passes"):  # a run of an earlier version does not say so itself
+    if passes := record["recipe"].get("passes"):  # a run of an earlier version does not state it
         provenance = {"passes": passes, **provenance}
     return Thresholds(entries, uncovered, record["folds"], provenance)
 
@@ -221,7 +221,7 @@ def _damaged(folder: Path, what: str) -> LoadError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that matter for reproducing a run."""
+    """Return the versions that matter for reproducing a run."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"torch": str(torch.__version__)}

@@ -1,4 +1,4 @@
-"""λ by Bayesian optimization: ask a sampler, measure, tell. It knows numbers and no networks."""
+"""λ by Bayesian optimization: ask a sampler, measure, tell. It knows numbers, not networks."""
 
 from onespike.search.pareto import front
 from onespike.search.study import Trial

@@ -1,4 +1,4 @@
-"""A converted network as a function of λ: what a search measures."""
+"""A converted network as a function of λ, for a search to measure."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from onespike.search import LOWEST, Hopeless, Measurement
 from onespike.tasks import Objective, Score
 
 EVERY = 64
-"""Counting would double the cost of a forward, so in a search one row of elements in 64 of the first batch is counted."""
+"""A full count would double the cost of a forward, so a search counts one row of elements in 64 of the first batch."""
 
 
 def every_of(column: str | None) -> int:
-    """One row of elements in how many is counted for a column; some have parts that are counted as a whole."""
+    """Return the sampling interval of a column: one row in so many; some columns have parts that must be whole."""
     return EVERY if column is None or column_of(column).sampled else 1
 
 
 class ScaleObjective:
-    """Measures one λ on a fixed set of inputs, which stay in memory, with the original's outputs as far as there is room.
+    """Measure one λ on a fixed set of inputs in memory, with the original's outputs while there is room.
 
-    A trial is one forward of the converted network over the inputs. Where energy is asked for, spikes of the first
-    batch are counted (one row in `EVERY`, always the same ones), so that counting costs little. A compiled network is
-    compiled once: λ is a value that it reads.
+    A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first
+    batch are counted (one row in `EVERY`, always the same rows), so that counting costs little. A compiled network is
+    compiled once: it reads λ as a value.
 
     Args:
         ann: the original network.
         snn: the converted network.
         batches: (inputs, labels).
-        objective: what is measured.
+        objective: the quantity to measure.
         score: makes a new score for each trial.
-        energy: the ledger's column that is asked for.
+        energy: the ledger's column to measure.
         compiled: compile the converted network.
 
     Attributes:
@@ -82,7 +82,7 @@ class ScaleObjective:
             )
 
     def _expected(self, place: int) -> Any:
-        """The original network's output: kept, or computed anew where it is large."""
+        """Return the original network's output: kept, or computed again if it is large."""
 
         def compute() -> Any:
             inputs, _ = self.parts[place]
@@ -116,7 +116,7 @@ HALVINGS = 12
 
 
 def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, every: int = 1) -> float:
-    """The smallest λ whose energy on these inputs, counted on one row in `every`, stays within a ratio.
+    """Return the smallest λ whose energy on these inputs, counted on one row in `every`, is within a ratio.
 
     Energy falls as λ grows; the interval is halved `HALVINGS` times.
     """

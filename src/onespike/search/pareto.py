@@ -1,4 +1,4 @@
-"""The front of metric against energy: what no other point beats in both."""
+"""The front of metric against energy: the points that no other point beats in both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def front(points: Sequence[tuple[float, float]], maximize: bool) -> list[int]:
-    """Places of the (energy, value) points that no other one beats, by rising energy.
+    """Return the places of the (energy, value) points that no other point beats, by rising energy.
 
     >>> front([(0.1, 5), (0.2, 4), (0.3, 9)], maximize=True)
     [0, 2]

@@ -14,7 +14,7 @@ from onespike.errors import UsageError
 BEAT = 2
 """Seconds between two renewals of a lease."""
 LEASE = 20
-"""Seconds without a renewal after which a running trial is given up and measured by another process."""
+"""Seconds without a renewal after which another process measures a running trial again."""
 LEASED = "leased"
 """The attribute of a trial that has a lease."""
 
@@ -31,7 +31,7 @@ def _storage(url: str | None, attempts: int = 5) -> Any:
         return optuna.storages.RDBStorage(
             url, engine_kwargs=options, heartbeat_interval=BEAT, grace_period=LEASE
         )
-    except Exception as error:  # SQLAlchemy, its drivers and the operating system have families of their own
+    except Exception as error:  # SQLAlchemy, its drivers and the operating system raise unrelated types
         if attempts > 1 and isinstance(error, (IntegrityError, ProgrammingError)):
             time.sleep(0.5)  # another process is making the same tables
             return _storage(url, attempts - 1)
@@ -39,7 +39,7 @@ def _storage(url: str | None, attempts: int = 5) -> Any:
 
 
 def _unusable(scheme: str, error: Exception) -> UsageError:
-    """Without the rest of the URL, which may hold a password."""
+    """Return the error without the rest of the URL, which may hold a password."""
     reason = str(error).strip().splitlines()[0].rstrip(".")
     return UsageError(
         f"search: the storage {scheme}:… cannot be used ({reason}). "
@@ -49,7 +49,7 @@ def _unusable(scheme: str, error: Exception) -> UsageError:
 
 @contextmanager
 def connected(url: str | None) -> Iterator[Any]:
-    """The storage, whose connections are closed in the end."""
+    """Yield the storage, and close its connections at the end."""
     import sqlite3
 
     from optuna.exceptions import StorageInternalError
@@ -67,7 +67,7 @@ def connected(url: str | None) -> Iterator[Any]:
 
 
 class Turn(AbstractContextManager[None]):
-    """One process at a time asks a study in SQLite, which locks no rows; the kernel frees it when a process dies."""
+    """Let one process at a time ask a study in SQLite, which locks no rows; the kernel frees it if a process dies."""
 
     def __init__(self, url: str | None) -> None:
         file = url is not None and url.startswith("sqlite:///")
@@ -90,19 +90,19 @@ class Turn(AbstractContextManager[None]):
 
 
 class Leases:
-    """Leases on running trials tell who lives; process ids do not.
+    """Leases on running trials, which show who is alive; process ids do not.
 
     A process id says nothing in another container, and after a restart it may belong to another process. The process
-    that measures a trial renews its lease, dated by the database's clock. A trial whose lease has ended fails, and
-    its λ is free again. A process may die after it asked for a trial and before it leased it: whoever finds a running
-    trial without a lease starts one, and only a living owner renews it.
+    that measures a trial renews its lease, dated by the database's clock. A trial whose lease has ended fails, and its
+    λ is free again. A process may die between asking for a trial and leasing it: whoever finds a running trial without
+    a lease starts one, and only a living owner renews it.
     """
 
     def __init__(self, backend: Any, study: Any) -> None:
         from optuna.storages import RDBStorage
 
         self.backend, self.study = backend, study
-        self.shared = isinstance(backend, RDBStorage)  # nobody else sees trials in memory
+        self.shared = isinstance(backend, RDBStorage)  # no other process sees trials in memory
 
     def take(self, number: int) -> None:
         """Start a lease on a running trial."""

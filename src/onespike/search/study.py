@@ -13,7 +13,7 @@ from onespike.errors import LoadError, UsageError
 
 @dataclass(frozen=True)
 class Trial:
-    """One λ that was tried; `value` is None where it was given up early."""
+    """One tried λ; `value` is None if it was given up early."""
 
     number: int
     scale: float
@@ -64,7 +64,7 @@ def open_study(
 
 
 def plan(study: Any, wanted: Iterable[float]) -> None:
-    """Queue the fixed values that are neither measured nor planned; one whose trial failed is tried again."""
+    """Queue the fixed values that are neither measured nor planned; a failed one is tried again."""
     known = {scale_of(trial) for trial in alive_trials(study, waiting=True)}
     for scale in wanted:
         if scale not in known:
@@ -72,13 +72,13 @@ def plan(study: Any, wanted: Iterable[float]) -> None:
 
 
 def started_before(study: Any, trial: Any) -> list[Any]:
-    """Trials that other processes began before this one and that are running or finished."""
+    """Return the trials that other processes began before this one and that are running or finished."""
     mine = (trial.datetime_start, trial.number)
     return [t for t in alive_trials(study) if (t.datetime_start, t.number) < mine]
 
 
 def alive_trials(study: Any, waiting: bool = False) -> list[Any]:
-    """Trials that are running or finished, and by choice those that are planned."""
+    """Return the trials that are running or finished and, if `waiting`, those that are planned."""
     from optuna.trial import TrialState
 
     planned = (TrialState.WAITING,) if waiting else ()
@@ -89,14 +89,14 @@ def alive_trials(study: Any, waiting: bool = False) -> list[Any]:
 
 
 def scale_of(frozen: Any) -> float | None:
-    """λ of a trial, also of a planned one that has not read it yet."""
+    """Return λ of a trial, also of a planned one that has not read it yet."""
     planned = frozen.system_attrs.get("fixed_params", {}).get("scale")
     scale: float | None = frozen.params.get("scale", planned)
     return scale
 
 
 def seal(*found: float | None) -> str:
-    """The SHA-256 of what a trial found: a database checks its own structure, and not the numbers in it."""
+    """Return the SHA-256 of a trial's results: a database checks its structure, not its numbers."""
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 

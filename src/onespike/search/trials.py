@@ -1,4 +1,4 @@
-"""Trials of λ: ask a sampler, measure, tell, until as many as asked for are finished."""
+"""Trials of λ: ask a sampler, measure, tell, until the requested number is finished."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ WAIT = 0.5
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one trial found: the metric, and the energy ratio where it was asked for.
+    """The result of one trial: the metric, and the energy ratio if requested.
 
-    A trial that was given up early is not `finished`; its value is the one so far, from which the sampler learns.
+    A trial that was given up early is not `finished`; its value so far still informs the sampler.
     """
 
     value: float
@@ -48,7 +48,7 @@ class Measurement:
 
 Hopeless = Callable[[int, float], bool]
 Objective = Callable[[float, Hopeless], Measurement]
-"""objective(scale, hopeless) → Measurement; it may ask hopeless(step, value so far) and give up."""
+"""objective(scale, hopeless) → Measurement; it may call hopeless(step, value so far) and give up."""
 
 
 Report = Callable[[Trial, int, int], None]
@@ -56,7 +56,7 @@ Report = Callable[[Trial, int, int], None]
 
 @dataclass(frozen=True)
 class Search:
-    """All finished trials in their order, and the best of them."""
+    """All finished trials in order, and the best of them."""
 
     trials: tuple[Trial, ...]
     best: Trial
@@ -64,7 +64,7 @@ class Search:
     budget: float | None = None
 
     def front(self) -> tuple[Trial, ...]:
-        """The trials that no other one beats in both metric and energy, by rising energy.
+        """Return the trials that no other trial beats in both metric and energy, by rising energy.
 
         >>> trials = [Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate([(1, 5, 0.1), (0.5, 4, 0.2), (0.2, 9, 0.3)])]
         >>> [t.scale for t in Search(tuple(trials), trials[2], True).front()]
@@ -76,7 +76,7 @@ class Search:
 
 
 def grid(count: int) -> list[float]:
-    """`count` values of λ from 1 down, each the same factor below the one before.
+    """Return `count` values of λ from 1 down in a geometric sequence.
 
     >>> grid(3)
     [1.0, 0.1, 0.01]
@@ -103,17 +103,17 @@ def search(
 
     Args:
         objective: measures one λ.
-        trials: how many λ in all, the fixed ones and those of an interrupted search included.
+        trials: total number of λ, including the fixed ones and those of an interrupted search.
         maximize: whether larger values are better.
-        fixed: values that are always among the trials, first.
+        fixed: values that are always tried, first.
         sampler: `gp`, `tpe` or `grid`.
-        budget: the best is chosen among trials whose energy is at most this.
+        budget: the best is chosen among trials with at most this energy.
         storage: an optuna URL; several processes may share it. None keeps the trials in memory.
         name: the study's name in that storage.
-        identity: what the search belongs to; a study with another identity is refused.
+        identity: the identity of the search; a study with another identity is refused.
         resume: continue a study that exists.
-        seed: of the sampler.
-        report: called after each trial, with how many are finished and how many there are to be.
+        seed: the seed of the sampler.
+        report: called after each trial with the number finished and the total.
 
     >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
     >>> abs(found.best.scale - 0.3) < 0.05
@@ -132,7 +132,7 @@ def search(
     wanted = tuple(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
     with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage")  # it is renewed here, and not by optuna
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # it is renewed here, not by optuna
         with turn:
             backend = stack.enter_context(connected(storage))
             with understood(f"search: the study {name}", DAMAGED):
@@ -180,7 +180,7 @@ def _run(
             plan(study, wanted)
             trial = None
             if len(alive_trials(study)) < trials:
-                # A sampler that has nothing to learn from (all values alike) asks for one λ again and again.
+                # A sampler with nothing to learn from (all values alike) asks for the same λ repeatedly.
                 study.sampler = sampler_of("random", len(study.trials)) if repeated else own
                 trial = study.ask()
                 leases.take(trial.number)
@@ -212,7 +212,7 @@ def _run(
 
 
 def _measure(study: Any, trial: Any, scale: float, objective: Objective, budget: float | None) -> Any:
-    """One trial from the objective to the storage."""
+    """Run one trial, from the objective to the storage."""
 
     def hopeless(step: int, value: float) -> bool:
         trial.report(value, step)
@@ -232,5 +232,5 @@ def _measure(study: Any, trial: Any, scale: float, objective: Objective, budget:
         if budget is not None:
             trial.set_constraint("budget", measured.energy - budget)
     trial.set_user_attr("sha256", seal(scale, measured.value, measured.finished, measured.energy))
-    # Told as complete also where it was given up: the GP overlooks pruned trials and would ask for them again.
+    # Told as complete even if given up: the GP ignores pruned trials and would ask for them again.
     return study.tell(trial, measured.value, skip_if_finished=True)

@@ -13,7 +13,7 @@ from onespike.runtime.batches import logits
 class Accuracy:
     """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
 
-    The difference in top-1 has its standard error, paired image by image.
+    The difference in top-1 has a standard error, paired by image.
 
     >>> import torch
     >>> metric = Accuracy()
@@ -34,11 +34,11 @@ class Accuracy:
         self.hits = {"ann": {"top1": 0, "top5": 0}, "snn": {"top1": 0, "top5": 0}}
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Take in logits of shape (images, classes) and the labels; without labels there is no accuracy."""
+        """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
         ann, snn = (logits(output).detach().double() for output in (ann, snn))
         count, classes = ann.shape
         for network, found in (("original", ann), ("spiking", snn)):
-            if bool(found.isnan().any()):  # −∞ is how a class is masked out
+            if bool(found.isnan().any()):  # −∞ masks out a class
                 raise DataError(
                     f"the output of the {network} network is NaN. "
                     "Check its weights, and the images of this batch."
@@ -50,7 +50,7 @@ class Accuracy:
         self.images += count
         self.agreeing += int((ann.argmax(1) == snn.argmax(1)).sum())
         log_p, log_q = ann.log_softmax(1), snn.log_softmax(1)
-        # A class of probability 0 adds nothing, also where the other network gives it 0 too (0 · ∞).
+        # A class of probability 0 adds nothing, even if the other network also gives it 0 (0 · ∞).
         terms = log_p.exp() * (log_p - log_q)
         terms = terms.masked_fill(log_p.exp() == 0, 0)
         self.divergence += float(terms.sum())
@@ -74,7 +74,7 @@ class Accuracy:
         self.lost += int((before & ~after).sum())
 
     def merge(self, other: Accuracy) -> None:
-        """Take in what another one has seen."""
+        """Add what another metric has seen."""
         for name in ("images", "agreeing", "gained", "lost", "divergence", "divergence_squares"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.labeled = self.labeled and other.labeled
@@ -83,7 +83,7 @@ class Accuracy:
                 self.hits[network][name] += number
 
     def compute(self) -> dict[str, Any]:
-        """`{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies None without labels."""
+        """Return `{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies are None without labels."""
         if not self.images:
             raise DataError("no image was scored. Give a data folder with at least one image.")
 

@@ -1,7 +1,7 @@
-"""What a task says: how its inputs are read, what a network's output means, and how both networks are scored.
+"""The protocol of a task: how inputs are read, what a network's output means, and how both networks are scored.
 
-A task's output is a distribution: classes of a softmax, objects that are there or not. Its draws give the Fisher
-information of every site, and its divergence is what searches and passes minimize. No stage knows more of a task.
+A task's output is a distribution: classes of a softmax, objects that are there or not. Samples from it give the
+Fisher information of every site, and searches and passes minimize its divergence. Stages know nothing else of a task.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from onespike.runtime.batches import logits
 from onespike.tasks.images import Item, Items
 
 Drawing = Callable[[Any, Tensor], Tensor]
-"""(output of some inputs, their places in the batch) → log-probability of what was drawn for them, summed."""
+"""(output of some inputs, their places in the batch) → the summed log-probability of their samples."""
 
 
 class Meaning(Protocol):
-    """What a network's output means, for search, passes and doctor: no labels, no data.
+    """The meaning of a network's output, for search, passes and doctor: no labels, no data.
 
     Attributes:
-        positional: whether a position means the same in every input, as a patch of an image does.
+        positional: whether a position means the same in every input, like a patch of an image.
     """
 
     positional: ClassVar[bool]
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """How to draw for a batch of this size from a network's own output; parts of the batch share the draw."""
+        """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """KL(original ‖ spiking) in nats, summed over inputs; gradients reach `actual`."""
+        """Return KL(original ‖ spiking) in nats, summed over inputs; gradients reach `actual`."""
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """How many answers differ, for each input."""
+        """Return how many answers differ, per input."""
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """What share of the score the spiking network is expected to lose, for each input, by the original's own output."""
+        """Return the share of the score that the spiking network is expected to lose, per input, by the original's output."""
 
 
 class Metric(Protocol):
-    """Scores both networks: fed with their outputs batch by batch, asked for its figures at the end."""
+    """A score of both networks: it takes their outputs batch by batch, and computes its figures at the end."""
 
     def update(self, ann: Any, snn: Any, labels: Any) -> None:
-        """Take in one batch of outputs, as the networks gave them."""
+        """Add one batch of outputs, as the networks gave them."""
 
     def merge(self, other: Any) -> None:
-        """Take in what a metric of the same kind has seen in another process."""
+        """Add what a metric of the same kind has seen in another process."""
 
     def compute(self) -> dict[str, Any]:
-        """The figures of everything taken in, ready for JSON."""
+        """Return the figures of everything added, ready for JSON."""
 
 
 class Score(Protocol):
     """A figure of the spiking network alone, which a search raises or lowers."""
 
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        """Take in a batch of so many inputs; `expected` is None unless the objective compares with the original network."""
+        """Add a batch of `size` inputs; `expected` is None unless the objective compares with the original network."""
 
     def value(self) -> float:
-        """The figure of everything taken in."""
+        """Return the figure of everything added."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Objective:
     """One figure that λ can be searched by.
 
     Attributes:
-        title: how tables and plots call it.
+        title: its name in tables and plots.
         score: makes a new score for inputs with this truth.
         maximize: whether larger is better.
         compares: whether it needs the original network's outputs.
         labeled: whether it needs labels.
-        partial: whether its value on some inputs tells that on all, so that a poor trial can be given up early.
-        share: whether it is a share of the inputs, in percent, of which the number of inputs gives the interval.
+        partial: whether its value on some inputs predicts that on all, so that a poor trial can be given up early.
+        share: whether it is a percentage of the inputs, so that the number of inputs gives its interval.
     """
 
     title: str
@@ -99,7 +99,7 @@ class Table:
     digits: int = 2
 
     def texts(self) -> list[tuple[str, ...]]:
-        """The rows in words.
+        """Return the rows as text.
 
         >>> Table(("a", "b"), (("x", 0.126), ("y", None))).texts()
         [('x', '0.13'), ('y', '–')]
@@ -115,15 +115,15 @@ class Summary:
     """An evaluation in words and tables.
 
     Attributes:
-        title: what was measured, such as `Accuracy`.
-        networks: for each row of the table, `ann` or `snn`.
+        title: the measured quantity, such as `Accuracy`.
+        networks: `ann` or `snn` for each row of the table.
         table: both networks' figures.
         note: the sentence below it.
         published: what the publisher of the weights states, in a sentence, or nothing.
-        cards: (name, figures, small print) of the page's first line.
-        details: a longer table, and what it shows.
-        examples: how the examples of a report are to be read.
-        parts: what an input consists of, and how many of them were measured: energy is stated for one.
+        cards: (name, figures, small print) for the top of the page.
+        details: a longer table and its title.
+        examples: how to read the examples of a report.
+        parts: the parts of an input and how many were measured: energy is stated per part.
     """
 
     title: str
@@ -140,7 +140,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one."""
+    """The one figure that runs are compared by: of the original network, if it has one, and the spiking one."""
 
     title: str
     original: float | None
@@ -149,12 +149,12 @@ class Headline:
 
     @property
     def difference(self) -> float | None:
-        """Spiking minus original."""
+        """Return spiking minus original."""
         return None if self.original is None or self.spiking is None else self.spiking - self.original
 
 
 class Described(Protocol):
-    """What a task may ask about a network."""
+    """The facts about a network that a task may use."""
 
     @property
     def spec(self) -> str: ...
@@ -168,11 +168,11 @@ class Task(Meaning, Protocol):
     """Everything about a task.
 
     Attributes:
-        name: under which evaluations and reports refer to it.
-        unit: what its inputs are called, in the plural.
-        objectives: name → what λ can be searched by; `kl` is its divergence.
+        name: its name in evaluations and reports.
+        unit: the plural name of its inputs.
+        objectives: name → an objective for λ; `kl` is its divergence.
         bundled: inputs for calibration and for figures that ship with onespike.
-        cannot: what a command asks for and this task does not have → why, with the remedy.
+        cannot: an option or command that this task does not support → why, with the remedy.
     """
 
     name: ClassVar[str]
@@ -184,49 +184,49 @@ class Task(Meaning, Protocol):
     def objectives(self) -> Mapping[str, Objective]: ...
 
     def inputs(self, source: str) -> Items:
-        """Inputs without labels, for calibration."""
+        """Return inputs without labels, for calibration."""
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """Inputs with what they are scored by."""
+        """Return inputs with what they are scored by."""
 
     def named(self, items: Items, network: Described) -> Items:
-        """The inputs with the network's own numbers as labels, where they have names of their own."""
+        """Return the inputs with the network's class numbers as labels, if the classes have names."""
 
     def objective(self, items: Items) -> str:
-        """The objective of a search on these inputs that names none."""
+        """Return the default objective of a search on these inputs."""
 
     def front(self, items: Items) -> str:
-        """The objective that is the headline of an evaluation, which a report shows against energy."""
+        """Return the objective of the evaluation's headline, which a report plots against energy."""
 
     def load(self, item: Item) -> Any:
-        """One input as it is stored: what a network's transform takes."""
+        """Load one input as it is stored, for a network's transform."""
 
     def metric(self, items: Items, network: Described) -> Metric:
-        """How both networks are scored on these inputs."""
+        """Return the metric of both networks on these inputs."""
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """What stands at a place of an input of a batch, as a word of a text; None where places have no names."""
+        """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """For each input whether the answer is right and the label's log-probability; None without such labels."""
+        """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
-        """What a report shows of one input: both outputs are of a batch of one. `text` says it in words."""
+        """Return what a report shows of one input, with both outputs in batches of one. `text` says it in words."""
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """What both networks answer on the first inputs, as PNG."""
+        """Return both networks' answers on the first inputs, as PNG."""
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """The figures of an evaluation for people."""
+        """Summarize the figures of an evaluation for people."""
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """The figures in a table of several runs: title → value and digits."""
+        """Return the figures for a table of several runs: title → value and digits."""
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """The one figure of an evaluation; one that needs no labels where it has none, or is asked so."""
+        """Return the one figure of an evaluation; without labels, or if `labeled` is false, one that needs none."""
 
 
 TASKS: dict[str, type[Task]] = {}
@@ -242,7 +242,7 @@ def task(cls: type[Any]) -> type[Any]:
 
 
 def task_of(evaluation: Mapping[str, Any]) -> type[Task]:
-    """The task of a stored evaluation."""
+    """Return the task of a stored evaluation."""
     name = evaluation.get("task")
     if name not in TASKS:
         raise unknown("task", str(name), TASKS)
@@ -250,7 +250,7 @@ def task_of(evaluation: Mapping[str, Any]) -> type[Task]:
 
 
 def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
-    """The headline of each evaluation, all of one kind."""
+    """Return the headline of each evaluation, all of one kind."""
     if len({tuple(task_of(e).columns(e)) for e in evaluations}) > 1:
         raise UsageError("compare: these runs have different tasks. Compare runs of one task at a time.")
     found = [task_of(e).headline(e) for e in evaluations]
@@ -260,20 +260,20 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
 
 
 def check(task: Task, wanted: str) -> None:
-    """Refuse what a task does not have, with its own words."""
+    """Refuse what a task does not support, in the task's words."""
     if wanted in task.cannot:
         raise UsageError(task.cannot[wanted])
 
 
 def exact(output: Any) -> Any:
-    """An output in double precision."""
+    """Return an output in double precision."""
     scores = logits(output)
     return tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, scores)
 
 
 @dataclass
 class Mean:
-    """A score that is a mean over inputs of what a function finds for each batch of them."""
+    """A score that is the mean over inputs of a function of each batch."""
 
     total_of: Callable[[Any, Any, Any], Tensor]
     total: float = 0.0
@@ -288,7 +288,7 @@ class Mean:
 
 
 def divergence(meaning: Meaning) -> Objective:
-    """The objective `kl` of any task: its own divergence per input."""
+    """Return the objective `kl` of any task: its divergence per input."""
 
     def total(expected: Any, actual: Any, labels: Any) -> Tensor:
         return meaning.divergence(exact(expected), exact(actual))

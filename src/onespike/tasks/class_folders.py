@@ -1,4 +1,4 @@
-"""Class folders → the network's own class numbers: by name, WordNet id or number, and never by their order."""
+"""Class folders → the network's class numbers: by name, WordNet id or number, never by their order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from onespike.tasks.images import Items
 def match_classes(
     items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None, network: str = "the network"
 ) -> Items:
-    """The same images, labeled with the network's class numbers; images without named folders are left as they are.
+    """Return the same images, labeled with the network's class numbers; images without named folders stay unchanged.
 
-    Upper case, underscores and hyphens make no difference, and one of the synonyms in a name like
+    Case, underscores and hyphens do not matter, and one synonym of a name like
     `tench, Tinca tinca` is enough.
 
     Args:
         items: images whose labels are places in `items.class_names`.
         names: the network's class names, in the order of its outputs.
         ids: other unique names of the same classes, such as WordNet ids.
-        network: what messages call it.
+        network: its name in messages.
 
     Raises:
-        DataError: a folder is no class of the network, or could be several, or two folders are the same class.
+        DataError: a folder is not a class of the network, or could be several, or two folders are the same class.
     """
     folders = items.class_names
     if folders is None or (names is not None and folders == tuple(names)):
@@ -72,7 +72,7 @@ def _numbers(
 
 
 def _tables(names: Sequence[str], ids: Sequence[str]) -> list[dict[str, set[int]]]:
-    """What a folder may be called, the surest first: name or id, name in plain letters, one of its synonyms."""
+    """Return tables of accepted folder names, most certain first: name or id, normalized name, synonym."""
     tables: list[dict[str, set[int]]] = [{}, {}, {}]
     for known in (names, ids):
         for number, name in enumerate(known):
@@ -85,7 +85,7 @@ def _tables(names: Sequence[str], ids: Sequence[str]) -> list[dict[str, set[int]
 
 
 def _plain(name: str) -> str:
-    """Lower case, words apart by one space.
+    """Normalize a name: lower case, words separated by one space.
 
     >>> _plain("Great_White-Shark, n.")
     'great white shark n.'

@@ -31,7 +31,7 @@ from onespike.tasks.images import Item, Items, list_images, read_image, thumbnai
 from onespike.tasks.intervals import interval, share_interval, spelled
 
 BEST = 3
-"""Classes of each network that an example shows."""
+"""Classes that an example shows per network."""
 
 
 def _scores(output: Any) -> Tensor:
@@ -80,7 +80,7 @@ class Classification:
         }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """A class of each input's softmax: p/E is largest at a class drawn from p, for E exponential."""
+        """Sample a class from each input's softmax: p/E is largest at a class drawn from p, for E exponential."""
         kept: list[Tensor] = []
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
@@ -94,66 +94,66 @@ class Classification:
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """KL of the class probabilities; a class of probability 0 adds nothing."""
+        """Return KL of the class probabilities; a class of probability 0 adds nothing."""
         log_p, log_q = logits(expected).log_softmax(-1), logits(actual).log_softmax(-1)
         masked = log_p == -torch.inf
-        if bool(masked.any()):  # ∞ − ∞ would be no number
+        if bool(masked.any()):  # ∞ − ∞ would be NaN
             log_p, log_q = log_p.masked_fill(masked, 0.0), log_q.masked_fill(masked, 0.0)
         return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """How much less probable the spiking network's class is than the best one, by the original's probabilities.
+        """Return how much less probable the spiking network's class is than the best one, by the original's probabilities.
 
-        Were labels drawn from them, the mean would be the loss of accuracy.
+        If labels were drawn from them, the mean would be the loss of accuracy.
         """
         p, best = _scores(expected).softmax(-1), _scores(actual).argmax(-1, keepdim=True)
         return p.amax(-1) - p.gather(-1, best)[..., 0]
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """1 where the best class is another."""
+        """Return 1 where the best class differs."""
         return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()
 
     def inputs(self, source: str) -> Items:
-        """The images of a folder."""
+        """Return the images of a folder."""
         return list_images(source)
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """The images of a folder with their classes, by its sub-folders."""
+        """Return the images of a folder with their classes, from its sub-folders."""
         if annotations is not None:
             raise UsageError(f"{network.spec} classifies, and has no use for boxes. Leave --annotations out.")
         return self.named(list_images(source), network)
 
     def named(self, items: Items, network: Described) -> Items:
-        """The network's class numbers as labels, where folders have names."""
+        """Return the images with the network's class numbers as labels, if folders have names."""
         return match_classes(items, network.class_names, network.class_ids, network.spec)
 
     def objective(self, items: Items) -> str:
-        """Accuracy, or KL where there are no labels."""
+        """Return accuracy, or KL without labels."""
         return "top1" if items.labeled else "kl"
 
     def front(self, items: Items) -> str:
-        """Accuracy, or agreement where there are no labels."""
+        """Return accuracy, or agreement without labels."""
         return "top1" if items.labeled else "agreement"
 
     def load(self, item: Item) -> Any:
-        """The image in RGB."""
+        """Load the image in RGB."""
         return read_image(item)
 
     def metric(self, items: Items, network: Described) -> Metric:
-        """Accuracy of both networks."""
+        """Return the accuracy of both networks."""
         return Accuracy()
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """Patches of an image have no names."""
+        """Return None: patches of an image have no names."""
         return None
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Whether the best class is the label, and the label's log-probability."""
+        """Return whether the best class is the label, and the label's log-probability."""
         found = logits(output).cpu()
         return found.argmax(-1) == labels, -F.cross_entropy(found, labels, reduction="none")
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
-        """The image, its class, and both networks' best classes."""
+        """Return the image, its class, and both networks' best classes."""
         names = network.class_names or items.class_names
         best = {key: _best(output, names) for key, output in (("ann", ann), ("snn", snn))}
         return {
@@ -168,12 +168,12 @@ class Classification:
         }
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """There are no boxes to draw."""
+        """Return nothing: there are no boxes to draw."""
         raise UsageError(self.cannot["picture"])
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Top-1 and top-5 of both networks, agreement and KL."""
+        """Summarize top-1 and top-5 of both networks, agreement and KL."""
         both, images = tuple(evaluation[key] for key in ("ann", "snn")), evaluation["images"]
         agreement, kl = evaluation["agreement"], evaluation["kl"]
         known = both[1]["top1"] is not None
@@ -211,13 +211,13 @@ class Classification:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Top-1 of both networks, agreement and KL."""
+        """Return top-1 of both networks, agreement and KL."""
         top1 = {f"{key.upper()} top-1 %": (evaluation[key]["top1"], 2) for key in ("ann", "snn")}
         return {**top1, "agreement %": (evaluation["agreement"], 2), "KL nats": (evaluation["kl"], 4)}
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """Top-1, or agreement where there are no labels."""
+        """Return top-1, or agreement without labels."""
         ann, snn = (evaluation[key]["top1"] for key in ("ann", "snn"))
         if labeled and snn is not None:
             return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"))
@@ -225,7 +225,7 @@ class Classification:
 
 
 def _difference(evaluation: Mapping[str, Any]) -> str:
-    """Spiking minus original on the same images, with its interval; nothing without labels."""
+    """Return spiking minus original on the same images, with its interval; nothing without labels."""
     value, error = evaluation.get("difference"), evaluation.get("standard_error")
     if value is None or error is None:
         return ""

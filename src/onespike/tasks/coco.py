@@ -1,4 +1,4 @@
-"""COCO-format data and its AP: images whose label is their id, the truth about them, and results scored by it."""
+"""COCO data and its AP: images with their ids as labels, their truth, and results scored by it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCENES = {"scenes-test": "scenes_test", "scenes-calibration": "scenes_calibratio
 
 @dataclass(frozen=True)
 class Coco:
-    """What an instances file says, checked.
+    """The checked contents of an instances file.
 
     Attributes:
         source: the file.
@@ -41,12 +41,12 @@ class Coco:
 
     @property
     def categories(self) -> dict[int, str]:
-        """Category id → name, in the order of the ids; the ids may have gaps."""
+        """Return category id → name, in the order of the ids; the ids may have gaps."""
         return {c["id"]: c["name"] for c in sorted(self.record["categories"], key=lambda c: int(c["id"]))}
 
 
 def read_coco(file: Path | str) -> Coco:
-    """Read an instances file; whatever does not fit together is named with its id and its field."""
+    """Read an instances file; an inconsistency raises an error that names its id and its field."""
     from onespike.tasks.coco_schema import Instances, place_of, problems
 
     file = Path(file)
@@ -78,9 +78,9 @@ def read_coco(file: Path | str) -> Coco:
 
 
 def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tuple[Items, Coco]:
-    """The annotated images of a folder, sorted by id, and the truth about them, which the images hold as well.
+    """Return the annotated images of a folder, sorted by id, and their truth, which the images also hold.
 
-    `bundled:scenes-test` and `bundled:scenes-calibration` bring their annotations along.
+    `bundled:scenes-test` and `bundled:scenes-calibration` include their annotations.
     """
     if str(folder).startswith("bundled:"):
         name = str(folder).removeprefix("bundled:")
@@ -114,7 +114,7 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
 
 
 def category_ids(class_names: Sequence[str] | None, categories: dict[int, str]) -> dict[int, int]:
-    """A network's class numbers → category ids: by name, or by place where only the numbers of classes agree.
+    """Return a network's class numbers → category ids: by name, or by place if only the numbers of classes agree.
 
     >>> category_ids(("background", "cat", "N/A", "dog"), {5: "cat", 9: "dog"})
     {1: 5, 3: 9}
@@ -138,9 +138,9 @@ def category_ids(class_names: Sequence[str] | None, categories: dict[int, str]) 
 def matched(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], overlap: float = 0.5
 ) -> dict[int, int]:
-    """Which results on one image two networks share: place in the first list → place in the second.
+    """Return which results on one image two networks share: place in the first list → place in the second.
 
-    Each takes the best box of the same class that is still free and covers it with this IoU at least.
+    Each takes the best free box of the same class that overlaps it with at least this IoU.
 
     >>> cat = {"category_id": 1, "bbox": [0.0, 0.0, 4.0, 4.0]}
     >>> matched([cat], [{**cat, "category_id": 2}, {**cat, "bbox": [0.0, 0.0, 4.0, 3.0]}])
@@ -164,12 +164,12 @@ def matched(
 def average_precision(
     coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
 ) -> tuple[dict[str, float | None], dict[int, float | None]]:
-    """pycocotools' figures for COCO results of one kind, and AP of each category that has objects, in percent."""
+    """Return pycocotools' figures for COCO results of one kind, and AP of each category with objects, in percent."""
     return figures_of(evaluated(coco, results, kind, images))
 
 
 def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float | None]]:
-    """The figures of an evaluator that has finished: of all categories, and AP of each, in percent."""
+    """Return the figures of a finished evaluator: of all categories, and AP of each, in percent."""
     precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
     classes = {}
     for place, number in enumerate(evaluator.params.catIds):
@@ -180,14 +180,14 @@ def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float
 
 
 def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
-    """A pycocotools evaluator that has finished its work on these images."""
+    """Return a pycocotools evaluator that has finished these images."""
     coco_class, evaluator_class = pycocotools_classes()
     shape = "bbox" if kind == "bbox" else "segmentation"
     # With both shapes in a result pycocotools would take a mask's area from its box.
     plain = [{k: r[k] for k in ("image_id", "category_id", "score", shape)} for r in results]
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco_class()
-        # Numbered from 1 on: pycocotools takes the id 0 for «no match».
+        # Numbered from 1: pycocotools reads the id 0 as "no match".
         annotations = [{**a, "id": n} for n, a in enumerate(coco.record["annotations"], 1)]
         truth.dataset = {**coco.record, "annotations": annotations}
         truth.createIndex()
@@ -206,7 +206,7 @@ def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence
 
 
 def resampled(evaluators: Sequence[Any], draws: int) -> Iterator[list[float]]:
-    """AP of each evaluator on images drawn with replacement, the same images for all: a paired bootstrap."""
+    """Return AP of each evaluator on images drawn with replacement, the same images for all: a paired bootstrap."""
     import numpy
 
     copies, random = [], numpy.random.default_rng(0)
@@ -249,5 +249,5 @@ def pycocotools_classes() -> tuple[Any, Any]:
 
 
 def unlabeled(source: str) -> Items:
-    """Images without what they are scored by: of a folder, or of any bundled strip."""
+    """Return images without labels: of a folder, or of any bundled strip."""
     return list_coco(source)[0] if source.removeprefix("bundled:") in SCENES else list_images(source)

@@ -1,4 +1,4 @@
-"""What a COCO instances file must say before any of it reaches pycocotools, whose C code checks nothing."""
+"""Checks of a COCO instances file before it reaches pycocotools, whose C code checks nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NotRequired
 
-from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
+from typing_extensions import TypedDict  # typing's version is not enough for pydantic before Python 3.12
 
 
 class Image(TypedDict):
@@ -44,15 +44,15 @@ class Instances(TypedDict):
 
 
 Problem = tuple[str, int, str, str]
-"""Which kind of entry, its id, its field, and what is wrong with it."""
+"""The kind of an entry, its id, its field, and what is wrong with it."""
 
 LONGEST_SIDE = 2**16
 OUTLINE = 10**7
-"""The longest outline in pixels that is drawn: pycocotools keeps five points for each, and asks no one for memory."""
+"""The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
 
 
 def problems(record: Instances) -> Iterator[Problem]:
-    """Whatever does not fit together, one by one."""
+    """Yield every inconsistency."""
     for kind, entries in (
         ("image", record["images"]),
         ("category", record["categories"]),
@@ -111,7 +111,7 @@ def _annotation(
 
 
 def _polygons(polygons: Sequence[Sequence[float]], width: int, height: int) -> Iterator[str]:
-    if not any(polygons):  # how some programs write that there is none
+    if not any(polygons):  # some programs write this for none
         return
     for polygon in polygons:
         if len(polygon) < 6 or len(polygon) % 2:
@@ -123,7 +123,7 @@ def _polygons(polygons: Sequence[Sequence[float]], width: int, height: int) -> I
 
 
 def _near(corners: Sequence[float], width: int, height: int) -> bool:
-    """Whether points lie within one image's size around the image: annotators overshoot, damage goes further."""
+    """Return whether points lie within one image size around the image: annotators overshoot, damage goes further."""
     xs, ys = corners[0::2], corners[1::2]
     return -width <= min(xs) and max(xs) <= 2 * width and -height <= min(ys) and max(ys) <= 2 * height
 
@@ -149,10 +149,10 @@ def _run_lengths(mask: RunLengths, width: int, height: int) -> Iterator[str]:
 
 
 def decompressed(text: str) -> list[int]:
-    """The run lengths in COCO's compressed string.
+    """Return the run lengths in COCO's compressed string.
 
-    Each number is cut into groups of five bits, the lowest first, one character per group from `0` on; a sixth bit
-    says that more follow. From the fourth number on, the difference to the last but one is written.
+    Each number is split into groups of five bits, the lowest first, one character per group from `0` on; a sixth bit
+    means that more follow. From the fourth number on, the difference to the last but one is stored.
 
     >>> decompressed("52203")
     [5, 2, 2, 2, 5]
@@ -179,12 +179,12 @@ def decompressed(text: str) -> list[int]:
 
 
 def _encodes(text: str) -> bool:
-    """Whether a file system and a record can take a text: no NUL, and no half of a character."""
+    """Return whether a file system and a record can hold a text: no NUL, and no half of a character."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def place_of(record: Any, location: Sequence[int | str]) -> str:
-    """A place in a file as people find it: `annotation 7, bbox.0` for `annotations.6.bbox.0`.
+    """Return a place in a file in readable form: `annotation 7, bbox.0` for `annotations.6.bbox.0`.
 
     >>> place_of({"annotations": [{"id": 7, "bbox": [None]}]}, ("annotations", 0, "bbox", 0))
     'annotation 7, bbox.0'
@@ -196,7 +196,7 @@ def place_of(record: Any, location: Sequence[int | str]) -> str:
         try:
             here = here[part]
         except (LookupError, TypeError):
-            # a field that is missing is the last; else it is the schema's name for one of several forms
+            # a missing field comes last; otherwise it is the schema's name for one of several forms
             if depth + 1 < len(location) or not isinstance(here, dict):
                 continue
         parts.append(str(part))

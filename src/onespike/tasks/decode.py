@@ -1,4 +1,4 @@
-"""From a file to RGB pixels: what a format or a mode cannot say in 8 bits is rescaled or refused, never clipped."""
+"""From a file to RGB pixels: what 8 bits cannot hold is rescaled or refused, never clipped."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of the formats that are read, whatever a file is called; its other decoders stay unused."""
+"""Pillow's names of the formats that are read, regardless of file names; its other decoders stay unused."""
 
 REMEDY = "Replace or remove it."
 
 
 def decode(path: Path, what: str = "the image") -> Image:
-    """An image file in RGB as it is stored: no rotation by EXIF, alpha dropped, the high byte of 16-bit gray."""
+    """Return an image file in RGB as stored: no EXIF rotation, alpha dropped, the high byte of 16-bit gray."""
     with _opened(path, what) as image:
-        image.verify()  # checksums, where the format has them; the file must then be opened anew
+        image.verify()  # checks checksums, if the format has them; the file must then be reopened
     with _opened(path, what) as image:
         return _rgb(image, path, what)
 
 
 def stated_size(path: Path, what: str = "the image") -> tuple[int, int]:
-    """Width and height as the file's header states them."""
+    """Return width and height from the file's header."""
     with _opened(path, what) as image:
         return image.size
 
 
 def _rgb(image: Image, path: Path, what: str) -> Image:
     frames: int = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":  # a camera's preview behind the photograph is no animation
+    if frames > 1 and image.format != "MPO":  # a camera's preview after the photograph is not an animation
         raise DataError(
             f"{path}: {what} has {frames} frames. Save the one that is meant as an image of its own."
         )
@@ -50,10 +50,10 @@ def _rgb(image: Image, path: Path, what: str) -> Image:
 
 
 def _high_byte(image: Image) -> Image:
-    """16-bit gray as 8-bit gray, in the way that Pillow itself reads 16-bit color."""
+    """Return 16-bit gray as 8-bit gray, as Pillow reads 16-bit color."""
     from PIL.Image import frombytes
 
-    four = image.convert("I").tobytes()  # four bytes per pixel in the machine's own order
+    four = image.convert("I").tobytes()  # four bytes per pixel in the machine's byte order
     return frombytes("L", image.size, four[1 if sys.byteorder == "little" else 2 :: 4])
 
 
@@ -68,7 +68,7 @@ def require_pillow(wanted_by: Path | str) -> None:
 
 @contextmanager
 def _opened(path: Path, what: str) -> Iterator[Image]:
-    """An opened image; whatever its decoder raises about a damaged file, and they raise anything, is one error."""
+    """Yield an opened image; turn anything that its decoder raises about a damaged file into one error."""
     require_pillow(path)
     from PIL import Image, UnidentifiedImageError
 

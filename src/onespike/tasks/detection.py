@@ -1,4 +1,4 @@
-"""Detection and instance segmentation: objects that are there or not, with boxes, perhaps masks."""
+"""Detection and instance segmentation: objects that are present or not, with boxes, perhaps masks."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Detection:
 
     Attributes:
         results: its output and the images' COCO records → COCO results, with the network's class numbers.
-        found: its output → for each image `scores`, `labels`, `boxes` and perhaps `masks` as tensors with gradients.
-        masks: whether its masks are scored beside its boxes.
+        found: its output → per image `scores`, `labels`, `boxes` and perhaps `masks` as tensors with gradients.
+        masks: whether masks are scored as well as boxes.
     """
 
     results: Results
@@ -80,7 +80,7 @@ class Detection:
         }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """Objects that are there with the probability of their score, boxes and masks with noise: see `objects`."""
+        """Sample objects with the probability of their score, boxes and masks with noise: see `objects`."""
         seeds = torch.randint(2**62, (size,), generator=generator).tolist()
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
@@ -91,48 +91,48 @@ class Detection:
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """KL of scores, boxes and masks of the objects that both networks find, and of those that one finds."""
+        """Return KL of scores, boxes and masks of the objects that both networks find, and of those that one finds."""
         both = zip(self.found(expected), self.found(actual), strict=True)
         return torch.stack([unlike(ann, snn) for ann, snn in both]).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """Of all objects with a score from 0.3 that the networks find, the share that only one of them does."""
+        """Return the share of objects with a score of at least 0.3 that only one network finds."""
         both = list(zip(self.found(expected), self.found(actual), strict=True))
         objects = [sum(int((one["scores"] >= SMALLEST_SCORE).sum()) for one in pair) for pair in both]
         apart = self.differences(expected, actual)
         return apart / torch.tensor(objects).clamp(min=1)
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """Objects with a score from 0.3 that only one of the networks finds."""
+        """Return the number of objects with a score of at least 0.3 that only one network finds."""
         both = zip(self.found(expected), self.found(actual), strict=True)
         return torch.tensor([float(parted(ann, snn, SMALLEST_SCORE)) for ann, snn in both])
 
     def inputs(self, source: str) -> Items:
-        """The images of a folder."""
+        """Return the images of a folder."""
         return unlabeled(source)
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """The annotated images of a folder."""
+        """Return the annotated images of a folder."""
         return list_coco(source, annotations)[0]
 
     def named(self, items: Items, network: Described) -> Items:
-        """Images have their ids as labels; classes are matched with the annotations' categories."""
+        """Return the images: their labels are ids, and classes are matched with the annotations' categories."""
         return items
 
     def objective(self, items: Items) -> str:
-        """AP, or KL where there are no annotations."""
+        """Return AP, or KL without annotations."""
         return "kl" if items.truth is None else "ap"
 
     def front(self, items: Items) -> str:
-        """AP."""
+        """Return AP."""
         return "ap"
 
     def load(self, item: Item) -> Any:
-        """The image in RGB."""
+        """Load the image in RGB."""
         return read_image(item)
 
     def metric(self, items: Items, network: Described) -> Metric:
-        """AP of both networks by the images' annotations."""
+        """Return AP of both networks by the images' annotations."""
         return self._metric(items, network)
 
     def _metric(self, items: Items, network: Described) -> AveragePrecision:
@@ -144,17 +144,17 @@ class Detection:
         )
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """Patches of an image have no names."""
+        """Return None: patches of an image have no names."""
         return None
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """An image with many objects is neither right nor wrong."""
+        """Return None: an image with many objects is neither right nor wrong."""
         return None
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
-        """Pictures of both networks' boxes and masks, and which boxes only one of them has.
+        """Return pictures of both networks' boxes and masks, and the boxes that only one network has.
 
-        A box of one network is found again by the other one if that has a box of the same class over it (IoU from
+        A box of one network is found again if the other has a box of the same class over it (IoU of at least
         0.5). Boxes with a score below 0.3 are left out.
         """
         metric = self._metric(items, network)
@@ -183,7 +183,7 @@ class Detection:
         }
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """What both networks find on the first images, side by side."""
+        """Draw what both networks find on the first images, side by side."""
         if not isinstance(metric, AveragePrecision):
             raise UsageError("a picture needs the metric that has seen the images. Evaluate them first.")
         shown = [(read_image(item), item.id) for item in items.items[:PICTURED]]
@@ -191,7 +191,7 @@ class Detection:
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """COCO's figures of both networks, and AP of each class."""
+        """Summarize COCO's figures of both networks, and AP per class."""
         ann, snn = evaluation["ann"], evaluation["snn"]
         rows = [(shape, key) for shape in ann for key in ("ann", "snn")]
         size = f"{evaluation['images']} images, {evaluation['objects']} objects"
@@ -228,7 +228,7 @@ class Detection:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """AP of boxes and masks.
+        """Return AP of boxes and masks.
 
         >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
         ['ANN box AP', 'SNN box AP']
@@ -241,14 +241,14 @@ class Detection:
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """AP of masks, or else of boxes."""
+        """Return AP of masks, or else of boxes."""
         shape = list(evaluation["ann"])[-1]
         ann, snn = (evaluation[network][shape]["AP"] for network in ("ann", "snn"))
         return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"))
 
 
 def _gap(evaluation: Mapping[str, Any]) -> str:
-    """Spiking minus original in words, where it is known."""
+    """Return spiking minus original in words, if known."""
     headline = Detection.headline(evaluation)
     if headline.difference is None or headline.error is None:
         return ""
@@ -267,7 +267,7 @@ def _truth(coco: Coco, number: int) -> str:
 
 
 def _in_words(listed: Mapping[str, Sequence[Sequence[Any]]]) -> str:
-    """Which boxes of the original are found again, lost and new."""
+    """Return which boxes of the original are found again, lost and new."""
     words = f"{len(listed['ann']) - len(listed['lost'])} of {len(listed['ann'])} boxes of the original are found again"
     for key in ("lost", "new"):
         if listed[key]:

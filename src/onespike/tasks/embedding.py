@@ -1,4 +1,4 @@
-"""Embedding: a text becomes a direction, and texts of like meaning point alike."""
+"""Embedding: a text becomes a direction, and texts of similar meaning have similar directions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIKE = 0.99
 
 
 class Text(NamedTuple):
-    """A text to be embedded; of a pair, which one, and how alike its two texts are said to be."""
+    """A text to embed; for a pair, which of the two, and the given similarity of its texts."""
 
     text: str
     pair: int | None = None
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 
 def texts(source: str) -> Items:
-    """The lines of a text file, or the texts of a table of pairs: first all first ones, then all second ones."""
+    """Return the lines of a text file, or the texts of a table of pairs: all first texts, then all second texts."""
     firsts, seconds = list[tuple[str, Text]](), list[tuple[str, Text]]()
     for number, document in enumerate(documents(source)):
         if document.ids is not None:
@@ -54,7 +54,7 @@ def _lines(document: Document) -> list[tuple[str, str]]:
 
 
 def vectors(output: Any) -> Tensor:
-    """Embeddings as directions: (inputs, dimensions), each of length 1."""
+    """Return embeddings as directions: (inputs, dimensions), each of length 1."""
     if not isinstance(output, Tensor) or output.dim() != 2:
         raise DataError(
             "the network's output is no embedding of shape (inputs, dimensions). Give an encoder."
@@ -63,14 +63,14 @@ def vectors(output: Any) -> Tensor:
 
 
 class Similarity:
-    """Cosine of both networks' embeddings; whether the nearest other text is the same; Spearman on scored pairs."""
+    """Cosine of both networks' embeddings, agreement on the nearest other text, and Spearman on scored pairs."""
 
     def __init__(self, known: Mapping[int, Text]) -> None:
         self.texts = known
         self.found: dict[str, dict[int, Tensor]] = {"ann": {}, "snn": {}}
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Take in both networks' embeddings of the texts with these numbers."""
+        """Add both networks' embeddings of the texts with these numbers."""
         if labels is None:
             raise DataError("a text without its number cannot be scored. Give the numbers as labels.")
         for name, output in (("ann", ann), ("snn", snn)):
@@ -80,12 +80,12 @@ class Similarity:
             self.found[name] |= {int(n): row for n, row in zip(labels, rows, strict=True)}
 
     def merge(self, other: Similarity) -> None:
-        """Take in what another one has seen."""
+        """Add what another metric has seen."""
         for name, rows in other.found.items():
             self.found[name] |= rows
 
     def compute(self) -> dict[str, Any]:
-        """`{"cosine", "retrieval", "pair_spearman", "ann": {"spearman"}, "snn": {"spearman"}, …}`."""
+        """Return `{"cosine", "retrieval", "pair_spearman", "ann": {"spearman"}, "snn": {"spearman"}, …}`."""
         order = sorted(self.found["ann"])
         if not order:
             raise DataError("no text was embedded. Give at least one.")
@@ -110,7 +110,7 @@ class Similarity:
         }
 
     def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
-        """Pairs of which both texts were embedded, and the scores of those that have one."""
+        """Return the pairs with both texts embedded, and the scores of those that have one."""
         first: dict[int, int] = {}
         pairs, scores = [], []
         for number in sorted(self.found["ann"]):
@@ -128,7 +128,7 @@ class Similarity:
 
 
 def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
-    """The share of texts (percent) whose nearest other text is the same for both networks."""
+    """Return the share of texts (percent) whose nearest other text is the same for both networks."""
     if len(ann) < 3:
         return None
     nearest = [(x @ x.T).fill_diagonal_(-2.0).argmax(1) for x in (ann, snn)]
@@ -136,7 +136,7 @@ def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
 
 
 def spearman(a: Tensor, b: Tensor) -> float | None:
-    """The correlation of ranks, those of equal values averaged; None where one side is constant.
+    """Return the rank correlation, with ranks of equal values averaged; None if one side is constant.
 
     >>> spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
     0.8
@@ -157,10 +157,10 @@ def _ranks(values: Tensor) -> Tensor:
 @task
 @dataclass(frozen=True)
 class Embedding:
-    """A network whose output is a vector for each text: (inputs, dimensions).
+    """A network whose output is one vector per text: (inputs, dimensions).
 
     Attributes:
-        length: tokens after which a text is cut.
+        length: number of tokens after which a text is cut.
     """
 
     length: int
@@ -190,73 +190,73 @@ class Embedding:
         }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """A point near each embedding, with normal noise: its information is the squared distance's curvature."""
+        """Sample a point near each embedding, with normal noise: its information is the squared distance's curvature."""
         seeds = torch.randint(2**62, (size,), generator=generator).tolist()
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
             found = vectors(output)
             sources = [torch.Generator().manual_seed(seeds[place]) for place in places.tolist()]
             noise = torch.stack([torch.randn(found.shape[1:], generator=source) for source in sources])
-            return (noise.to(found) * found).sum()  # log N up to what has no gradient
+            return (noise.to(found) * found).sum()  # log N up to terms without a gradient
 
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """1 − cosine, which is half the squared distance of the two directions: their KL under noise of deviation 1."""
+        """Return 1 − cosine, half the squared distance of the two directions: their KL under noise of deviation 1."""
         return 0.5 * (vectors(expected) - vectors(actual)).square().sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """What the cosine of both vectors lacks to 1."""
+        """Return 1 minus the cosine of both vectors."""
         return 1 - (vectors(expected) * vectors(actual)).sum(1)
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """1 where the cosine is below 0.99."""
+        """Return 1 where the cosine is below 0.99."""
         return ((vectors(expected) * vectors(actual)).sum(1) < ALIKE).float()
 
     def inputs(self, source: str) -> Items:
-        """The texts of a file."""
+        """Return the texts of a file."""
         return texts(source)
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """The texts of a file, perhaps in pairs with scores."""
+        """Return the texts of a file, perhaps in pairs with scores."""
         if annotations is not None:
             raise UsageError(f"{network.spec} reads text, and has no use for boxes. Leave --annotations out.")
         return texts(source)
 
     def named(self, items: Items, network: Described) -> Items:
-        """Texts have their numbers as labels."""
+        """Return the texts: their labels are their numbers."""
         return items
 
     def objective(self, items: Items) -> str:
-        """1 − cosine."""
+        """Return 1 − cosine."""
         return "kl"
 
     def front(self, items: Items) -> str:
-        """The cosine."""
+        """Return the cosine."""
         return "cosine"
 
     def load(self, item: Item) -> Any:
-        """The text."""
+        """Return the text."""
         return item.content.text
 
     def metric(self, items: Items, network: Described) -> Metric:
-        """Cosine, retrieval agreement, and Spearman on pairs."""
+        """Return cosine, retrieval agreement, and Spearman on pairs."""
         return Similarity({int(item.label or 0): item.content for item in items})
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """A text is known as a whole."""
+        """Return None: a text is known as a whole."""
         return None
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """An embedding is neither right nor wrong."""
+        """Return None: an embedding is neither right nor wrong."""
         return None
 
     def with_length(self, length: int) -> Embedding:
-        """The same task with texts cut after another number of tokens."""
+        """Return the same task with texts cut after another number of tokens."""
         return replace(self, length=length)
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
-        """The text, and the cosine of its two embeddings."""
+        """Return the text, and the cosine of its two embeddings."""
         cosine = float((vectors(ann) * vectors(snn)).sum())
         shown = item.content.text if len(item.content.text) < 200 else item.content.text[:200] + "…"
         return {
@@ -267,12 +267,12 @@ class Embedding:
         }
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """There are no boxes to draw."""
+        """Return nothing: there are no boxes to draw."""
         raise UsageError(self.cannot["picture"])
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Spearman of both networks where pairs have scores; cosine and retrieval."""
+        """Summarize Spearman of both networks if pairs have scores, cosine and retrieval."""
         cosine, worst, retrieval = (evaluation[name] for name in ("cosine", "worst", "retrieval"))
         same = "" if retrieval is None else f", same nearest text {retrieval:.1f} %"
         paired = evaluation["pair_spearman"]
@@ -294,7 +294,7 @@ class Embedding:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Cosine, retrieval and Spearman."""
+        """Return cosine, retrieval and Spearman."""
         both = {f"{key.upper()} Spearman": (evaluation[key]["spearman"], 4) for key in ("ann", "snn")}
         return {
             "cosine": (evaluation["cosine"], 4),
@@ -304,7 +304,7 @@ class Embedding:
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """Spearman where pairs have scores, or else the cosine."""
+        """Return Spearman if pairs have scores, or else the cosine."""
         ann, snn = (evaluation[key]["spearman"] for key in ("ann", "snn"))
         if labeled and snn is not None and ann is not None:
             return Headline("Spearman with scores", ann, snn)

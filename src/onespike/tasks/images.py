@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 BUNDLED = Path(__file__).parent / "bundled"
 THUMBNAIL = 96
-"""The longer side of a shown image, in pixels."""
+"""The longer side of a displayed image, in pixels."""
 STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One input: a file, one row of a strip, or a part of a file that has been read already.
+    """One input: a file, one row of a strip, or a part of a file that was already read.
 
     Attributes:
-        name: how records refer to it.
+        name: its name in records.
         label: what it is scored by: a class, or a number by which a metric finds the truth.
         path: the file.
         row: its place in a file that holds several.
         id: its number in a COCO file.
-        content: what was read of a file that holds several.
+        content: what was read from a file that holds several inputs.
         sha256: the hash of that content.
     """
 
@@ -58,7 +58,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Items(Sequence[Item]):
-    """Images in their order, where they come from, the classes' names if the source gives them, and a truth beyond labels."""
+    """Images in order, their source, class names if the source gives them, and truth beyond labels."""
 
     source: str
     items: tuple[Item, ...]
@@ -81,11 +81,11 @@ class Items(Sequence[Item]):
 
 
 def list_images(folder: Path | str) -> Items:
-    """The images of a folder, sorted by name, with labels from its sub-folders.
+    """Return the images of a folder, sorted by name, with labels from its sub-folders.
 
     If every sub-folder's name is a number, that number is the label; otherwise it is the place of the name among
     the sorted names. A folder without sub-folders gives images without labels. Hidden files are left out.
-    `bundled:cifar10-test` and `bundled:cifar10-calibration` name the images that ship with onespike.
+    `bundled:cifar10-test` and `bundled:cifar10-calibration` are the images that ship with onespike.
     """
     source = str(folder)
     if source.startswith("bundled:"):
@@ -119,7 +119,7 @@ def list_images(folder: Path | str) -> Items:
 
 
 def limit(items: Items, count: int) -> Items:
-    """`count` images evenly spaced over the list, or all of them if there are fewer.
+    """Return `count` images evenly spaced over the list, or all of them if there are fewer.
 
     >>> ten = Items("ten", tuple(Item(str(i), None, Path()) for i in range(10)))
     >>> limit(ten, 4).names
@@ -135,7 +135,7 @@ def limit(items: Items, count: int) -> Items:
 
 
 def read_image(item: Item) -> Image:
-    """The image in RGB as it is stored: see `onespike.tasks.decode`."""
+    """Return the image in RGB as it is stored: see `onespike.tasks.decode`."""
     if item.row is not None:
         require_pillow(item.name)
         from PIL import Image
@@ -147,7 +147,7 @@ def read_image(item: Item) -> Image:
 
 
 def image_size(item: Item) -> tuple[int, int]:
-    """Width and height as the file's header states them."""
+    """Return width and height from the file's header."""
     return stated_size(item.path, _what(item))
 
 
@@ -165,11 +165,11 @@ def batches(
     load: Callable[[Item], Any] | None = None,
     threads: int = 2,
 ) -> Iterator[tuple[Any, Tensor | None]]:
-    """Batches of (inputs, labels) in the order of the list; threads read ahead by one batch.
+    """Yield batches of (inputs, labels) in list order; threads read ahead by one batch.
 
-    Labels are None as soon as one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
-    i-th on is read: what one of n processes takes. `collate` makes a network's input of the images' tensors, which
-    may then differ in size; without it they are stacked. `load` reads what the transform takes: an image, unless given.
+    Labels are None if one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
+    i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
+    may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
@@ -218,7 +218,7 @@ def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The images in and below a folder, links followed, hidden ones left out."""
+    """Yield the images in and below a folder; links are followed, hidden files left out."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -240,7 +240,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _named(path: Path) -> Path:
-    """The path itself, if records can be written about it."""
+    """Return the path, if records can contain its name."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -276,7 +276,7 @@ def unknown_strip(source: str, known: Iterable[str]) -> UsageError:
 
 @lru_cache(maxsize=2)
 def _strip(path: Path) -> tuple[int, bytes]:
-    """The side and all pixels of a strip, which has one square image in each of its rows."""
+    """Return the side and all pixels of a strip, which has one square image per row."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -284,7 +284,7 @@ def _strip(path: Path) -> tuple[int, bytes]:
 
 
 def thumbnail(image: Image) -> str:
-    """An image as a small PNG in a data URI, whatever its size."""
+    """Return an image of any size as a small PNG in a data URI."""
     image = image.copy()
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()

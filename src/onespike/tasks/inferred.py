@@ -1,4 +1,4 @@
-"""What an output means where nobody says so: the scores of classes, or numbers with normal noise."""
+"""The meaning of an output without a task: the scores of classes, or numbers with normal noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onespike.tasks.classification import Classification
 
 
 def numbers_in(output: Any) -> list[Tensor]:
-    """The floating-point tensors of an output."""
+    """Return the floating-point tensors of an output."""
     parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, Tensor) else output
     found = [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
     if not found:
@@ -27,21 +27,21 @@ def numbers_in(output: Any) -> list[Tensor]:
 
 
 def _spread(x: Tensor) -> Tensor:
-    """The standard deviation of an output's numbers; 1 where they are all alike."""
+    """Return the standard deviation of an output's numbers; 1 if they are all equal."""
     spread = (x.detach() - x.detach().mean()).square().mean().sqrt()
     return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
 class Numbers:
-    """Any output: its numbers are normal, with the deviation of their own spread.
+    """Any output: its numbers are normal, with the standard deviation of the output itself.
 
-    The divergence of two outputs is half their mean squared difference, relative to that spread.
+    The divergence of two outputs is half their mean squared difference, relative to that deviation.
     """
 
     positional: ClassVar[bool] = True
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """Normal noise on every number; each tensor counts as one, whatever its size."""
+        """Sample with normal noise on every number; each tensor counts as one, regardless of size."""
         seeds = torch.randint(2**62, (size,), generator=generator).tolist()
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
@@ -49,12 +49,12 @@ class Numbers:
             for x in numbers_in(output):
                 noise = torch.randn(x.shape, generator=source).to(x)
                 total.append((noise * x).sum() / _spread(x) / max(x.numel() / len(places), 1) ** 0.5)
-            return torch.stack(total).sum()  # log N up to what has no gradient
+            return torch.stack(total).sum()  # log N up to terms without a gradient
 
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """½·((expected − actual)/spread)², its mean over the numbers of an input, summed over inputs."""
+        """Return ½·((expected − actual)/spread)², averaged over the numbers of an input, summed over inputs."""
         terms = []
         for a, b in zip(numbers_in(expected), numbers_in(actual), strict=True):
             inputs = len(a) if a.dim() else 1
@@ -62,18 +62,18 @@ class Numbers:
         return torch.stack(terms).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """The share of the numbers' variance that is not explained."""
+        """Return the share of the numbers' variance that is not explained."""
         a, b = numbers_in(expected)[0], numbers_in(actual)[0]
         return ((a - b) / _spread(a)).flatten(1).square().mean(1)
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """1 where an input's numbers are further apart than their spread."""
+        """Return 1 where an input's numbers differ by more than their spread."""
         a, b = numbers_in(expected)[0], numbers_in(actual)[0]
         return (((a - b) / _spread(a)).flatten(1).square().mean(1) > 1).float()
 
 
 def infer(output: Any) -> Meaning:
-    """Classes for logits of shape (inputs, classes), numbers for anything else.
+    """Return classes for logits of shape (inputs, classes), numbers for anything else.
 
     >>> [type(infer(x)).__name__ for x in (torch.zeros(4, 10), torch.zeros(4, 1), {"depth": torch.zeros(4, 8, 8)})]
     ['Classification', 'Numbers', 'Numbers']
@@ -84,12 +84,12 @@ def infer(output: Any) -> Meaning:
 
 
 class Inferred:
-    """The meaning of whatever output it is shown, for networks that come without a task."""
+    """The meaning of the first output that it sees, for networks without a task."""
 
     positional: ClassVar[bool] = True
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """As the first output says."""
+        """Sample as the first output implies."""
         kept: list[Drawing] = []
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
@@ -100,18 +100,18 @@ class Inferred:
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """As the original's output says."""
+        """Return the divergence that the original's output implies."""
         return infer(expected).divergence(expected, actual)
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """As the original's output says."""
+        """Return the loss that the original's output implies."""
         return infer(expected).lost(expected, actual)
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As the output says."""
+        """Return the correctness that the output implies."""
         meaning = infer(output)
         return meaning.right(output, labels) if isinstance(meaning, Classification) else None
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """As the original's output says."""
+        """Return the differences that the original's output implies."""
         return infer(expected).differences(expected, actual)

@@ -1,15 +1,15 @@
-"""How sure a figure is: 95 % intervals, and how they are written."""
+"""The certainty of a figure: 95 % intervals, and their text form."""
 
 from __future__ import annotations
 
 import math
 
 NORMAL = 1.96
-"""Standard errors to either side."""
+"""Standard errors on either side."""
 
 
 def share_interval(percent: float, inputs: int) -> tuple[float, float]:
-    """The 95 % interval of a share of so many inputs, in percent (Wilson's, which holds near 0 and 100, too).
+    """Return the 95 % interval of a share of `inputs` inputs, in percent (Wilson's, which also holds near 0 and 100).
 
     >>> low, high = share_interval(100.0, 100)
     >>> round(low, 1), round(high, 1)
@@ -24,12 +24,12 @@ def share_interval(percent: float, inputs: int) -> tuple[float, float]:
 
 
 def interval(value: float, error: float) -> tuple[float, float]:
-    """The 95 % interval of a figure with this standard error."""
+    """Return the 95 % interval of a figure with this standard error."""
     return value - NORMAL * error, value + NORMAL * error
 
 
 def spelled(bounds: tuple[float, float], digits: int = 1, sign: bool = False) -> str:
-    """An interval in words.
+    """Return an interval as text.
 
     >>> spelled((-1.46, 0.51), sign=True)
     '95 %: −1.5 to +0.5'

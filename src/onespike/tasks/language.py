@@ -18,9 +18,9 @@ from onespike.tasks.perplexity import Perplexity, WindowPerplexity, divergence, 
 from onespike.tasks.windows import Tokenizer, pack, pack_short, windows_of
 
 BEST, BEFORE = 3, 24
-"""Next tokens of each network that an example shows, and tokens of the text before them."""
+"""Next tokens that an example shows per network, and tokens of the text before them."""
 ALIKE = 0.1
-"""Two networks write the same if no more than this share of next tokens differs."""
+"""Two networks write the same if at most this share of next tokens differs."""
 
 
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
@@ -34,9 +34,9 @@ class Language:
     """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens).
 
     Attributes:
-        tokenizer: texts as numbers.
-        length: tokens of one window.
-        context: tokens that the network can read, or read and write, at most; None where that is not known.
+        tokenizer: turns texts into numbers.
+        length: number of tokens per window.
+        context: the largest number of tokens that the network can read, or read and write; None if unknown.
     """
 
     tokenizer: Tokenizer
@@ -68,7 +68,7 @@ class Language:
         }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """A next token at every position, of that position's own softmax."""
+        """Sample a next token at every position, from that position's softmax."""
         seeds = torch.randint(2**62, (size,), generator=generator).tolist()
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
@@ -82,56 +82,56 @@ class Language:
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """KL of the next token, a mean over positions."""
+        """Return KL of the next token, averaged over positions."""
         pairs = zip(scores_of(expected), scores_of(actual), strict=True)
         return torch.stack([divergence(a, b).mean() for a, b in pairs]).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """By how much the perplexity rises, as a share, on text drawn from the original network: exp(KL) − 1."""
+        """Return the relative rise of the perplexity on text drawn from the original network: exp(KL) − 1."""
         pairs = zip(scores_of(expected), scores_of(actual), strict=True)
         return torch.stack([divergence(a, b).mean() for a, b in pairs]).expm1()
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """The share of positions with another best token; up to a tenth of them, a window counts as the same."""
+        """Return the share of positions with another best token; a window with at most a tenth counts as the same."""
         parted = (scores_of(expected).argmax(-1) != scores_of(actual).argmax(-1)).float().mean(1)
         return torch.where(parted > ALIKE, parted, 0.0)
 
     def inputs(self, source: str) -> Items:
-        """The windows of a text."""
+        """Return the windows of a text."""
         return pack(source, self.tokenizer, self.length)
 
     def typed(self, source: str) -> Items:
-        """What somebody types: a short text is one short window."""
+        """Return windows of typed text: a short text is one short window."""
         return pack_short(source, self.tokenizer, self.length)
 
     def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """The windows of a text: what follows a token is in the text itself."""
+        """Return the windows of a text: the text itself says what follows a token."""
         if annotations is not None:
             raise UsageError(f"{network.spec} reads text, and has no use for boxes. Leave --annotations out.")
         return self.inputs(source)
 
     def named(self, items: Items, network: Described) -> Items:
-        """Windows have their numbers as labels."""
+        """Return the windows: their labels are their numbers."""
         return items
 
     def objective(self, items: Items) -> str:
-        """KL: it is steadier than perplexity, which may fall below the original's by chance."""
+        """Return KL: it is steadier than perplexity, which may fall below the original's by chance."""
         return "kl"
 
     def front(self, items: Items) -> str:
-        """Perplexity."""
+        """Return perplexity."""
         return "perplexity"
 
     def load(self, item: Item) -> Any:
-        """The tokens of a window."""
+        """Return the tokens of a window."""
         return item.content.ids
 
     def metric(self, items: Items, network: Described) -> Metric:
-        """Perplexity of both networks, KL and agreement."""
+        """Return perplexity of both networks, KL and agreement."""
         return Perplexity(windows_of(items))
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """The token there, and whether it is the first."""
+        """Return the token there, and whether it is the first."""
         ids = inputs["input_ids"]
         if place >= ids.shape[1]:
             return None
@@ -139,15 +139,15 @@ class Language:
         return f"{token!r}, the first" if place == 0 else repr(token)
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """A window with many tokens is neither right nor wrong."""
+        """Return None: a window with many tokens is neither right nor wrong."""
         return None
 
     def with_length(self, length: int) -> Language:
-        """The same task with windows of another length."""
+        """Return the same task with windows of another length."""
         return replace(self, length=length)
 
     def prompts(self, texts: Sequence[str], more: int) -> dict[str, Tensor]:
-        """Texts to be continued by so many tokens, as one batch: shorter ones are padded on the left."""
+        """Return texts to continue by `more` tokens, as one batch: shorter ones are padded on the left."""
         found = [self.tokenizer.encode(text)[0] for text in texts]
         for text, ids in zip(texts, found, strict=True):
             if not ids:
@@ -163,11 +163,11 @@ class Language:
         return {"input_ids": padded, "attention_mask": mask}
 
     def said(self, ids: Tensor | Sequence[int]) -> str:
-        """The text of tokens, without those that are none of it."""
+        """Return the text of tokens, without special tokens."""
         return self.tokenizer.decode(ids.tolist() if isinstance(ids, Tensor) else ids, bare=True)
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
-        """The place of a window where the networks are furthest apart, and what each would write next."""
+        """Return the place of a window where the networks differ most, and what each would write next."""
         first, second = scores_of(ann)[0], scores_of(snn)[0]
         place = int(divergence(first.float(), second.float()).argmax())
         before = self.tokenizer.decode(item.content.ids[max(0, place + 1 - BEFORE) : place + 1].tolist())
@@ -192,12 +192,12 @@ class Language:
         return [[self.tokenizer.decode([int(t)]), float(v)] for v, t in zip(values, tokens, strict=True)]
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """There are no boxes to draw."""
+        """Return nothing: there are no boxes to draw."""
         raise UsageError(self.cannot["picture"])
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Perplexity by both conventions and bits per byte of both networks, agreement and KL."""
+        """Summarize perplexity by both conventions, bits per byte of both networks, agreement and KL."""
         names = ("perplexity", "word_perplexity", "bits_per_byte")
         rows = tuple(tuple(evaluation[key][name] for name in names) for key in ("ann", "snn"))
         ann, snn, windows = rows[0][0], rows[1][0], evaluation["windows"]
@@ -224,7 +224,7 @@ class Language:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Perplexity of both networks, agreement and KL."""
+        """Return perplexity of both networks, agreement and KL."""
         both = {f"{key.upper()} perplexity": (evaluation[key]["perplexity"], 3) for key in ("ann", "snn")}
         return {
             **both,
@@ -234,7 +234,7 @@ class Language:
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """Perplexity per token."""
+        """Return perplexity per token."""
         ann, snn = (evaluation[key]["perplexity"] for key in ("ann", "snn"))
         if labeled:
             return Headline("perplexity per token", ann, snn, evaluation.get("standard_error"))

@@ -1,9 +1,9 @@
-"""What a detector's output means: a set of objects, each there or not, with a box and perhaps a mask.
+"""The meaning of a detector's output: a set of objects, each present or not, with a box and perhaps a mask.
 
-The model of one image's output: object i is there with probability s_i, its score; if it is, its sides are normal
-around its box with a deviation of a tenth of its size, and its mask is one draw of all pixels together, each on with its own
-probability. Draws from it give Fisher information, and the divergence of two such outputs is Σ KL(s‖s′) + s·(KL of
-boxes + mean KL of pixels) over the objects that both have.
+The model of one image's output: object i is present with probability s_i, its score. If it is, its sides are normal
+around its box with a deviation of a tenth of its size, and its mask is one sample of all pixels together, each on
+with its probability. Samples from it give Fisher information, and the divergence of two such outputs is
+Σ KL(s‖s′) + s·(KL of boxes + mean KL of pixels) over the objects that both have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Found = Mapping[str, Tensor]
 """`scores` and `labels` (n), `boxes` (n, 4) as corners, and perhaps `masks` (n, height, width) as probabilities."""
 
 DEVIATION = 0.1
-"""The noise on the sides of a box, as a part of its width and height: about what AP's strict thresholds can tell."""
+"""The noise on the sides of a box, relative to its width and height: about the resolution of AP's strict thresholds."""
 LEAST = 1e-3
 """The score of an object that a network does not report."""
 OVERLAP = 0.5
@@ -25,7 +25,7 @@ SURE = 1e-6
 
 
 def _bernoulli(on: Tensor, p: Tensor) -> Tensor:
-    """Log-probability of draws, or the expectation of it where `on` is a probability."""
+    """Return the log-probability of samples, or its expectation where `on` is a probability."""
     p = p.clamp(SURE, 1 - SURE)
     return on * p.log() + (1 - on) * (1 - p).log()
 
@@ -35,20 +35,20 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _size(boxes: Tensor) -> Tensor:
-    """Width, height, width, height of each box."""
+    """Return width, height, width, height of each box."""
     sides = (boxes[:, 2:] - boxes[:, :2]).detach().abs().clamp(min=SURE)
     return torch.cat([sides, sides], 1)
 
 
 def _per_object(pixels: Tensor, masks: Tensor) -> Tensor:
-    """The sum over pixels, relative to the area of each object's mask."""
+    """Return the sum over pixels, relative to the area of each object's mask."""
     return pixels.flatten(1).sum(1) / masks.detach().flatten(1).sum(1).clamp(min=1)
 
 
 def drawn(found: Found, generator: Generator) -> Tensor:
-    """The log-probability of an image's objects, boxes and masks as drawn from the output itself.
+    """Return the log-probability of an image's objects, boxes and masks as sampled from the output.
 
-    Boxes and masks are weighted with √score, so that their information has the weight of the score.
+    Boxes and masks are weighted with √score, so that the score weights their information.
     """
 
     def uniform(like: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def drawn(found: Found, generator: Generator) -> Tensor:
 
 
 def _corners(found: Found) -> Tensor:
-    """Boxes, or those around the masks."""
+    """Return the boxes, or those around the masks."""
     boxes = found.get("boxes")
     if boxes is not None:
         return boxes.detach().float().cpu()
@@ -83,7 +83,7 @@ def _corners(found: Found) -> Tensor:
 
 
 def overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of all pairs of boxes.
+    """Return the intersection over union of all pairs of boxes.
 
     >>> overlaps(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2], [0, 0, 2, 2]]))
     tensor([[0.3333, 1.0000]])
@@ -96,10 +96,10 @@ def overlaps(first: Tensor, second: Tensor) -> Tensor:
 
 
 def paired(first: Found, second: Found) -> tuple[Tensor, Tensor]:
-    """Places of the objects that two outputs share, in either of them.
+    """Return the places of the objects that two outputs share, in each of them.
 
-    Each object of the first takes the best free one of the same class that overlaps it by half at least; surer ones
-    choose first.
+    Each object of the first takes the best free one of the same class that overlaps it by at least half; objects with
+    higher scores choose first.
     """
     same = first["labels"].cpu()[:, None] == second["labels"].cpu()[None]
     shared = torch.where(same, overlaps(_corners(first), _corners(second)), torch.zeros(()))
@@ -120,7 +120,7 @@ def _rest(count: int, places: Tensor) -> Tensor:
 
 
 def unlike(expected: Found, actual: Found) -> Tensor:
-    """The divergence of an image's objects from the expected ones."""
+    """Return the divergence of an image's objects from the expected ones."""
     i, j = paired(expected, actual)
     p, q = expected["scores"], actual["scores"]
     i, j = i.to(p.device), j.to(q.device)
@@ -141,7 +141,7 @@ def unlike(expected: Found, actual: Found) -> Tensor:
 
 
 def parted(first: Found, second: Found, score: float) -> int:
-    """Objects with this score at least that only one of two outputs has."""
+    """Return the number of objects with at least this score that only one of two outputs has."""
     first, second = (_above(found, score) for found in (first, second))
     return len(first["scores"]) + len(second["scores"]) - 2 * len(paired(first, second)[0])
 

@@ -1,4 +1,4 @@
-"""How well both networks predict the next token: perplexity in two conventions, KL and agreement, on the fly."""
+"""How well both networks predict the next token: perplexity in two conventions, KL and agreement, in one pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NETWORKS = {"ann": "original", "snn": "spiking"}
 
 
 def scores_of(output: Any) -> Tensor:
-    """Logits of shape (inputs, positions, tokens)."""
+    """Return logits of shape (inputs, positions, tokens)."""
     found: Tensor = logits(output)
     if not isinstance(found, Tensor) or found.dim() != 3:
         raise DataError(
@@ -29,12 +29,12 @@ def scores_of(output: Any) -> Tensor:
 
 
 def log_probabilities(scores: Tensor) -> Tensor:
-    """In float32 whatever the network computes in."""
+    """Return log-probabilities in float32, regardless of the network's type."""
     return scores.float().log_softmax(-1)
 
 
 def predicted(scores: Tensor, window: Window) -> Tensor:
-    """The log-probability of what follows each position of a window, in double precision."""
+    """Return the log-probability of what follows each position of a window, in double precision."""
     targets = window.targets.to(scores.device)
     parts = zip(scores[: len(targets)].split(POSITIONS), targets.split(POSITIONS), strict=True)
     found = [log_probabilities(s).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
@@ -42,18 +42,18 @@ def predicted(scores: Tensor, window: Window) -> Tensor:
 
 
 def divergence(expected: Tensor, actual: Tensor) -> Tensor:
-    """KL(expected ‖ actual) of each position, (…, positions); tokens of probability 0 add nothing."""
+    """Return KL(expected ‖ actual) per position, (…, positions); tokens of probability 0 add nothing."""
     log_p, log_q = expected.log_softmax(-1), actual.log_softmax(-1)
     terms = log_p.exp() * (log_p - log_q)
     return terms.masked_fill(log_p == -torch.inf, 0.0).sum(-1)
 
 
 class Perplexity:
-    """Perplexity of both networks, the KL of each next token (nats) and how often the best one is the same (percent).
+    """Perplexity of both networks, the KL of each next token (nats) and the agreement on the best one (percent).
 
     `perplexity` is exp of the mean over windows of −log p of every token but the first, as in the tables of GPTQ.
-    `word_perplexity` is exp(−log p of all tokens / words), as lm-evaluation-harness counts, the text being one
-    document in windows of this length; `bits_per_byte` is −log₂ p of all tokens / bytes.
+    `word_perplexity` is exp(−log p of all tokens / words), as lm-evaluation-harness counts if the text is one
+    document in windows of this length. `bits_per_byte` is −log₂ p of all tokens / bytes.
     """
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
@@ -66,7 +66,7 @@ class Perplexity:
         self.sums, self.squares = {"ann": 0.0, "snn": 0.0}, {"ann": 0.0, "snn": 0.0, "both": 0.0}
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Take in both networks' scores for the windows with these numbers."""
+        """Add both networks' scores for the windows with these numbers."""
         if labels is None:
             raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
         both = {"ann": scores_of(ann).detach(), "snn": scores_of(snn).detach()}
@@ -95,7 +95,7 @@ class Perplexity:
         self.bytes = None if self.bytes is None or window.bytes is None else self.bytes + window.bytes
 
     def merge(self, other: Perplexity) -> None:
-        """Take in what another one has seen."""
+        """Add what another metric has seen."""
         for name in ("count", "positions", "agreeing", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("words", "bytes"):
@@ -106,7 +106,7 @@ class Perplexity:
             setattr(self, table, {name: mine[name] + more[name] for name in mine})
 
     def compute(self) -> dict[str, Any]:
-        """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
+        """Return `{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.count:
             raise DataError("no window was scored. Give a text.")
         found = {name: self._figures(name) for name in NETWORKS}
@@ -129,7 +129,7 @@ class Perplexity:
         return {"perplexity": _exp(self.sums[name] / self.count), **figures}
 
     def _error(self, ann: float | None, snn: float | None) -> float | None:
-        """The standard error of the difference, paired window by window, to first order."""
+        """Return the standard error of the difference, paired by window, to first order."""
         if self.count < 2 or ann is None or snn is None:
             return None
         n = self.count
@@ -144,7 +144,7 @@ class Perplexity:
 
 
 def _exp(value: float) -> float | None:
-    """None where it is beyond every number."""
+    """Return exp(value); None if it overflows."""
     return math.exp(value) if value < 700 else None
 
 

@@ -1,4 +1,4 @@
-"""What two detectors find on the same images, side by side: boxes, masks, scores."""
+"""Pictures of what two detectors find on the same images: boxes, masks, scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
-"""Okabe and Ito's, one per class in turn."""
+"""Okabe and Ito's palette, one color per class in turn."""
 
 SMALLEST_SCORE = 0.3
 SIDE = 2.4
@@ -24,7 +24,7 @@ def predictions(
     categories: Mapping[int, str],
     smallest: float = SMALLEST_SCORE,
 ) -> Figure:
-    """One row for the original and one for the spiking network, one column per image.
+    """Draw one row for the original and one for the spiking network, one column per image.
 
     Args:
         images: (Pillow image, image id) pairs.
@@ -42,7 +42,7 @@ def predictions(
 
 
 def found_on(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
-    """One image with what one network found on it, and no margin."""
+    """Draw one image with one network's results, without margin."""
     width, height = (SIDE * side / max(image.size) for side in image.size)
     made, axes = figure(width, height, margin=False)
     _panel(axes, image, results, categories)
@@ -54,7 +54,7 @@ def _panel(
 ) -> None:
     axes.imshow(image, interpolation="nearest")
     axes.axis("off")
-    for result in sorted(results, key=lambda r: r["score"]):  # the best lie on top
+    for result in sorted(results, key=lambda r: r["score"]):  # the best results are on top
         _draw(axes, result, categories, image.size)
 
 

@@ -21,7 +21,7 @@ from onespike.tasks.coco import (
 )
 
 DRAWS = 100
-"""Sets of images that a standard error of AP is the spread of."""
+"""The number of image samples whose spread is the standard error of AP."""
 
 
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
@@ -34,7 +34,7 @@ class AveragePrecision:
     Args:
         coco: the truth.
         results: turns a network's output and the images' COCO records into COCO results.
-        masks: whether masks are scored beside boxes.
+        masks: whether masks are scored as well as boxes.
         categories: the network's class numbers → category ids; results of other classes are dropped. None if the
             results name category ids already.
     """
@@ -55,20 +55,20 @@ class AveragePrecision:
         self.images: list[int] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Take in both networks' outputs for the images with these ids."""
+        """Add both networks' outputs for the images with these ids."""
         numbers = _ids(labels)
         for network, output in (("ann", ann), ("snn", snn)):
             self.found[network].extend(self.checked(output, network, numbers))
         self.images.extend(numbers)
 
     def merge(self, other: AveragePrecision) -> None:
-        """Take in what another one has seen."""
+        """Add what another metric has seen."""
         for network, found in other.found.items():
             self.found[network].extend(found)
         self.images.extend(other.images)
 
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
-        """An output's results on the images with these ids, with the annotations' categories."""
+        """Return an output's results on the images with these ids, with the annotations' categories."""
         known = self.coco.categories
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
             if self.categories is not None:
@@ -88,13 +88,13 @@ class AveragePrecision:
             yield result
 
     def evaluators(self, kind: str) -> dict[str, Any]:
-        """pycocotools' evaluators of both networks, boxes or masks."""
+        """Return pycocotools' evaluators of both networks, for boxes or masks."""
         return {
             network: evaluated(self.coco, found, kind, self.images) for network, found in self.found.items()
         }
 
     def compute(self) -> dict[str, Any]:
-        """`{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
+        """Return `{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
         if not self.images:
             raise DataError("no image was scored. Give at least one annotated image.")
         record: dict[str, Any] = {"task": "detection", "ann": {}, "snn": {}, "classes": {}}
@@ -105,7 +105,7 @@ class AveragePrecision:
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
-        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # of the headline's shape
+        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # for the headline's shape
         record["difference"] = None if ann is None or snn is None else snn - ann
         record["standard_error"] = paired_error(list(evaluators.values()))
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
@@ -114,7 +114,7 @@ class AveragePrecision:
 
 
 def paired_error(evaluators: Sequence[Any]) -> float | None:
-    """The standard error of the difference between two networks' AP, by a bootstrap over images; None for one image."""
+    """Return the standard error of the difference of two networks' AP, bootstrapped over images; None for one image."""
     gaps = [after - before for before, after in resampled(evaluators, DRAWS)]
     known = torch.tensor([gap for gap in gaps if not math.isnan(gap)], dtype=torch.float64)
     return float(known.std()) if len(known) > 1 and len(evaluators[0].params.imgIds) > 1 else None
@@ -127,7 +127,7 @@ def _ids(labels: Tensor | None) -> list[int]:
 
 
 class Precision:
-    """AP of the spiking network alone: of masks, or else of boxes. No sum over batches gives it."""
+    """AP of the spiking network alone: of masks, or else of boxes. It is not a sum over batches."""
 
     def __init__(self, metric: AveragePrecision) -> None:
         self.metric = metric
@@ -135,13 +135,13 @@ class Precision:
         self.images: list[int] = []
 
     def update(self, expected: Any, actual: Any, labels: Tensor | None, size: int) -> None:
-        """Take in outputs for the images with these ids."""
+        """Add outputs for the images with these ids."""
         numbers = _ids(labels)
         self.found.extend(self.metric.checked(actual, "snn", numbers))
         self.images.extend(numbers)
 
     def value(self) -> float:
-        """AP in percent."""
+        """Return AP in percent."""
         coco, kind = self.metric.coco, self.metric.kinds[-1]
         figure = average_precision(coco, self.found, kind, self.images)[0]["AP"]
         if figure is None:

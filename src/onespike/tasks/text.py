@@ -14,21 +14,21 @@ from onespike.errors import DataError
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
 DATASETS = "datasets:"
 BETWEEN = "\n\n"
-"""What stands between the rows of a dataset that are one text, as GPTQ joins WikiText."""
+"""The separator between the rows of a dataset that form one text, as GPTQ joins WikiText."""
 PAIRS = (("sentence1", "sentence2"), ("text", "pair"), ("text1", "text2"))
-"""Names under which rows of JSON hold two texts that belong together."""
+"""Names under which JSON rows hold two texts that belong together."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text, or the numbers of its tokens; for pairs the other text, and how alike people find them.
+    """One text, or the numbers of its tokens; for pairs also the other text and their rated similarity.
 
     Attributes:
-        name: how errors and records refer to it.
-        text: what it says; empty where tokens are given.
-        ids: tokens, where the source has been tokenized before.
+        name: its name in errors and records.
+        text: its contents; empty if tokens are given.
+        ids: tokens, if the source is already tokenized.
         other: the second text of a pair.
-        score: how alike the two are.
+        score: how similar the two are.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Document:
 
 
 def documents(source: str) -> list[Document]:
-    """Every document of a source, empty ones left out.
+    """Return every document of a source; empty ones are left out.
 
-    A `.txt` file (or `.md`, `.raw`, `.text`) is one document, a folder has one in each file, a `.jsonl` file one in
-    each row: `{"text": …}`, `{"input_ids": […]}`, or two texts as `{"sentence1": …, "sentence2": …, "score": …}`. A
-    `.tsv` file has a pair in each row, and may have a score. `datasets:NAME[,CONFIGURATION][@SPLIT]` is read by the
+    A `.txt` file (or `.md`, `.raw`, `.text`) is one document, a folder has one per file, a `.jsonl` file one per
+    row: `{"text": …}`, `{"input_ids": […]}`, or two texts as `{"sentence1": …, "sentence2": …, "score": …}`. A
+    `.tsv` file has one pair per row, perhaps with a score. `datasets:NAME[,CONFIGURATION][@SPLIT]` is read by the
     library of that name, or from a folder that its `save_to_disk` wrote; its rows are joined to one document.
     """
     if source.startswith(DATASETS):
@@ -102,7 +102,7 @@ def _row(name: str, line: str) -> Document:
 
 
 def _has_characters(row: Any) -> bool:
-    """Whether all that is written as escapes can be written as UTF-8."""
+    """Return whether UTF-8 can hold everything that is written as escapes."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -142,7 +142,7 @@ def _dataset(source: str) -> Document:
         else:
             rows = datasets.load_dataset(name, configuration or None, split=split or "test")
         texts = rows["text"]
-    except Exception as error:  # whatever the library and the place it reads from may raise
+    except Exception as error:  # any exception of the library or the place it reads from
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
             f"{source}: the dataset cannot be read ({reason}). "

@@ -1,4 +1,4 @@
-"""Documents → tokens, packed into windows of one length: what a language model is fed with and scored by."""
+"""Documents → tokens, packed into windows of one length, for a language model to read and be scored by."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from onespike.tasks.text import Document, documents
 
 
 class Tokenizer(Protocol):
-    """Texts as numbers.
+    """Converts texts to numbers and back.
 
     Attributes:
-        size: how many tokens the network knows: their numbers are below it.
+        size: number of tokens that the network knows; token numbers are below it.
     """
 
     @property
     def size(self) -> int: ...
 
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
-        """The tokens of a text, and the place in it where each begins, if that is known."""
+        """Return the tokens of a text, and the place in it where each begins, if known."""
 
     def decode(self, ids: Sequence[int], bare: bool = False) -> str:
-        """The text of some tokens; `bare` leaves out those that open, end and pad a text."""
+        """Return the text of some tokens; `bare` leaves out those that open, end and pad a text."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Window:
     Attributes:
         ids: the tokens.
         following: the token after the last, which is the first of the next window; None at the end of the text.
-        words: words that begin in what is predicted here: all tokens but the first, and the one that follows.
-        bytes: bytes of that in UTF-8. Both are None where the text itself is not known.
+        words: words that begin in the predicted part: all tokens but the first, and the one that follows.
+        bytes: bytes of that part in UTF-8. Both are None if the text is unknown.
     """
 
     ids: Tensor
@@ -52,13 +52,13 @@ class Window:
 
     @property
     def targets(self) -> Tensor:
-        """What each position should predict; one less than there are positions at the end of the text."""
+        """Return what each position should predict; one fewer than the positions at the end of the text."""
         last = [] if self.following is None else [self.following]
         return torch.cat([self.ids[1:], torch.tensor(last, dtype=self.ids.dtype)])
 
 
 def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
-    """The windows of a source: its documents one after the other, cut every `length` tokens; the rest is dropped."""
+    """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped."""
     ids, words, sizes, known = list[int](), list[int](), list[int](), True
     for document in documents(source):
         for token, started, size in _tokens(document, tokenizer):
@@ -88,18 +88,18 @@ def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
 
 
 def pack_short(source: str, tokenizer: Tokenizer, length: int) -> Items:
-    """The windows of a source; a text that is shorter than one is a window of its own length."""
+    """Return the windows of a source; a text shorter than one window is one short window."""
     tokens = sum(1 for document in documents(source) for _ in _tokens(document, tokenizer))
     return pack(source, tokenizer, max(2, min(tokens, length)))
 
 
 def windows_of(items: Items) -> dict[int, Window]:
-    """Windows by their number, which is the label that a batch brings along."""
+    """Return windows by number, which is the label that a batch brings."""
     return {int(item.label or 0): item.content for item in items}
 
 
 def _tokens(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[int, int | None, int | None]]:
-    """Each token with the words that begin in it and its bytes; None where that is not known."""
+    """Yield each token with the words that begin in it and its bytes; None where unknown."""
     if document.ids is not None:
         yield from ((token, None, None) for token in _checked(document, document.ids, tokenizer.size))
         return
@@ -115,7 +115,7 @@ def _tokens(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[int, int
 
 
 def _sums(text: str) -> tuple[list[int], list[int]]:
-    """How many words begin, and how many bytes there are, before each place of a text.
+    """Return how many words begin, and how many bytes there are, before each place of a text.
 
     >>> _sums("a bé")
     ([0, 1, 1, 2, 2], [0, 1, 2, 3, 5])
