@@ -1,4 +1,4 @@
-"""Why did accuracy fall? Measurements of a run first (`checkup`), findings as a pure function of them second."""
+"""Why accuracy fell: first measurements of a run (`checkup`), then findings as a pure function of them."""
 
 from onespike.doctor.findings import Finding, diagnose
 from onespike.doctor.measurement import Checkup, checkup

@@ -1,4 +1,4 @@
-"""Where two networks part: how far the spiking one has drifted from the original, site after site."""
+"""Drift: how far the spiking network departs from the original, site by site."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting
 
 KEPT = 1 << 16
-"""Elements compared at a site, evenly spaced: enough for a power, and memory stays small."""
+"""Elements compared per site, evenly spaced: enough for a power, with little memory."""
 
 
 def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
-    """Signal to noise (dB) of what each site receives, against the original network, in the order of execution.
+    """Return the signal-to-noise ratio (dB) of each site's input against the original network, in execution order.
 
     Args:
         snn: a converted network; with all its sites analog it is the original.

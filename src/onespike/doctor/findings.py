@@ -1,4 +1,4 @@
-"""Measured results → at most five findings, worst first, each with its share of the loss and what to type."""
+"""Measured results → at most five findings, worst first, each with its share of the loss and a command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onespike.doctor.measurement import VARIANTS, Checkup
 
 MOST_FINDINGS = 5
 FEW_IMAGES = 16
-"""Fewer calibration images than this are too few to trust a threshold."""
+"""Fewer calibration images than this are too few for reliable thresholds."""
 FAR_SCALE = 4.0
-"""λ is off its optimum if the divergence is this many times the best one of the sweep, and answers change."""
+"""λ is off its optimum if the divergence is this many times the best of the sweep, and answers change."""
 ALARMING = 10.0
-"""A value so many times the largest level ruins all that comes after it."""
+"""A value this many times the largest level ruins everything after it."""
 WORTH = 0.1
-"""A remedy is worth a word if it takes away this share of the divergence."""
+"""A remedy is listed if it removes this share of the divergence."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Finding:
 
     Attributes:
         cause: its short name.
-        title: what was found.
+        title: the finding in words.
         evidence: the figures behind it.
-        share: the estimated share of the loss of accuracy; None where it is unknown.
-        command: what to try.
-        alarming: whether it is a mistake in the set-up; the others are ways to gain more.
+        share: the estimated share of the loss of accuracy; None if unknown.
+        command: the command to try.
+        alarming: whether it is a mistake in the setup; the others are ways to gain more.
     """
 
     cause: str
@@ -49,7 +49,7 @@ RULES: list[Rule] = []
 
 
 def diagnose(measured: Checkup) -> list[Finding]:
-    """What costs accuracy: mistakes, then passes that were not used, then other gains, the larger share first."""
+    """Return what costs accuracy: mistakes, then unused passes, then other gains, the larger share first."""
     found = [finding for rule in RULES for finding in rule(measured)]
     return sorted(found, key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))[
         :MOST_FINDINGS
@@ -57,7 +57,7 @@ def diagnose(measured: Checkup) -> list[Finding]:
 
 
 def split(measured: Checkup) -> tuple[float, float]:
-    """Shares of the loss: before conversion (the original is worse than published), and by conversion."""
+    """Return shares of the loss: before conversion (the original is worse than published), and by conversion."""
     ann, snn = measured.headline.original, measured.headline.spiking
     reference = measured.published
     if measured.better_normalization is not None:
@@ -69,7 +69,7 @@ def split(measured: Checkup) -> tuple[float, float]:
 
 
 def _gain(measured: Checkup, kl: float, before: float | None = None) -> float:
-    """The share of the loss that goes with a divergence falling to kl."""
+    """Return the share of the loss that is removed if the divergence falls to kl."""
     whole = measured.kl if before is None else before
     return max(1 - kl / whole, 0.0) * split(measured)[1] if whole > 0 else 0.0
 

@@ -1,4 +1,4 @@
-"""All that the doctor measures: one evaluation with a survey, then variants of the run on a few inputs."""
+"""The doctor's measurements: one evaluation with a survey, then variants of the run on a few inputs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
 PASSES: tuple[str, ...] = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
-"""Passes that a run without any is measured with; tuning would take hours."""
+"""Passes to measure for a run without passes; tuning would take hours."""
 
 OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
-"""What lets levels reach the largest values, and gives large tokens steps of their own."""
+"""Options that let levels reach the largest values, and give large tokens separate steps."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Checkup:
 
     Attributes:
         evaluation: figures, energy and speed of both networks on all images.
-        published: what the publisher of the weights states for the headline figure.
+        published: the published value of the headline figure.
         headline: that figure of both networks, on these images.
-        overlap: images that calibration has seen as well.
-        calibration_images: how many there were.
+        overlap: number of images that calibration has also seen.
+        calibration_images: number of calibration images.
         percentile: share of values (%) that each threshold should leave above it.
         sites: the survey of each spiking site, by name, with its share of saturated elements.
-        kl: of the run itself on the probe.
-        probe_images: inputs of the probe.
+        kl: divergence of the run on the probe.
+        probe_images: number of inputs in the probe.
         kinds: kind of site → kl with that kind analog.
         single: site → kl with that one site analog, for the worst kinds.
         scales: λ, kl and energy of a sweep, and whether it beats the run beyond chance.
@@ -69,12 +69,12 @@ class Checkup:
         passes: kl without passes and with `PASSES` at the same energy; None for a run that has passes.
         used: the passes of the run.
         energy: the energy column of the run.
-        budget: the energy that its passes were to meet.
+        budget: the energy that its passes had to meet.
         refused: name of a remedy → why it cannot be measured on this run.
         normalizations: name → how often the original network is right, in percent; `as given` is the run's own.
         better_normalization: the name of one that beats it beyond chance.
         outliers: site → values beyond its largest level, in the original network, and the tokens that carry them.
-        commands: what to run for each remedy.
+        commands: the command for each remedy.
     """
 
     evaluation: dict[str, Any]
@@ -185,9 +185,9 @@ def _single(pair: NetworkPair, probe: Probe, kinds: dict[str, float], progress: 
 def _variants(
     pair: NetworkPair, probe: Probe, progress: Progress
 ) -> tuple[tuple[float, float], dict[str, tuple[float, float]], dict[str, str]]:
-    """Calibrated anew on one half of the probe, by the same recipe and by others; measured on the other half.
+    """Calibrate again on one half of the probe, by the same recipe and by others; measure on the other half.
 
-    All of them go through the run's passes; `tune` is left out of both sides, since it takes long.
+    All of them go through the run's passes; `tune` is left out on both sides, since it takes long.
     """
     half, rest = probe.halves()
     inputs = [
@@ -215,7 +215,7 @@ def _variants(
 def _normalizations(
     pair: NetworkPair, items: Items, inputs: Sequence[Any]
 ) -> tuple[dict[str, float], str | None]:
-    """How often the original network is right under each known normalization, and the one that is clearly better."""
+    """Return how often the original is right under each known normalization, and the one that is clearly better."""
     task = pair.loaded.task
     if not items.labeled or not all(isinstance(x, Tensor) for x in inputs):
         return {}, None
@@ -234,7 +234,7 @@ def _normalizations(
                 answers.append(answer)
             right[name] = torch.cat([hits for hits, _ in answers])
             fit[name] = float(torch.cat([likelihoods for _, likelihoods in answers]).mean())
-    best = max(fit, key=lambda name: fit[name])  # likelihood tells neighbors apart where accuracy ties
+    best = max(fit, key=lambda name: fit[name])  # likelihood separates similar results with equal accuracy
     if OWN_LIBRARY in right and not beyond_chance(right[best], right[OWN_LIBRARY]):
         best = OWN_LIBRARY
     scores = {name: 100 * float(hits.double().mean()) for name, hits in right.items()}
@@ -253,7 +253,7 @@ def _commands(
     kinds: dict[str, float],
     better: str | None,
 ) -> dict[str, str]:
-    """What to type for each remedy; a new run gets a name beside the old one."""
+    """Return the command for each remedy; a new run gets a name beside the old one."""
     stored = run / WEIGHTS
     again = partial(convert_command, pair, f"{run}-2", weights=stored if stored.exists() else None)
     commands = {

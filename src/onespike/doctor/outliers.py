@@ -17,21 +17,21 @@ from onespike.sites import Operand, Visit, visiting
 from onespike.tasks import Task
 
 FAR = 1.5
-"""A value is an outlier if it is so many times what the largest level stands for."""
+"""A value is an outlier if it is this many times the value of the largest level."""
 NAMED = 3
 
 
 @dataclass
 class Outliers:
-    """What lies beyond the largest level of one site, in the original network.
+    """The values beyond the largest level of one site, in the original network.
 
     Attributes:
         largest: the largest value.
-        reach: what the largest level stands for there.
-        rows: rows (tokens) seen.
-        carrying: those of them with such a value.
-        first: those of them that are the first of their input.
-        named: what the task calls them → how often.
+        reach: the value of the largest level there.
+        rows: number of rows (tokens) seen.
+        carrying: rows with such a value.
+        first: rows among them that are the first of their input.
+        named: the task's name for a row → its number of occurrences.
     """
 
     largest: float = 0.0
@@ -46,7 +46,7 @@ class Outliers:
 
 
 def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, dict[str, Any]]:
-    """Sites whose largest level is far below their largest value: by name, the farthest first."""
+    """Return the sites whose largest level is far below their largest value: by name, the farthest first."""
     found: dict[str, Outliers] = {}
     batch: Any = None
 
@@ -78,7 +78,7 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
 
 
 def _name(row: Outliers, carrying: Tensor, batch: Any, task: Task) -> None:
-    """Count the rows that carry outliers, and what they are called."""
+    """Count the rows that carry outliers, by name."""
     row.carrying += int(carrying.sum())
     if carrying.dim() != 2 or row.named is None:
         return

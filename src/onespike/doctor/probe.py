@@ -1,4 +1,4 @@
-"""A few inputs kept in memory, on which variants of a converted network are compared with the original."""
+"""A probe: a few inputs in memory, on which variants of a converted network are compared with the original."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ COUNTED = 8
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a network is from the original: the task's KL (nats, a mean), and for each input whether they agree."""
+    """A network's distance from the original: the task's mean KL (nats), and per input whether they agree."""
 
     kl: float
     agrees: Tensor
 
     def beats(self, other: Distance) -> bool:
-        """Whether more answers turned right than chance would turn: over three standard errors, paired."""
+        """Return whether more answers became right than by chance: over three standard errors, paired."""
         return beyond_chance(self.agrees, other.agrees)
 
 
 def beyond_chance(better: Tensor, worse: Tensor) -> bool:
-    """Whether b inputs gained outweigh c lost by over 3·√(b + c), McNemar's test at three standard errors.
+    """Return whether b gained inputs outweigh c lost ones by over 3·√(b + c): McNemar's test at three standard errors.
 
     >>> beyond_chance(torch.ones(20) > 0, torch.arange(20) < 8), beyond_chance(torch.ones(20) > 0, torch.arange(20) < 16)
     (True, False)
@@ -61,7 +61,7 @@ class Probe:
         self.parts: list[tuple[int, Any]] = [(place, to(x, device)) for place, x in enumerate(batches)]
 
     def _expected(self, place: int, inputs: Any) -> Any:
-        """The original network's answer, in double precision: kept, or computed anew where it is large."""
+        """Return the original network's answer in double precision: kept, or computed again if it is large."""
 
         def compute() -> Any:
             with evaluating(self.ann):
@@ -71,11 +71,11 @@ class Probe:
 
     @property
     def images(self) -> int:
-        """Number of inputs."""
+        """Return the number of inputs."""
         return sum(count(inputs) for _, inputs in self.parts)
 
     def halves(self) -> tuple[list[Any], Probe]:
-        """Inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
+        """Return the inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
         rest = copy.copy(self)  # which knows the same answers
         rest.parts = self.parts[1::2] or self.parts
         return [inputs for _, inputs in self.parts[::2]], rest
@@ -88,7 +88,7 @@ class Probe:
         column: str = PAPER,
         progress: Progress = no_progress,
     ) -> list[dict[str, Any]]:
-        """kl, agreement (%) and energy over λ, and whether it `beats` the run's own λ, which is set at the end."""
+        """Return kl, agreement (%) and energy over λ, and whether it `beats` the run's λ, which is set at the end."""
         if not any(getattr(neuron, "scale", None) is not None for _, neuron in named_neurons(snn)):
             return []
         before, rows = self.distance(snn), list[dict[str, Any]]()
@@ -117,7 +117,7 @@ class Probe:
 
 @contextmanager
 def analog(snn: nn.Module, chosen: Callable[[str], bool]) -> Iterator[None]:
-    """Within this context the chosen sites of a converted network pass their activations on as they are."""
+    """Let the chosen sites of a converted network pass their activations on unchanged within this context."""
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         value: Tensor = x if chosen(str(operand.site)) else operand.place.value(operand, x)

@@ -1,4 +1,4 @@
-"""A gathered record → one self-contained HTML page: no request leaves it, and no text in it can run."""
+"""A gathered record → one self-contained HTML page: it makes no requests, and no text in it can run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 APART_DB = 10.0
-"""Two networks have parted where the noise between them is above a tenth of the signal."""
+"""Two networks differ where the noise between them is above a tenth of the signal."""
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """The plots of a run by name: its ledger, its front, the trials of its search."""
+    """Return the plots of a run by name: its ledger, its front, the trials of its search."""
     made, evaluation = {}, record["evaluation"]
     if evaluation is not None:
         known = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
@@ -41,10 +41,10 @@ def figures(record: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The page of one run.
+    """Return the page of one run.
 
     Args:
-        record: what `gather` returns, or what `report.json` holds.
+        record: the result of `gather`, or the contents of `report.json`.
     """
     evaluation = record["evaluation"]
     return _page(
@@ -65,7 +65,7 @@ def render(record: Mapping[str, Any]) -> str:
 
 
 def compare(records: Sequence[Mapping[str, Any]], column: str | None = None) -> str:
-    """The page of several runs, each with its evaluation; drawn in this energy column, or the one they share."""
+    """Return the page of several runs with their evaluations, drawn in this energy column or the one they share."""
     rows, column = compared(records, column), column or common_column(records)
     scored = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
     figure = plots.svg(plots.runs(rows, rows[0]["metric"], column), "runs")
@@ -76,13 +76,13 @@ def compare(records: Sequence[Mapping[str, Any]], column: str | None = None) -> 
 
 
 def common_column(records: Sequence[Mapping[str, Any]]) -> str:
-    """The energy column that all runs mean, or else the paper's."""
+    """Return the energy column of all runs if they share one, or else the paper's."""
     columns = {record["energy"] for record in records}
     return str(columns.pop()) if len(columns) == 1 else PAPER
 
 
 def compared(records: Sequence[Mapping[str, Any]], column: str | None = None) -> list[dict[str, Any]]:
-    """One row per run: the figure by which runs of its task are compared."""
+    """Return one row per run: the figure that runs of its task are compared by."""
     found = headlines([record["evaluation"] for record in records])
     column = column or common_column(records)
     return [
@@ -100,7 +100,7 @@ def compared(records: Sequence[Mapping[str, Any]], column: str | None = None) ->
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Recipe fields in which the runs differ → each run's value.
+    """Return the recipe fields in which the runs differ → each run's value.
 
     >>> differences([{"recipe": {"scale": 0.2, "io": "analog"}}, {"recipe": {"scale": 0.3, "io": "analog"}}])
     {'scale': ['0.2', '0.3']}
@@ -111,7 +111,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def blocks(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The picture's rows: sites of one block together, with their shades of energy and of error from 0 to 1."""
+    """Return the rows of the picture: sites of one block together, with shades of energy and error from 0 to 1."""
     energy = max((row.get("energy_share") or 0.0 for row in sites), default=0.0) or 1.0
     noises = [10 ** (-row["snr_db"] / 10) for row in sites if "snr_db" in row]
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -130,7 +130,7 @@ def blocks(sites: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
-    """Where two networks part: the first site under 10 dB, or the lowest; and the path as SVG coordinates.
+    """Return where two networks part: the first site under 10 dB, or the lowest; and the path as SVG coordinates.
 
     >>> parted([["a", 30.0], ["b", 8.0], ["c", 12.0]])["site"]
     'b'
@@ -148,7 +148,7 @@ def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
 
 
 def _for_script(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What drawing a site's distribution needs."""
+    """Return the data for drawing a site's distribution."""
     keys = (
         "site",
         "neuron",
@@ -166,7 +166,7 @@ def _for_script(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def live(session: Session, samples: int) -> str:
-    """The page on which a run answers, with so many inputs to try."""
+    """Return the live page of a run, with `samples` inputs to try."""
     pair, own = session.pair, session.scale
     unit = getattr(pair.loaded.task, "unit", "images")
     facts = {"scale": own, "samples": samples, "text": unit != "images"}
@@ -201,7 +201,7 @@ def _page(
     environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"
     program, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in (script, "page.css"))
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
-    # Both kinds of text stand inside <script>: the JSON cannot close it, and only our own script has this hash.
+    # Both texts are inside <script>: the JSON cannot close it, and only our script has this hash.
     safe = json.dumps(data).replace("<", "\\u003c")
     return environment.get_template(template).render(
         **values, script=program, style=style, data=safe, digest=digest, connect=connect

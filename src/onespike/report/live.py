@@ -1,4 +1,4 @@
-"""One input through both networks of a run: their answers, the spikes of every site, the energy as it adds up."""
+"""One input through both networks of a run: their answers, the spikes of every site, and the energy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.tasks import Items
 
 SIDE = 24
-"""Pixels of a site's picture, at most."""
+"""The largest number of pixels in a site's picture."""
 SAMPLES = 6
 SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
@@ -58,7 +58,7 @@ class Watched(Ledger):
 
 
 def picture(fired: Tensor, side: int = SIDE) -> Tensor:
-    """Mean sizes of spikes over the last two axes, at most `side` wide and high, from 0 to 255.
+    """Return mean spike sizes over the last two axes, at most `side` wide and high, from 0 to 255.
 
     >>> picture(torch.tensor([[0, 4], [1, 0]]))
     tensor([[  0, 255],
@@ -78,7 +78,7 @@ def picture(fired: Tensor, side: int = SIDE) -> Tensor:
 
 @dataclass
 class Session:
-    """A run that answers; one input at a time."""
+    """A run that answers, one input at a time."""
 
     run: Path
     pair: NetworkPair
@@ -87,34 +87,34 @@ class Session:
 
     @property
     def scale(self) -> float | None:
-        """The run's own λ, or None for neurons without one."""
+        """Return the run's λ, or None for neurons without one."""
         try:
             return float(scale_of(self.pair.snn).value)
         except UsageError:
             return None
 
     def samples(self) -> Items | None:
-        """A few of the inputs that calibrated the run, where they are still to be found."""
+        """Return a few of the run's calibration inputs, if they still exist."""
         try:
             return runs.choose(self.pair.data["source"], SAMPLES, self.pair.loaded.task)
         except OnespikeError:
             return None
 
     def dropped(self, contents: bytes, suffix: str, scale: float | None = None) -> dict[str, Any]:
-        """The answer on a file's contents."""
+        """Return the answer for the contents of a file."""
         if SUFFIX.fullmatch(suffix) is None:
             raise UsageError(f"{suffix!r} is not the end of a file's name. Drop an image, such as a .png.")
         with TemporaryDirectory() as folder:
             (Path(folder) / f"input{suffix}").write_bytes(contents)
             try:
-                task = self.pair.loaded.task  # a task may read what is typed otherwise than a source
+                task = self.pair.loaded.task  # a task may read typed text differently from a source
                 read = getattr(task, "typed", task.inputs)
                 return self.answer(read(folder), 0, scale)
-            except OnespikeError as error:  # whoever dropped the file does not know this folder
+            except OnespikeError as error:  # the user who dropped the file does not know this folder
                 raise UsageError(str(error).replace(f"{folder}/", "").replace(folder, "the input")) from error
 
     def answer(self, items: Items, index: int, scale: float | None = None) -> dict[str, Any]:
-        """Both networks on one of these inputs, with another λ if one is given."""
+        """Run both networks on one of these inputs, with another λ if given."""
         if not 0 <= index < len(items):
             raise UsageError(f"there are {len(items)} inputs, and none with the number {index}.")
         task, loaded = self.pair.loaded.task, self.pair.loaded
@@ -136,7 +136,7 @@ class Session:
 
 @contextmanager
 def scaled(snn: nn.Module, scale: float | None) -> Iterator[None]:
-    """Within this context λ is another one."""
+    """Set another λ within this context."""
     if scale is None:
         yield
         return
@@ -149,7 +149,7 @@ def scaled(snn: nn.Module, scale: float | None) -> Iterator[None]:
 
 
 def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
-    """What one input cost: at each site in the order of execution, and beside what spikes cost."""
+    """Return the cost of one input: per site in execution order, and the costs besides spikes."""
     reading, total = reading_of(column).name, ledger.accumulates(column) or 1.0
     parts = ledger.parts(column, prices)
     of_spikes = parts.pop("spikes", 0.0)

@@ -13,11 +13,11 @@ CITATION = """@article{chen2025onetimestep,
   author = {Chen, Qiuyang and Yang, Huiqi and Meng, Qingyan and Ma, Zhengyu},
   year   = {2025}
 }"""
-"""The method's paper."""
+"""The paper of the method."""
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    r"""A Markdown table; bars and line breaks in a cell cannot break it.
+    r"""Return a Markdown table; bars and line breaks in a cell cannot break it.
 
     >>> print(table(["a"], [["x|y"]]))
     | a |
@@ -42,7 +42,7 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The report of one run, without pictures."""
+    """Return the report of one run, without pictures."""
     network, evaluation = record["network"], record["evaluation"]
     parts = [
         f"# {_cell(network['spec'])} as a spiking network",
@@ -74,7 +74,7 @@ def _networks(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
-    """What the task has measured: both networks' figures, and its details."""
+    """Return the task's measurements: both networks' figures, and its details."""
     found = task_of(evaluation).summary(evaluation, record["network"]["published_top1"])
     names = dict(_networks(record))
     speed = {key: figure(evaluation["images"] / evaluation["seconds"][key], 1) for key in names}
@@ -92,7 +92,7 @@ def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[st
 
 
 def fairness(evaluation: Mapping[str, Any]) -> str:
-    """What must be known beside every ratio: the hardware, what stays analog, and what is dead in both networks."""
+    """Return what every ratio depends on: the hardware, what stays analog, and what is dead in both networks."""
     dead, head = evaluation.get("dead_share"), evaluation.get("head_share")
     shares = [
         f"{100 * evaluation['analog_share']:.1f} % of the MACs stay analog"
@@ -105,7 +105,7 @@ def fairness(evaluation: Mapping[str, Any]) -> str:
 
 
 def dearer(evaluation: Mapping[str, Any]) -> str:
-    """A warning, where the spiking network spends more than the original in some column.
+    """Return a warning if the spiking network spends more than the original in some column.
 
     >>> dearer({"energy": dict(counts=1.24, binary=0.2, nonzero=None)})
     'in the column counts (1.240) this network spends more than the original'
@@ -118,7 +118,7 @@ def dearer(evaluation: Mapping[str, Any]) -> str:
 
 
 def of_what_spikes(evaluation: Mapping[str, Any], column: str) -> float | None:
-    """The ratio over the products that spike alone; for columns that charge nothing else."""
+    """Return the ratio over spiking products alone, for columns that charge nothing else."""
     ratio, spiking = evaluation["energy"][column], 1 - evaluation["analog_share"]
     return ratio / spiking if ratio is not None and spiking > 0 and column in holdable() else None
 
@@ -164,7 +164,7 @@ def _columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int
 
 
 def compare_markdown(records: Sequence[Mapping[str, Any]], differences: Mapping[str, Sequence[str]]) -> str:
-    """Several runs in one table."""
+    """Return several runs in one table."""
     energy, scored = list(records[0]["evaluation"]["energy"]), _columns(records[0]["evaluation"])
     rows = []
     for index, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""One style, color-blind safe; every plot takes results and returns a matplotlib Figure."""
+"""Plots in one color-blind safe style; each takes results and returns a matplotlib Figure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
-"""Okabe and Ito's palette, told apart with every common color blindness."""
+"""Okabe and Ito's palette, distinguishable with every common color blindness."""
 INK = "#0a0b0c"
-"""Stands for the page's own text color while a figure is drawn for a page."""
+"""A placeholder for the page's text color while a figure is drawn for a page."""
 LABELED = 12
-"""Points up to which each is labeled with its λ."""
+"""Up to this many points, each is labeled with its λ."""
 
 
 def svg(plot: Figure, name: str) -> str:
-    """A figure as SVG for a page: its ink is the page's own color, so that it fits light and dark.
+    """Return a figure as SVG for a page: its ink has the page's text color, so that it fits light and dark.
 
     Args:
         plot: the figure; its texts, axes and grid take the page's color, its data keep theirs.
-        name: tells the identifiers of two figures on one page apart.
+        name: separates the identifiers of two figures on one page.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -52,7 +52,7 @@ def svg(plot: Figure, name: str) -> str:
 
 
 def files(plot: Figure, name: str) -> dict[str, bytes]:
-    """A figure for a paper: file name → contents, as SVG and as PDF, the same bytes each time."""
+    """Return a figure for a paper: file name → contents, as SVG and as PDF, the same bytes each time."""
     from matplotlib import rc_context
 
     found = {}
@@ -65,7 +65,7 @@ def files(plot: Figure, name: str) -> dict[str, bytes]:
 
 
 def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
-    """The energy columns beside the original network; the run's own one has a color of its own."""
+    """Plot the energy columns beside the original network; the run's column is highlighted."""
     made, axes = figure(6.4, 3.4)
     draw_ledger(axes, energy, own)
     return made
@@ -74,7 +74,7 @@ def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
 def front(
     points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximize: bool = True
 ) -> Figure:
-    """A metric against energy, one point per λ: those that no other beats are joined, the chosen one is ringed."""
+    """Plot a metric against energy, one point per λ: unbeaten points are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
     bounded = [p for p in points if "low" in p]
     if bounded:
@@ -110,7 +110,7 @@ def front(
 
 
 def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
-    """Several runs, a metric against energy; each keeps its number from the table.
+    """Plot several runs, a metric against energy; each keeps its number from the table.
 
     Bars are 95 % intervals of the difference to the original on the same inputs.
     """
@@ -171,7 +171,7 @@ def draw_scales(axes: Any, rows: Sequence[Mapping[str, Any]], headline: Headline
 def overview(
     energy: Mapping[str, float], rows: Sequence[Mapping[str, Any]], headline: Headline, chosen: float
 ) -> Figure:
-    """The headline over energy for several λ, and the ledger of the chosen one."""
+    """Plot the headline over energy for several λ, and the ledger of the chosen one."""
     made, (left, right) = figure(10.0, 4.0, columns=2)
     draw_scales(left, rows, headline, chosen)
     left.set_title("accuracy against energy")
@@ -181,7 +181,7 @@ def overview(
 
 
 def sites(ledger: Ledger) -> Figure:
-    """Mean spikes of a neuron and the share of accumulates, site by site."""
+    """Plot the mean spikes per neuron and the share of accumulates, site by site."""
     rows = [row for row in ledger.sites.values() if row.spiking]
     drivers = {id(row) for _, row in ledger.products()}
     total = ledger.accumulates(PAPER) or 1.0
@@ -204,7 +204,7 @@ def sites(ledger: Ledger) -> Figure:
 def scale_search(
     trials: Sequence[Any], best: Any, metric: str, energy: str, front: Sequence[Any] = ()
 ) -> Figure:
-    """The metric over λ and, where energy was measured, over energy; the chosen trial is ringed."""
+    """Plot the metric over λ and, if energy was measured, over energy; the chosen trial is ringed."""
     measured = sorted((t for t in trials if t.value is not None), key=lambda t: t.scale)
     known = [t for t in measured if t.energy is not None]
     made, axes = figure(10.0 if known else 5.5, 4.0, columns=2 if known else 1)
@@ -242,7 +242,7 @@ def scale_search(
 
 
 def _logarithmic(axis: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 times the powers of ten that the values reach."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten that the values reach."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = min(values), max(values)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -1,4 +1,4 @@
-"""Everything that a report shows, as one record ready for JSON: gathered here, rendered elsewhere."""
+"""The contents of a report as one record, ready for JSON: gathered here, rendered elsewhere."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def gather(
     """Evaluate a run once, with a survey of its sites, and describe it.
 
     Args:
-        run: its folder, with the search in it if there was one.
+        run: its folder, with its search if there was one.
         pair: the loaded run.
         items: images to measure on; without them the record holds what calibration knows.
-        batch_size: inputs of one forward.
+        batch_size: inputs per forward.
         progress: wraps long loops.
     """
     record: dict[str, Any] = {
@@ -111,7 +111,7 @@ def gather(
 
 
 def made() -> dict[str, str]:
-    """When and on what: the date (UTC), the processor, the system and Python."""
+    """Return when and where the record was made: the date (UTC), the processor, the system and Python."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": f"{processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads",
@@ -121,7 +121,7 @@ def made() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name, as the system gives it."""
+    """Return the processor's name, as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -131,12 +131,12 @@ def processor() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: lists in place of tuples."""
+    """Return a value as JSON gives it back: lists instead of tuples."""
     return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
-    """The trials that `onespike search` left in a run, where energy was measured."""
+    """Return the trials that `onespike search` left in a run, if energy was measured."""
     found = searched(run)
     points = [
         {"scale": t["scale"], "value": t["value"], "energy": t["energy"]}
@@ -170,7 +170,7 @@ def _swept(
     batch_size: int,
     progress: Progress,
 ) -> dict[str, Any] | None:
-    """The headline of the evaluation at other λ, on the very images of the evaluation."""
+    """Return the headline of the evaluation at other λ, on the same images."""
     own, column = evaluation["scale"], pair.recipe.energy
     value, energy = pair.loaded.task.headline(evaluation).spiking, evaluation["energy"][column]
     if own is None or energy is None or value is None:
@@ -195,7 +195,7 @@ def _swept(
 
 
 def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[str, Any]:
-    """A point with its 95 % interval, where that follows from the number of images."""
+    """Return a point with its 95 % interval, if it follows from the number of images."""
     if not objective.share:
         return point
     low, high = share_interval(point["value"], images)
@@ -205,7 +205,7 @@ def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[s
 def _at(
     original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
 ) -> tuple[float, float]:
-    """An objective's value and the energy of a network on these batches."""
+    """Return an objective's value and the energy of a network on these batches."""
     if isinstance(original, Once):
         original.place = 0
     with evaluating(snn), metered(snn) as ledger:
@@ -217,7 +217,7 @@ def _at(
 
 
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
-    """All sites in the order of execution, with what stands there."""
+    """Return all sites in execution order, with their neuron or the reason they are analog."""
     rows = {row["site"]: row for row in table(pair.snn)}
     largest = {str(site): neuron for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
     order = [
@@ -238,7 +238,7 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
 
 
 def block_of(site: str) -> str:
-    """The part of a site's owner up to its first number: what a picture draws as one row.
+    """Return the part of a site's owner up to its first number, which a picture draws as one row.
 
     >>> block_of("blocks.3.attn.qkv:linear0_input"), block_of("head:linear0_input")
     ('blocks.3', 'head')
@@ -271,7 +271,7 @@ def _measured(rows: list[dict[str, Any]], survey: Survey, column: str) -> list[d
 
 
 def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str, Any]]:
-    """A few inputs with both networks' answers, and where their activations part; those first that differ most."""
+    """Return a few inputs with both networks' answers and where their activations part; the largest differences first."""
     task, loaded = pair.loaded.task, pair.loaded
 
     def both(inputs: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A small web server for one person: the live page of a run, on this machine unless another address is asked for."""
+"""A small web server for one user: the live page of a run, on this machine unless another address is given."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from onespike.report.html import live
 from onespike.report.live import Session
 
 LARGEST = 64 * 2**20
-"""Bytes of an input."""
+"""The largest size of an input in bytes."""
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
 class LiveServer(ThreadingHTTPServer):
     """Serves one session.
 
-    Requests must name this machine (or the address that is served) as their host, and answers are given only to the
-    page itself, so that no other page that is open in a browser can ask.
+    Requests must name this machine (or the served address) as their host, and only the page itself gets answers,
+    so that no other page open in a browser can ask.
     """
 
     daemon_threads = True
@@ -39,7 +39,7 @@ class LiveServer(ThreadingHTTPServer):
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what went wrong with a request; nothing if its page was closed."""
+        """Report in one line what went wrong with a request; nothing if its page was closed."""
         error = sys.exception()
         if not isinstance(error, ConnectionError):
             print(f"onespike: a request failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
@@ -51,7 +51,7 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / is the page, POST /answer an answer about what is posted."""
+    """GET / returns the page, POST /answer returns an answer about the posted input."""
 
     server: LiveServer
     protocol_version = "HTTP/1.1"
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         options = {name: values[-1] for name, values in parse_qs(asked.query).items()}
         length = int(self.headers.get("Content-Length") or 0)
         if asked.path != "/answer" or not 0 <= length <= LARGEST:
-            self.close_connection = True  # what was sent is not read
+            self.close_connection = True  # the request body is not read
             raise UsageError(f"an input has at most {LARGEST // 2**20} MB.")
         contents = self.rfile.read(length)
         scale = float(options["scale"]) if "scale" in options else None
@@ -99,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         return session.dropped(contents, options.get("suffix", "").lower(), scale)
 
     def _is_meant(self) -> bool:
-        """Whether this machine is named, and a question comes from our own page: other sites can send neither."""
+        """Return whether the host is this machine and a question comes from our page: other sites can send neither."""
         try:
             name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:
@@ -126,4 +126,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(contents)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: standard error is for errors."""
+        """Log nothing: standard error is for errors."""

@@ -26,7 +26,7 @@ from onespike.tasks import Headline, Items
 
 FOLDER, RECORD = "ablation", "ablation.json"
 QUICK = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
-"""What is taken apart unless something else is asked for: tuning in every row would take hours."""
+"""The default passes to ablate: tuning in every row would take hours."""
 
 
 UNKNOWN = Headline("", None, None)
@@ -48,14 +48,14 @@ class _Ablation:
 
 @dataclass(frozen=True)
 class _Record:
-    """The schema of the ablations that a run holds."""
+    """The schema of the ablations in a run."""
 
     ablations: tuple[_Ablation, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One choice of passes and what it gave; `headline` is the figure that the network's task is compared by."""
+    """One choice of passes and its result; `headline` is the figure that networks of its task are compared by."""
 
     what: str
     passes: tuple[str, ...]
@@ -67,7 +67,7 @@ class Row:
 
 
 def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    """No pass, each alone (with what it needs), each left out (with what needs it), and all; each choice once.
+    """Return no pass, each alone (with what it needs), each left out (with what needs it), and all; each choice once.
 
     >>> choices(("nearest", "allocate"))
     [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
@@ -94,20 +94,20 @@ def ablate_run(
     batch_size: int = 16,
     progress: Progress = no_progress,
 ) -> Iterator[Row]:
-    """Calibrate a run's network again on its own images, and measure each choice of passes at the same energy.
+    """Calibrate a run's network again on its images, and measure each choice of passes at the same energy.
 
-    Every finished row is stored in the run at once; asked again, only the missing ones are measured. Rows on other
+    Every finished row is stored in the run at once; a second call measures only the missing ones. Rows on other
     images, or at another energy, are kept beside them.
 
     Args:
         folder: the run.
-        data: images to measure on, none of which calibration has seen.
-        annotations: what is on the images, for tasks that need it.
-        passes: which passes; those of the run by default, or else those of the preset `best` without `tune`.
+        data: images to measure on; calibration must not have seen them.
+        annotations: the objects on the images, for tasks that need them.
+        passes: the passes to ablate; those of the run by default, or else those of the preset `best` without `tune`.
         budget: the energy ratio of all rows; by default the run's, or that of its recipe without passes.
-        energy: the column of the ledger that is meant.
-        limit: how many images, evenly spaced.
-        batch_size: images in one forward pass.
+        energy: the ledger's column for the budget.
+        limit: number of images, evenly spaced.
+        batch_size: images per forward pass.
         progress: progress(title, total) wraps the batches of a long stage.
     """
     pair = runs.load_run(folder)
@@ -150,7 +150,7 @@ def ablate_run(
 
 
 def _plain(state: PassState, given: PassContext) -> PassState:
-    """The literal method at the energy of the others."""
+    """Return the literal method at the energy of the others."""
     return fit(state, given, given.budget or target(state, given))
 
 
@@ -166,7 +166,7 @@ def _start(
 
 
 def calibration_images(pair: NetworkPair) -> Items:
-    """The very images that a run was calibrated on, by their names and contents."""
+    """Return the images that a run was calibrated on, checked by name and contents."""
     everything = runs.choose(pair.data["source"], None, pair.loaded.task)
     names = set(pair.data["names"])
     chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
@@ -193,7 +193,7 @@ def _measure(
 
 
 def _read(place: Path) -> list[dict[str, Any]]:
-    """Every ablation that a run holds, with what it was made on."""
+    """Return every ablation in a run, with its identity."""
     record = read_sealed(_Record, place, "Remove it to measure again.")
     return [] if record is None else list(record["ablations"])
 

@@ -1,4 +1,4 @@
-"""The main job on the bundled network: convert, evaluate, sweep λ, draw."""
+"""The main workflow on the bundled network: convert, evaluate, sweep λ, draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCENE_CALIBRATION = "bundled:scenes-calibration"
 DEMO_SCALES = (1.0, 0.5, 0.35, 0.25, 0.15, 0.08)
 SWEEP_IMAGES = 300
 SCENE_IMAGES, SCENE_SCALE = 48, 0.25
-"""The scenes that calibrate the detector, and the λ that a search on the other ones found best."""
+"""The scenes that calibrate the detector, and the best λ of a search on the others."""
 
 
 def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, list[str]]:
@@ -54,7 +54,7 @@ def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, li
 
 
 def run_scenes(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, list[str]]:
-    """Convert the bundled detector and write `demo.json`, what both networks find, and the sites into a folder."""
+    """Convert the bundled detector and write `demo.json`, both networks' results, and the sites into a folder."""
     recipe = preset("sformer", scale=SCENE_SCALE)
     pair = runs.convert_network(
         load_model(DETECTOR), runs.choose(SCENE_CALIBRATION, SCENE_IMAGES), recipe, progress=progress

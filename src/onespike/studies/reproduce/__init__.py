@@ -1,4 +1,4 @@
-"""The paper by command: every table and figure measured again, beside the numbers it prints."""
+"""The paper by command: every table and figure measured again, beside the printed numbers."""
 
 from onespike.studies.reproduce import detectors as detectors
 from onespike.studies.reproduce import distributions as distributions

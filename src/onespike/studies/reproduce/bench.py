@@ -1,4 +1,4 @@
-"""One network and its images, measured under many recipes; what is finished is kept and not measured again."""
+"""One network and its images, measured under many recipes; finished measurements are kept."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CALIBRATED = (
     "placement",
     "fold_batchnorm",
 )
-"""The recipe's fields that calibration depends on (λ and the rounding too, for levels placed by density)."""
+"""The recipe's fields that calibration depends on (also λ and the rounding, for levels placed by density)."""
 
 
 @dataclass(frozen=True)
 class _Record:
-    """The schema of what is kept; what each study measures is its own."""
+    """The schema of kept measurements; each study has its keys."""
 
     identity: dict[str, Any]
     measured: dict[str, dict[str, Any]]
@@ -59,11 +59,11 @@ class Bench:
     Args:
         loaded: the network with its preprocessing.
         calibration: images for thresholds.
-        held: images for λ searches, which neither calibration nor evaluation sees.
+        held: images for λ searches; neither calibration nor evaluation sees them.
         test: images for the figures.
-        folder: where finished measurements are kept.
+        folder: the folder for finished measurements.
         batch_size: images per forward.
-        progress: for bars.
+        progress: makes progress bars.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Bench:
         return dict(record["measured"])
 
     def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A measurement by its key: from the folder if it was finished before, else made and kept."""
+        """Return a measurement by its key: from the folder if it was finished before, else made and kept."""
         if key not in self.kept:
             self.kept[key] = measure()
             record = {"identity": self.identity, "measured": self.kept}
@@ -117,7 +117,7 @@ class Bench:
         return found
 
     def calibrated(self, recipe: Recipe) -> Thresholds:
-        """Thresholds for a recipe; recipes that differ only after calibration share them."""
+        """Return thresholds for a recipe; recipes that differ only after calibration share them."""
         fields = {name: getattr(recipe, name) for name in CALIBRATED}
         if recipe.levels.startswith("density"):
             fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
@@ -132,7 +132,7 @@ class Bench:
         return -(-len(items) // self.batch_size)
 
     def labeled(self, items: Items) -> Iterator[tuple[Any, Any]]:
-        """Batches of inputs and labels."""
+        """Return batches of inputs and labels."""
         return self.loaded.batches(items, self.batch_size)
 
     def _inputs(self, items: Items) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class Bench:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
 
     def measure(self, recipe: Recipe) -> dict[str, Any]:
-        """The headline, divergence, energy and time of the network under a recipe, on the test images."""
+        """Measure the headline, divergence, energy and time of the network under a recipe, on the test images."""
         return self.once("score " + spell(recipe), lambda: self._measure(recipe))
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Bench:
         }
 
     def rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
-        """The network under a recipe beside integer networks, on the test images; see `runs.comparison`."""
+        """Measure the network under a recipe beside integer networks, on the test images; see `runs.comparison`."""
         return list(self.once("rivals " + spell(recipe), lambda: {"rows": self._rivals(recipe)})["rows"])
 
     def _rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class Bench:
         return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test, self.loaded))
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
-        """λ by search on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
+        """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
         key = f"search {objective} {trials} " + spell(recipe.replace(scale=1.0))
         return self.once(key, lambda: self._search(recipe, trials, objective))
 
@@ -220,7 +220,7 @@ class Bench:
         }
 
     def at_energy(self, recipe: Recipe, column: str, ratio: float) -> Recipe:
-        """The recipe with the λ whose energy on a few held-out images is this ratio, as nearly as λ can."""
+        """Return the recipe with the λ whose energy on a few held-out images is closest to this ratio."""
         key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Bench:
 
 
 def spell(recipe: Recipe) -> str:
-    """A recipe as a key: all of its fields but the name of its preset."""
+    """Return a recipe as a key: all of its fields but the name of its preset."""
     fields: Mapping[str, Any] = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
     return json.dumps(fields, sort_keys=True)
 
@@ -239,9 +239,9 @@ def spell(recipe: Recipe) -> str:
 def split(
     source: Items, calibration: Items | None, held: int, count: int | None
 ) -> tuple[Items, Items, Items]:
-    """Images for calibration, for searches and for the figures, none of them twice.
+    """Return images for calibration, for searches and for the figures, without overlap.
 
-    Without a source of its own, calibration takes its images (as many as a search) from the data too.
+    Without a separate source, calibration also takes its images (as many as a search) from the data.
     """
     if calibration is None:
         if len(source) < 2 * held + 1:

@@ -17,7 +17,7 @@ FIGURES = ("AP", "AP50")
 
 
 def measure(bench: Bench, recipe: Recipe) -> dict[str, Any]:
-    """AP and AP50 of both networks and the energy under a recipe, on the test images."""
+    """Measure AP and AP50 of both networks and the energy under a recipe, on the test images."""
     return bench.once("detection " + spell(recipe), lambda: _measure(bench, recipe))
 
 

@@ -1,4 +1,4 @@
-"""What the activations look like before they are fired, and what the spikes make of them."""
+"""Activations before they are fired, and their spikes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STAGES = {
     "post-GELU": ("*fc2:linear0_input", "*.output.dense:linear0_input", "*mlp.3:linear0_input"),
     "post-softmax": (),
 }
-"""The three stages of the paper's figure, by the names that their consumers have; softmax is found by its role."""
+"""The three stages of the paper's figure, by the names of their consumers; softmax is found by its role."""
 HISTOGRAM_SCALES = (1.0, 0.5, 0.252, 0.1)
 BINS, IMAGES = 60, 16
 

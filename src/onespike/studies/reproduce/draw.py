@@ -1,4 +1,4 @@
-"""The two kinds of figure that studies need: bars beside the paper's, and curves with one axis a measure."""
+"""The two kinds of study figure: bars beside the paper's, and curves with one axis per measure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LABELS = {
 
 
 def _label(rows: Sequence[Row], measure: str) -> str:
-    """The name of an axis; a score has that of its metric."""
+    """Return the name of an axis; a score has that of its metric."""
     named = [row["metric"] for row in rows if row.get("metric")] if measure == "score" else []
     return str(named[0]) if named else LABELS.get(measure, measure)
 
 
 def bars(name: str, *measures: str) -> Callable[[Sequence[Row]], Figure]:
-    """One panel for each measure; a row's bar stands beside the paper's, where it prints one."""
+    """Draw one panel per measure; a row's bar is beside the paper's, if the paper prints one."""
     return partial(_bars, name=name, measures=measures)
 
 
@@ -64,7 +64,7 @@ def _bars(rows: Sequence[Row], name: str, measures: Sequence[str]) -> Figure:
 def curves(
     over: str, *measures: str, by: str | None = None, log: bool = False
 ) -> Callable[[Sequence[Row]], Figure]:
-    """One panel for each measure over a quantity, one curve for each value of `by`."""
+    """Draw one panel per measure over a quantity, with one curve per value of `by`."""
     return partial(_curves, over=over, measures=measures, by=by, log=log)
 
 

@@ -1,4 +1,4 @@
-"""Time for space: integrate-and-fire over T steps against one step with T thresholds, ReLUs replaced (App. D)."""
+"""Time for space: integrate-and-fire over T steps against one step with T thresholds, in place of ReLUs (App. D)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Stopwatch(Visitor):
 
 
 def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Seconds in neurons and in everything else for one forward, the best of several."""
+    """Return the seconds in neurons and in everything else for one forward, the best of several."""
     best = (float("inf"), 0.0)
     for _ in range(REPEATS):
         watch = _Stopwatch()

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, as it prints them: accuracy in percent, energy as a ratio."""
+"""The paper's printed numbers: accuracy in percent, energy as a ratio."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ DETECTION = {
     "SpikeDet-Large": (1, (49.6, 66.5), (None, None)), "SpikeYOLO": (1, (48.9, 66.2), (None, None)),
     "SUHD, YOLOv5s": (4, (None, 54.6), (None, None)), "Spike calibration, ResNet-50": (512, (None, 45.4), (None, None)),
 }  # fmt: skip
-"""Timesteps, then AP and AP50 of boxes and of masks on COCO-2017, by method; the masks stand in the text."""
+"""Timesteps, then AP and AP50 of boxes and of masks on COCO-2017, by method; the masks are from the text."""
 
 NETWORKS = {"vit_base_patch16": "ViT-Base/16", "vit_large_patch16": "ViT-Large/16", "eva_giant": "EVA"}
-"""How timm's names begin for the networks of the paper."""
+"""The prefixes of timm's names for the paper's networks."""
 
 PRESETS = {"ViT-Base/16": "paper-vit-base", "ViT-Large/16": "paper-vit-large", "EVA": "paper-eva"}
-"""The preset with the paper's λ and softmax threshold for each."""
+"""The preset with the paper's λ and softmax threshold for each network."""
 
 
 def network_of(spec: str) -> str | None:
-    """Which of the paper's networks a model is, if it is one.
+    """Return which of the paper's networks a model is, or None.
 
     >>> network_of("timm:vit_base_patch16_224"), network_of("bundled:cifar10-vit")
     ('ViT-Base/16', None)
@@ -54,7 +54,7 @@ def network_of(spec: str) -> str | None:
 
 
 def ecmt_preset(spec: str) -> str:
-    """The preset of ECMT for a network: its code has constants for networks that are named ViT, and no others.
+    """Return the preset of ECMT for a network: its code has constants for networks named ViT, and no others.
 
     >>> ecmt_preset("timm:vit_base_patch16_224"), ecmt_preset("timm:eva_giant_patch14_336")
     ('ecmt-vit', 'ecmt')

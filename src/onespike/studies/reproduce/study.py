@@ -1,4 +1,4 @@
-"""A study is a name, a function from a bench to rows, and how they are drawn; its results are four files."""
+"""A study is a name, a function from a bench to rows, and a drawing; its results are four files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure of the paper, or one question that its critics asked.
+    """One table or figure of the paper, or one question of its critics.
 
     Attributes:
-        name: how the command line calls it.
+        name: its name on the command line.
         title: what it shows.
-        network: the bundled network it takes by default.
+        network: the default bundled network.
         measure: from a bench to rows.
         draw: from rows to a figure.
-        note: how our numbers and the paper's may be compared.
-        task: the name of the task whose networks it measures; any if there is none.
-        essential: the columns that a terminal shows; all of them if there are none.
+        note: how to compare our numbers with the paper's.
+        task: the name of the task whose networks it measures; any task if empty.
+        essential: the columns that a terminal shows; all if empty.
     """
 
     name: str
@@ -60,7 +60,7 @@ def study(
     task: str | None = None,
     essential: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Bench], list[Row]]], Callable[[Bench], list[Row]]]:
-    """Registers a function from a bench to rows as a study."""
+    """Register a function from a bench to rows as a study."""
 
     def register(measure: Callable[[Bench], list[Row]]) -> Callable[[Bench], list[Row]]:
         if name in STUDIES:
@@ -72,7 +72,7 @@ def study(
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The rows with all columns that any of them has.
+    """Return the rows as CSV with every column that any of them has.
 
     >>> print(as_csv([{"a": 1}, {"a": 2, "b": None}]), end="")
     a,b
@@ -87,7 +87,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(study: Study, rows: Sequence[Row], bench: Bench) -> str:
-    """A page: the title, the table, what was measured on what, and how to read it beside the paper."""
+    """Return a page: the title, the table, what was measured on what, and how to compare it with the paper."""
     columns = columns_of(rows)
     table = [
         columns,
@@ -100,19 +100,19 @@ def as_markdown(study: Study, rows: Sequence[Row], bench: Bench) -> str:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Every column that any row has, in the order of their first appearance."""
+    """Return every column that any row has, in the order of first appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """Return a value as a table shows it."""
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:
-    """Measure what is not measured yet, and write CSV, JSON, Markdown and the figure."""
+    """Measure what is missing, and write CSV, JSON, Markdown and the figure."""
     kept = understood(bench.folder / CACHE, REMEDY, DataError) if bench.kept else nullcontext()
     with kept:
         rows = study.measure(bench)

@@ -1,4 +1,4 @@
-"""The paper's tables: classification, energy, ablation, percentile; and two that its critics asked for."""
+"""The paper's tables: classification, energy, ablation, percentile; and two that answer its critics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = ("metric", "score", "error", "kl", *searchable())
 
 
 def literal(bench: Bench) -> Recipe:
-    """The paper's method: with its own λ and softmax threshold for its own networks, with a searched λ for others."""
+    """Return the paper's method: its λ and softmax threshold for its networks, a searched λ for others."""
     known = paper.network_of(bench.loaded.spec)
     if known is not None:
         return preset(paper.PRESETS[known])
@@ -28,7 +28,7 @@ def literal(bench: Bench) -> Recipe:
 
 
 def shown(measured: dict[str, Any]) -> Row:
-    return {column: measured.get(column) for column in SHOWN}  # one that was kept may be older than a column
+    return {column: measured.get(column) for column in SHOWN}  # a kept measurement may be older than a column
 
 
 @study(

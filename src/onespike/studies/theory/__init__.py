@@ -1,4 +1,4 @@
-"""The paper's theorems, each as a function that returns both of its sides."""
+"""The paper's theorems, each as a function that returns both sides."""
 
 from onespike.studies.theory.check import Row as Row
 from onespike.studies.theory.check import check_all as check_all

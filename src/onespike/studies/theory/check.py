@@ -19,13 +19,13 @@ from onespike.studies.theory.claims import Claim, equation_5, theorem_1, theorem
 
 @dataclass(frozen=True)
 class Row:
-    """One claim and how it fared.
+    """One claim and its result.
 
     Attributes:
-        name: which claim.
-        statement: what it says, in symbols.
-        tried: how many cases were tried.
-        held: in how many it held.
+        name: the claim.
+        statement: the claim in symbols.
+        tried: number of cases tried.
+        held: number of cases in which it held.
         margin: the worst distance from failing, negative if one failed; an equality has 0 at best.
         counterexample: the first case that failed, or nothing.
     """
@@ -43,18 +43,18 @@ class Row:
 
 
 class Grid:
-    """Numbers k/d·θ with one small d a case, so that sums often meet a threshold exactly."""
+    """Numbers k/d·θ with one small d per case, so that sums often equal a threshold exactly."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.parts = rng.choice((1, 2, 3, 4, 6, 12))
 
     def between(self, low: int, high: int) -> Fraction:
-        """A multiple of 1/d in [low, high]."""
+        """Return a multiple of 1/d in [low, high]."""
         return Fraction(self.rng.randint(low * self.parts, high * self.parts), self.parts)
 
     def below(self) -> Fraction:
-        """A multiple of 1/d in [0, 1), or the half that the neurons start from."""
+        """Return a multiple of 1/d in [0, 1), or ½, where the neurons start."""
         return self.rng.choice((Fraction(1, 2), Fraction(self.rng.randrange(self.parts), self.parts)))
 
 
@@ -63,21 +63,21 @@ def _threshold(rng: random.Random) -> Fraction:
 
 
 def draw_equation_5(rng: random.Random) -> Claim:
-    """Any input at all, of either sign and above the threshold."""
+    """Draw any input, of either sign and above the threshold."""
     threshold, grid = _threshold(rng), Grid(rng)
     x = [grid.between(-3, 3) * threshold for _ in range(rng.randint(1, 12))]
     return equation_5(x, threshold, grid.between(-1, 1) * threshold)
 
 
 def draw_theorem_1(rng: random.Random) -> Claim:
-    """0 ≤ x(t) ≤ θ, both ends included; N = T or the paper's T + 1."""
+    """Draw 0 ≤ x(t) ≤ θ, both ends included; N = T or the paper's T + 1."""
     threshold, grid = _threshold(rng), Grid(rng)
     x = [grid.between(0, 1) * threshold for _ in range(rng.randint(1, 16))]
     return theorem_1(x, threshold, grid.below() * threshold, len(x) + rng.randint(0, 1))
 
 
 def draw_theorem_2(rng: random.Random) -> Claim:
-    """Two to four layers of one to three cells: gains up to the bound, the last layer of either sign."""
+    """Draw two to four layers of one to three cells: gains up to the bound, the last layer of either sign."""
     grid, depth, steps = Grid(rng), rng.randint(2, 4), rng.randint(1, 8)
     widths = [rng.randint(1, 3) for _ in range(depth + 1)]
     thresholds = [_threshold(rng) for _ in range(depth)]
@@ -95,7 +95,7 @@ def draw_theorem_2(rng: random.Random) -> Claim:
 
 
 def draw_theorem_3(rng: random.Random) -> Claim:
-    """Inputs of both signs, up to three thresholds high."""
+    """Draw inputs of both signs, up to three thresholds high."""
     thresholds, grid = (_threshold(rng), _threshold(rng)), Grid(rng)
     x = [grid.between(-3, 3) * rng.choice(thresholds) for _ in range(rng.randint(1, 12))]
     return theorem_3(x, thresholds, (grid.below() * thresholds[0], grid.below() * thresholds[1]))
@@ -110,8 +110,8 @@ DRAWS: dict[str, Callable[[random.Random], Claim]] = {
 
 
 def check_claim(name: str, draw: Callable[[random.Random], Claim], trials: int, seed: int) -> Row:
-    """Draws `trials` cases of a claim and counts those that hold."""
-    # Seeded by name too: a claim meets the same cases whether or not others are checked before it.
+    """Draw `trials` cases of a claim and count those that hold."""
+    # Seeded by name too: a claim gets the same cases whether or not others are checked before it.
     rng = random.Random(f"{seed}:{name}")  # noqa: S311 (no secret)
     claims = [draw(rng) for _ in range(trials)]
     failed = [claim for claim in claims if not claim.holds]
@@ -132,7 +132,7 @@ def check_claim(name: str, draw: Callable[[random.Random], Claim], trials: int, 
 
 
 def sweep(levels: tuple[int, ...], samples: int, seed: int) -> Tensor:
-    """Coordinates to try a fire function at: every bound with its two neighbors, and random ones between."""
+    """Return coordinates to test a fire function at: every bound with its two neighbors, and random ones between."""
     jump = torch.tensor(bounds(levels), dtype=torch.float32)
     around = [torch.nextafter(jump, torch.tensor(way)) for way in (-torch.inf, torch.inf)]
     generator = torch.Generator().manual_seed(seed)
@@ -144,7 +144,7 @@ def sweep(levels: tuple[int, ...], samples: int, seed: int) -> Tensor:
 
 
 def check_fire(trials: int, seed: int) -> Row:
-    """The closed forms against the definition, bit for bit, over many M."""
+    """Compare the closed forms with the definition, bit for bit, over many M."""
     tried, differing, worst, example = 0, 0, 0.0, ""
     for M in (1, 2, 3, 5, 8, 11):
         forms: list[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]]] = [
@@ -172,7 +172,7 @@ def check_fire(trials: int, seed: int) -> Row:
 
 
 def check_all(trials: int = 200, seed: int = 0) -> list[Row]:
-    """Every claim over `trials` random cases each, in exact rationals, and the fire function in float32.
+    """Check every claim over `trials` random cases each, in exact rationals, and the fire function in float32.
 
     >>> all(row.holds for row in check_all(trials=5, seed=1))
     True

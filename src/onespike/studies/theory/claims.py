@@ -1,4 +1,4 @@
-"""Eq. 5 and Theorems 1 to 3 as functions that compute both sides, so that anyone can compare them."""
+"""Eq. 5 and Theorems 1 to 3 as functions that compute both sides for comparison."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Sides = tuple[Fraction, Fraction]
 
 @dataclass(frozen=True)
 class Claim:
-    """One instance of a statement, with both of its sides worked out.
+    """One instance of a statement, with both sides computed.
 
     Attributes:
         name: `eq. 5`, `theorem 1` …
-        statement: what is claimed, in symbols.
+        statement: the claim in symbols.
         left: the left side, entry by entry.
         right: the right side.
         relation: `=` or `≤`, which must hold for every entry.
-        case: the numbers that went in, to reproduce it.
+        case: the input numbers, to reproduce it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Claim:
 
     @property
     def margin(self) -> Fraction:
-        """How far it is from failing; negative if it fails. An equality has margin 0 at best."""
+        """Return the distance from failing; negative if it fails. An equality has margin 0 at best."""
         gaps = [r - l for l, r in zip(self.left, self.right, strict=True)]  # noqa: E741
         return min(gaps) if self.relation == "≤" else min(-abs(gap) for gap in gaps)
 
@@ -54,7 +54,7 @@ def _show(values: Vector) -> str:
 
 
 def _check_drive(name: str, x: Vector, threshold: Fraction, initial: Fraction) -> None:
-    """The condition of Theorem 1. The paper allows v(0) = θ too, and from there x ≡ θ keeps v(T) = θ."""
+    """Check the condition of Theorem 1. The paper also allows v(0) = θ, and from there x ≡ θ keeps v(T) = θ."""
     _require(name, len(x) > 0, "T ≥ 1", "there are no inputs")
     _require(name, threshold > 0, "θ > 0", f"θ = {threshold}")
     _require(name, all(0 <= v <= threshold for v in x), "0 ≤ x(t) ≤ θ", f"x = {_show(x)}, θ = {threshold}")
@@ -85,8 +85,8 @@ def theorem_1(
 ) -> Claim:
     """ō_IF over T steps = o_M in one, with θ_M = θ/T, v_M(0) = v(0)/T and N = `count` ≥ T (eqs. 17–27).
 
-    N = T, the default, suffices; the paper asks for N ≥ T + 1. `unchecked` skips the conditions, to see what
-    becomes of the theorem without them: the paper's v(0) ≤ θ is one too many.
+    N = T, the default, suffices; the paper asks for N ≥ T + 1. `unchecked` skips the conditions, to show what
+    happens to the theorem without them: the paper's v(0) ≤ θ is too weak.
 
     >>> one = Fraction(1)
     >>> theorem_1([one / 3, one, 0 * one], one, one / 2).holds
@@ -118,7 +118,7 @@ def theorem_2(
 ) -> Claim:
     """A network of IF neurons over T steps = the same network of MTNs in one (eqs. 28–33).
 
-    Neurons of layer l stand before the weights of layer l. Every layer that a neuron follows must have
+    Neurons of layer l are before the weights of layer l. Every layer that a neuron follows must have
     weights ≥ 0 and row sums ≤ θ_{l+1}/θ_l, which keeps 0 ≤ x(t) ≤ θ there; the last may be anything.
 
     Args:
@@ -185,7 +185,7 @@ def theorem_3(
     """|ō_IF − o_M| ≤ (C_v + C_θ)/T for the dual neurons and inputs of either sign and any size (eqs. 34–42).
 
     For x_M ≥ 0, C_v = |v⁺(T) + v⁻(0) − v⁻(T)| and C_θ = θ⁺; for x_M < 0 the signs are exchanged. The proof
-    takes N to be "sufficiently large": `count` is that N, and None stands for just enough.
+    assumes that N is "sufficiently large": `count` is that N, and None means just enough.
 
     >>> one = Fraction(1)
     >>> theorem_3([one / 3, -one / 2, 2 * one], (one, 2 * one), (one / 2, one)).holds

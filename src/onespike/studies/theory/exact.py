@@ -1,4 +1,4 @@
-"""The neurons of the theorems over exact rationals: in floats the floor alone would make false failures."""
+"""The neurons of the theorems in exact rationals: in floats the floor alone would cause false failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Branch:
-    """What an integrate-and-fire neuron did: its outputs o(1) … o(T) and the membrane v(T) it kept."""
+    """The result of an integrate-and-fire neuron: its outputs o(1) … o(T) and its last membrane v(T)."""
 
     outputs: tuple[Fraction, ...]
     membrane: Fraction
@@ -21,7 +21,7 @@ class Branch:
 
 
 def mean(values: Sequence[Fraction]) -> Fraction:
-    """The average, exactly.
+    """Return the average, exactly.
 
     >>> mean([Fraction(1), Fraction(2)])
     Fraction(3, 2)
@@ -61,7 +61,7 @@ def multi_threshold(h: Fraction, threshold: Fraction, count: int) -> Fraction:
 def dual_integrate_fire(
     x: Sequence[Fraction], thresholds: tuple[Fraction, Fraction], initial: tuple[Fraction, Fraction]
 ) -> tuple[Branch, Branch]:
-    """The positive and the negative part of x through a branch of their own (eqs. 35–37).
+    """Run the positive and the negative part of x through separate branches (eqs. 35–37).
 
     >>> one = Fraction(1)
     >>> up, down = dual_integrate_fire([one, -2 * one], (one, 2 * one), (0 * one, 0 * one))
@@ -76,7 +76,7 @@ def dual_integrate_fire(
 def dual_multi_threshold(
     x: Fraction, thresholds: tuple[Fraction, Fraction], initial: tuple[Fraction, Fraction], count: int
 ) -> Fraction:
-    """Eq. 38: the branch is chosen by the sign of x, and x ≥ 0 takes the positive one.
+    """Eq. 38: the sign of x chooses the branch, and x ≥ 0 takes the positive one.
 
     >>> dual_multi_threshold(Fraction(-7, 10), (Fraction(1), Fraction(1, 4)), (Fraction(0),) * 2, 4)
     Fraction(-1, 2)
@@ -87,5 +87,5 @@ def dual_multi_threshold(
 
 
 def apply(weights: Sequence[Sequence[Fraction]], x: Sequence[Fraction]) -> list[Fraction]:
-    """The linear layer between two neurons, W·x."""
+    """Return W·x, the linear layer between two neurons."""
     return [sum((w * v for w, v in zip(row, x, strict=True)), Fraction(0)) for row in weights]
