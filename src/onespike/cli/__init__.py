@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 
 def main() -> None:
-    """Run the command; a mistake the user can mend is one message and exit code 2.
+    """Run the command; an error that the user can mend is one message and exit code 2.
 
-    Until a command begins there is nothing to undo, so that Ctrl-C ends the process at once; after its end there is
+    Before a command begins there is nothing to undo, so Ctrl-C ends the process at once; after its end there is
     nothing to stop.
     """
     _open_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
         signal.signal(signal.SIGINT, _stop)
     try:
         _check_words(sys.argv)
@@ -35,36 +35,36 @@ def _application() -> Callable[[], None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Imports: a library that is absent, or cannot be loaded, ends in one line."""
+    """Turn a library that is absent, or cannot be loaded, into one line."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "onespike").partition(".")[0] == "onespike":
             raise
         refuse(f"this needs {error.name}. Install it with: pip install 'onespike[all]'")
-    except (ImportError, OSError, MemoryError) as error:  # it cannot be mapped, for want of memory
+    except (ImportError, OSError, MemoryError) as error:  # it cannot be mapped, for lack of memory
         reason = str(error).partition("\n")[0] or "too little memory"
         refuse(f"a library cannot be loaded ({reason}). Free some memory, or install it again.")
 
 
 def interruptible() -> None:
-    """From here on Ctrl-C is an exception, so that what was begun is undone."""
+    """Make Ctrl-C an exception from here on, so that started work is undone."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def refuse(message: str) -> NoReturn:
-    """Say one line on standard error, whatever is in it, and exit with 2."""
+    """Print one line on standard error and exit with 2."""
     say(message)
     sys.exit(2)
 
 
 def say(message: str, start: str = "onespike") -> None:
-    """One line on standard error: names of files and fields may hold line breaks and what no terminal can show."""
+    """Print one line on standard error; names of files and fields may hold line breaks and unprintable characters."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     try:
         print(f"{start}: {line}", file=sys.stderr, flush=True)
-    except OSError:  # nobody listens
+    except OSError:  # nobody is reading
         return
 
 
@@ -74,9 +74,9 @@ def _stop(*_: Any) -> None:
 
 
 def _open_streams() -> None:
-    """Standard streams that are closed become /dev/null: else the next file opened would take their place.
+    """Replace closed standard streams by /dev/null: else the next opened file would take their place.
 
-    What their encoding lacks is written as escapes.
+    Characters that their encoding lacks are written as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -100,11 +100,11 @@ def _check_words(words: list[str]) -> None:
 
 
 def _flush() -> None:
-    """Output that cannot be written is found here, not by the interpreter when it ends."""
+    """Find output that cannot be written here, before the interpreter does at its end."""
     try:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as `head` does: there is nobody to tell
+        if isinstance(error, BrokenPipeError):  # as with `head`: nobody is reading
             sys.exit(2)
         refuse(f"standard output: {error.strerror}. Check where it goes.")

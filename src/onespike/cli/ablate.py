@@ -1,4 +1,4 @@
-"""`onespike ablate`: what each pass of a run is worth."""
+"""`onespike ablate`: the effect of each pass of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ablate(
     """Measure each pass of a run alone, left out, and all together.
 
     All rows have the same energy, and are calibrated on the images of the run. Finished rows are kept in the run, so
-    that the command can be interrupted and given again.
+    that the command can be interrupted and repeated.
     """
     from onespike.energy.columns import holdable
     from onespike.energy.profiles import DEFAULT

@@ -1,4 +1,4 @@
-"""All commands, in the order in which one uses them."""
+"""All commands, in the usual order of use."""
 
 # ruff: noqa: I001 (the order in which commands are registered is the order in which the help lists them)
 from onespike.cli.commands import app as app

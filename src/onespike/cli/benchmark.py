@@ -35,7 +35,7 @@ def benchmark(
     """Compare the forms of a run: accuracy, milliseconds and size.
 
     Forms are the original, the spiking network as it is, compiled and on integers, and every format of `onespike
-    export` in its own runtime. They take turns on the same batch, and the best of five times counts.
+    export` in its runtime. They take turns on the same batch, and the best of five times counts.
     """
     from onespike.runs.benchmark_run import benchmark_pair
     from onespike.runs.inputs import choose_labeled

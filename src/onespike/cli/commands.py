@@ -1,4 +1,4 @@
-"""What all commands have in common: how they fail, how their help looks, and what they say last."""
+"""What all commands share: their errors, their help pages, and their last line."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_m
 from onespike.runtime.processes import launched
 
 processes_of = cache(launched)
-"""Those that run this command: one, or as many as a launcher has started."""
+"""The processes that run this command: one, or as many as a launcher has started."""
 
 
 def refuse_several(device_map: str | None) -> None:
-    """A device map spreads one network over the devices that several processes would share out among them."""
+    """Refuse a device map with several processes: it spreads one network over devices that they would share."""
     if device_map is not None and processes_of().count > 1:
         raise UsageError("--device-map needs the devices of all processes. Start one process only.")
 
 
 def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """A warning of our own is one line, as an error is."""
+    """Print our warnings as one line, like errors."""
     if issubclass(category, OnespikeWarning):
         say(str(message), "onespike: warning")
     else:
@@ -44,9 +44,9 @@ def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *plac
 
 
 class Commands(TyperGroup):
-    """All commands: whatever the user can mend ends in one line on standard error and exit code 2.
+    """All commands: errors that the user can mend end in one line on standard error and exit code 2.
 
-    Where several processes were launched, they end with one fate, and the first of them speaks.
+    If several processes were launched, they all end together, and the first of them prints.
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             say(f"interrupted, {INTERRUPTED.get(ctx.invoked_subcommand, NOTHING_WRITTEN)}")
             raise typer.Exit(2) from error
-        except BrokenPipeError as error:  # the reader went away, as `head` does: there is nobody to tell
+        except BrokenPipeError as error:  # the reader went away, as `head` does: nobody is reading
             raise typer.Exit(2) from error
         except Exception as error:
             message = _message(error)
@@ -85,14 +85,14 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from error
 
     def _options(self, ctx: Any) -> set[str]:
-        """The names of all commands' parameters that have an option."""
+        """Return the names of all commands' parameters that have an option."""
         commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
         options = (o for command in commands if command for p in command.params for o in p.opts)
         return {o.removeprefix("--").replace("-", "_") for o in options if o.startswith("--")}
 
 
 class Page(TyperCommand):
-    """A help page whose options stand in panels: basic ones first, then those that name a panel."""
+    """A help page with options in panels: basic ones first, then those that name a panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -109,7 +109,7 @@ class Page(TyperCommand):
 
 
 def as_options(message: str, options: set[str]) -> str:
-    """A message of the library as the command line spells it: its arguments are options here.
+    """Return a message of the library in the command line's spelling: its arguments are options here.
 
     >>> as_options("Use attention='sdpa', or exclude=['a.*:einsum'].", {"attention", "exclude"})
     "Use --attention sdpa, or --exclude 'a.*:einsum'."
@@ -125,7 +125,7 @@ def as_options(message: str, options: set[str]) -> str:
 
 
 def _message(error: Exception) -> str | None:
-    """What the user can do about it; None for an error that is not the user's."""
+    """Return what the user can do about it; None for an error that is not the user's."""
     if isinstance(error, OnespikeError):
         return str(error)
     if out_of_memory(error):
@@ -139,7 +139,7 @@ def _message(error: Exception) -> str | None:
 
 NOTHING_WRITTEN = "nothing was written. Run the same command again."
 INTERRUPTED: dict[str | None, str] = {}
-"""Command → what Ctrl-C leaves, for those that keep what is finished."""
+"""Command → what Ctrl-C leaves, for commands that keep finished work."""
 
 
 app = typer.Typer(
@@ -175,7 +175,7 @@ _followed: ContextVar[bool] = ContextVar("_followed", default=False)
 
 @contextmanager
 def following() -> Iterator[None]:
-    """A command that another one follows by itself does not say what to type next."""
+    """Suppress the `next:` line of a command that another command runs."""
     token = _followed.set(True)
     try:
         yield
@@ -184,7 +184,7 @@ def following() -> Iterator[None]:
 
 
 Next = tuple[object, ...]
-"""The words after `onespike` of the command to type next."""
+"""The words of the next command, after `onespike`."""
 
 
 def command(
@@ -196,9 +196,9 @@ def command(
 ) -> Callable[[Callable[..., Next]], Callable[..., None]]:
     """Register a command whose help ends with these examples, which are not wrapped.
 
-    It returns the command to type next, which is said last, on standard error. Of several launched processes all run
-    a `shared` command, each its part; only the first runs any other. What a command needs is imported when it runs,
-    since a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
+    It returns the next command, which is printed last, on standard error. All launched processes run a
+    `shared` command, each its part; only the first runs any other. A command's imports happen when it runs, since
+    a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
     """
     title = "Example:" if len(examples) == 1 else "Examples:"
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]

@@ -94,8 +94,8 @@ def convert(
     """Convert a network and write a run directory.
 
     Thresholds are calibrated on unlabeled images or text, and improved by passes within an energy budget: by default
-    --preset fast, a binary ratio of 0.2. --max-drop 1% finds the least energy instead. --preset sformer is the paper's.
-    The weights come from --weights or --pretrained; bundled networks have theirs.
+    --preset fast, a binary ratio of 0.2. --max-drop 1% finds the least energy instead. --preset sformer is the paper's
+    method. The weights come from --weights or --pretrained; bundled networks include theirs.
     """
     from onespike import runs
     from onespike.adapters import load_model, renormalized, resized
@@ -129,7 +129,7 @@ def convert(
     if mean is not None or std is not None:
         check(loaded.task, "normalization")
         loaded = renormalized(loaded, numbers("mean", mean), numbers("std", std))
-    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning goes on from here
+    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes here
     recipe = runs.in_scope(recipe, loaded, scope)
     pair = runs.convert_network(
         loaded,

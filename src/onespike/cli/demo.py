@@ -25,8 +25,8 @@ def demo(
 ) -> Next:
     """Convert a bundled network and measure it.
 
-    The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Its
-    accuracy and energy are printed, and figures and JSON written into a folder.
+    The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Accuracy
+    and energy are printed, and figures and JSON are written into a folder.
     """
     from onespike.studies.demo import DEMOS
 

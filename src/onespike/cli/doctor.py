@@ -1,4 +1,4 @@
-"""`onespike doctor`: what costs a run its accuracy, and what to do about it."""
+"""`onespike doctor`: why a run loses accuracy, and what to do about it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def doctor(
     device: Device = "cpu",
     json_file: Json = None,
 ) -> Next:
-    """Find what costs accuracy, and say what to do.
+    """Find what costs accuracy, and suggest remedies.
 
-    Measures noise at every site, lets one kind of site stay analog at a time, tries other λ, thresholds and
+    Measures noise at every site, leaves one kind of site analog at a time, tries other λ, thresholds and
     normalizations, and ends with at most five findings, worst first.
     """
     from onespike import runs

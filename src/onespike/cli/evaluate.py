@@ -117,7 +117,7 @@ def evaluate(
     )
     result = dataclasses.replace(result, prices=prices)
     rows = _compared(pair, items, result, batch_size) if compare else []
-    try:  # first of all, since nobody may be there to read what is shown
+    try:  # first, since nobody may be there to read the output
         if json_file is not None and processes_of().is_main:
             write_atomically(
                 json_file,
@@ -125,7 +125,7 @@ def evaluate(
             )
         if picture is not None and processes_of().is_main:
             write_atomically(picture, task.picture(items, metric))
-    finally:  # and shown at any rate: a disk may be full by now
+    finally:  # and print it in any case: a disk may be full by now
         output.network(pair)
         output.sites(pair.snn, brief=True)
         output.line()
@@ -151,7 +151,7 @@ def _asked(
     device: str,
     json_file: Path | None,
 ) -> Next:
-    """Both networks on questions, in place of inputs."""
+    """Measure both networks on questions instead of inputs."""
     from onespike import runs
     from onespike.adapters.harness import harness
     from onespike.energy.metering import metered

@@ -43,8 +43,8 @@ def export(
 ) -> Next:
     """Write a run for another runtime, and compare every spike there.
 
-    The file is read back by the runtime that it is for, run on real inputs, and compared with the network: spikes of
-    every site and answers. What differs is printed and written beside it, as FILE.verified.json.
+    The file is read back by its runtime, run on real inputs, and compared with the network: spikes of
+    every site and answers. Differences are printed and written beside it, as FILE.verified.json.
     """
     from onespike.runs.export_run import export_run
 
@@ -54,7 +54,7 @@ def export(
 
 
 def shown(done: Exported) -> None:
-    """What was written, and what the comparison found."""
+    """Print what was written, and the result of the comparison."""
     from onespike.deploy.exports.base import report_of
 
     found = done.comparison

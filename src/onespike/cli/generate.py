@@ -1,4 +1,4 @@
-"""`onespike generate`: a run writes."""
+"""`onespike generate`: text written by a run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def generate(
 
 
 class _Stream:
-    """Shows tokens as transformers hands them over: the prompt first, then one at a time."""
+    """Print tokens as transformers delivers them: the prompt first, then one at a time."""
 
     def __init__(self, task: Any, column: str) -> None:
         self.task, self.column, self.shown = task, column, ""

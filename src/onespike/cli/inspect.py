@@ -1,4 +1,4 @@
-"""`onespike inspect`: what a run is made of."""
+"""`onespike inspect`: the contents of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inspect(
 ) -> Next:
     """Show a run and the table of its sites.
 
-    That is its recipe, where its thresholds come from, what spikes, and what stays analog and why.
+    It prints the recipe, the source of the thresholds, what spikes, and what stays analog and why.
     """
     from onespike import runs
     from onespike.runs import storage

@@ -28,7 +28,7 @@ def list_names(
     what: Annotated[str, typer.Argument(metavar="columns|formats|models|neurons|passes|presets|profiles")],
     contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
 ) -> Next:
-    """List presets, models, passes and what else has a name."""
+    """List presets, models, passes and other names."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     for name, about in LISTS[what]():
@@ -62,9 +62,9 @@ def _passes() -> Iterator[tuple[str, str]]:
 
 
 def _presets() -> Iterator[tuple[str, str]]:
-    """What each preset is, what it costs and loses where that was measured, and what it sets.
+    """Yield what each preset is, its measured cost and loss, and its settings.
 
-    For the first that is what all others start from.
+    The first preset shows the settings that all others start from.
     """
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
     for name, known in PRESETS.items():

@@ -16,7 +16,7 @@ P = TypeVar("P", bound=Path | None)
 
 
 def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
-    """An option's callback: a place that cannot be written is refused before the work starts."""
+    """Return an option's callback: a place that cannot be written is refused before the work starts."""
 
     def check(path: P) -> P:
         if path is not None:
@@ -27,11 +27,11 @@ def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
 
 
 DEVICE = "Device"
-"""The panel of the help for options that say where and in which portions a network runs."""
+"""The panel of the help for options on where a network runs and in which batches."""
 
 
 def try_json(path: Path) -> None:
-    """As `try_file`; figures replace older figures, and no record of a run, image or checkpoint named by mistake."""
+    """Check like `try_file`; figures replace older figures, but no record of a run, image or checkpoint."""
     try_file(path)
     if not path.is_file() or not path.stat().st_size:
         return
@@ -116,7 +116,7 @@ Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="And with this st
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """`0.5,0.5,0.5` as numbers; mean and deviation are given together."""
+    """Parse `0.5,0.5,0.5` as numbers; mean and deviation are given together."""
     try:
         return tuple(float(part) for part in (text or "").split(","))
     except ValueError:
@@ -126,7 +126,7 @@ def numbers(name: str, text: str | None) -> tuple[float, ...]:
 
 
 def given(**options: object) -> tuple[str, ...]:
-    """Options as the words of a command; those that are None were not given.
+    """Return options as the words of a command; None means not given.
 
     >>> given(data="photos", limit=None, batch_size=2)
     ('--data', 'photos', '--batch-size', '2')
@@ -136,7 +136,7 @@ def given(**options: object) -> tuple[str, ...]:
 
 
 def held_out(calibration: str) -> str | None:
-    """The bundled images to measure on, where the bundled ones to calibrate with are given.
+    """Return the bundled images to measure on, if bundled ones calibrate.
 
     >>> held_out("bundled:cifar10-calibration"), held_out("photos")
     ('bundled:cifar10-test', None)
@@ -146,7 +146,7 @@ def held_out(calibration: str) -> str | None:
 
 
 def unused(path: Path) -> Path:
-    """This path, or the first of path-2, path-3, … that does not exist."""
+    """Return this path, or the first of path-2, path-3, … that does not exist."""
     tried, number = path, 1
     while tried.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""What the commands print: tables on a terminal, the same words in a file."""
+"""Output of the commands: tables on a terminal, the same words in a file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from onespike.runs import NetworkPair
     from onespike.studies.theory import Row
 
-WIDTH = 160  # of tables in a file or a pipe, which have no width of their own
+WIDTH = 160  # for tables in a file or a pipe, which have no width
 
 
 def console(stderr: bool = False) -> Console:
-    """Where results go, or notes."""
+    """Return the console for results, or for notes."""
     status.clear()
     return _console(stderr)
 
 
 @cache
 def _console(stderr: bool) -> Console:
-    """rich is imported when the first line is there."""
+    """Return the console; rich is imported with the first line."""
     from rich import console as rich
 
     class Plain(rich.Console):
@@ -61,12 +61,12 @@ def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:
 
 
 def note(text: str) -> None:
-    """Progress of long work, on standard error."""
+    """Print progress of long work on standard error."""
     console(stderr=True).print(escape(text))
 
 
 def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]], left: int = 0) -> None:
-    """A table of figures: columns are aligned on the right but for the first so many."""
+    """Return a table of figures: columns are right-aligned except the first `left`."""
     shown = _table(*headers, right=tuple(range(left, len(headers))))
     for row in cells:
         shown.add_row(*map(escape, row))
@@ -74,7 +74,7 @@ def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]], left: int =
 
 
 def network(pair: NetworkPair) -> None:
-    """One paragraph on what was loaded."""
+    """Print one paragraph on what was loaded."""
     loaded = pair.loaded
     line(f"network        {loaded.spec} ({loaded.weights} weights)")
     line(f"preprocessing  {loaded.preprocessing}")
@@ -83,7 +83,7 @@ def network(pair: NetworkPair) -> None:
 
 
 def spent(pair: NetworkPair) -> None:
-    """What the network spends on calibration images, in every column, and what it loses where that was measured."""
+    """Print the network's energy on calibration images, in every column, and its loss if measured."""
     found = pair.thresholds.provenance
     loss, energy = found.get("loss"), found.get("energy")
     if loss:
@@ -103,7 +103,7 @@ def spent(pair: NetworkPair) -> None:
 
 
 def sites(snn: nn.Module, brief: bool = False) -> None:
-    """The table of sites: what spikes with which thresholds, what stays analog and why."""
+    """Print the table of sites: what spikes with which thresholds, what stays analog and why."""
     from onespike.conversion.network import table
 
     rows = table(snn)
@@ -122,12 +122,12 @@ def _analog(rows: list[dict[str, Any]]) -> str:
 
 
 def evaluation(result: Evaluation, published: float | None = None) -> None:
-    """What the task has measured, and the energy ledger with the meaning of its columns."""
+    """Print the task's figures, and the energy ledger with the meaning of its columns."""
     measured(result.to_dict(), result.steps, published)
 
 
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
-    """The same, of an evaluation as it is stored."""
+    """Print the same of a stored evaluation."""
     from onespike.energy.columns import DEFINITION, READINGS
     from onespike.report.markdown import dearer, fairness
     from onespike.tasks import task_of
@@ -165,7 +165,7 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
 
 
 def energy(record: Mapping[str, Any]) -> None:
-    """The ratio of each column, and against an original that leaves its dead work out."""
+    """Return the ratio of each column, also against an original without its dead work."""
     from onespike.energy.columns import meanings
     from onespike.report.markdown import figure, of_what_spikes
 
@@ -181,7 +181,7 @@ def energy(record: Mapping[str, Any]) -> None:
 
 
 def compared(found: list[dict[str, Any]], profile: str) -> None:
-    """Spiking and integer networks on the same images, each with the ratio of the column that holds for it."""
+    """Print spiking and integer networks on the same images, each with the ratio of its column."""
     from onespike.energy.columns import column_of, integer_reading
     from onespike.report.markdown import figure
     from onespike.tasks import compared as headlines
@@ -210,7 +210,7 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 
 def ledger(result: Evaluation) -> None:
-    """The ledger of each site: MACs, its share of the paper's ratio, and how its neurons fire."""
+    """Print the ledger of each site: MACs, its share of the paper's ratio, and how its neurons fire."""
     from onespike.energy.columns import PAPER
 
     rows(

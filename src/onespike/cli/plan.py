@@ -1,4 +1,4 @@
-"""The plan of `onespike run`: which commands lead from a network to its report."""
+"""The plan of `onespike run`: the commands from a network to its report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onespike.cli.options import given
 from onespike.recipe import Recipe
 
 TRIALS = 12
-"""Of a search without labels, which needs few."""
+"""The trials of a search without labels, which needs few."""
 
 
 def searches(recipe: Recipe) -> bool:
-    """Whether λ is left to be found: nobody has given one, and no pass chooses steps."""
+    """Return whether λ must be found: none is given, and no pass chooses steps."""
     return recipe.neuron == "sfn" and not recipe.passes and "scale" not in recipe.changes()
 
 
@@ -32,7 +32,7 @@ def plan(
     own: tuple[str, ...],
     running: tuple[str, ...],
 ) -> tuple[tuple[str, ...], ...]:
-    """The commands, word by word; `exports` maps formats to how their files end."""
+    """Return the commands as words; `exports` maps formats to the endings of their files."""
     from onespike.runs import as_command
 
     words = as_command.recipe_options(recipe)
@@ -41,7 +41,7 @@ def plan(
     ]
     if searches(recipe):
         energy = () if recipe.budget is None else given(budget=recipe.budget, energy=recipe.energy)
-        # of images that are also measured on, a search takes as many as calibration, and leaves the rest
+        # if the same images are measured on, a search takes as many as calibration, and leaves the rest
         asked = given(
             data=calibrate, limit=images if calibrate == data else None, trials=TRIALS, objective="kl"
         )
@@ -56,7 +56,7 @@ def plan(
 
 
 def images_wanted(images: int, found: int, shared: bool, searches: bool) -> int:
-    """How many of the inputs calibrate: those that are measured on must be others, and those of a search, too.
+    """Return how many inputs calibrate: they must not be measured on, and a search needs others, too.
 
     >>> images_wanted(256, 1000, True, False), images_wanted(256, 300, False, False), images_wanted(256, 300, False, True)
     (250, 256, 200)

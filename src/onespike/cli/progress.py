@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, plain lines anywhere else."""
+"""Progress of long work: a bar with the remaining time on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    """What the pipeline wraps its batches in; it writes to standard error."""
+    """Return a wrapper for batches that reports progress on standard error."""
 
     def wrap(batches: Iterable[Any]) -> Iterator[Any]:
         return _bar(title, total, batches) if sys.stderr.isatty() else _lines(title, total, batches)

@@ -38,7 +38,7 @@ def push(
     """Write a model card into a run and upload it to the Hub.
 
     The card holds the figures with their standard errors, the energy table, the recipe and the citation.
-    `onespike.from_pretrained("OWNER/NAME")` loads it again.
+    `onespike.from_pretrained("OWNER/NAME")` loads the run again.
     """
     from onespike.errors import UsageError
     from onespike.runs.hub import CARD, push_to_hub, write_card

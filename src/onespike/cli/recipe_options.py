@@ -32,7 +32,7 @@ FILE = inspect.Parameter(
 
 
 def recipe_options(function: Callable[..., Next]) -> Callable[..., Next]:
-    """A command with one option per field of the recipe, and --recipe, in place of its parameter `recipe`."""
+    """Replace a command's parameter `recipe` by --recipe and one option per field of the recipe."""
     signature, fields = inspect.signature(function, eval_str=True), options(Recipe)
     made = [
         inspect.Parameter(
@@ -65,7 +65,7 @@ def _annotation(name: str, option: Option) -> Any:
 
 
 def recipe_of(words: dict[str, Any], file: Path | None = None) -> Recipe:
-    """The recipe that the options give: a preset or a file, and what differs from it."""
+    """Return the recipe of the options: a preset or a file, and the fields that differ from it."""
     changes: dict[str, Any] = {
         name: tuple(map(option.read, words[name])) if option.repeated else option.read(words[name])
         for name, option in options(Recipe).items()

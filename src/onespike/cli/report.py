@@ -1,4 +1,4 @@
-"""`onespike report`: a run as a page to look at."""
+"""`onespike report`: a run as a page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def report(
 ) -> Next:
     """Write a page about a run: one HTML file, Markdown and JSON.
 
-    Scores, energy, every site with its distribution, the front of scores against energy, inputs with both networks' predictions. The page needs no network and no other file.
+    It shows scores, energy, every site with its distribution, the front of scores against energy, and inputs with both
+    networks' predictions. The page needs no network and no other file.
     """
     from onespike import runs
     from onespike.report import html, markdown, plots
@@ -91,7 +92,7 @@ def _images(
 
 
 def write_pages(folder: Path, name: str, page: str, text: str, record: dict[str, Any]) -> None:
-    """A page as HTML, Markdown and JSON."""
+    """Write a page as HTML, Markdown and JSON."""
     for suffix, contents in (
         (".html", page),
         (".md", text),

@@ -1,4 +1,4 @@
-"""The report that stands in a run, read again."""
+"""The stored report of a run, read again."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class _Report:
 
 
 def reported(run: Path) -> dict[str, Any]:
-    """The measured report in a run."""
+    """Return the measured report in a run."""
     from onespike.report.record import VERSION
     from onespike.runs import storage
 
-    storage.load(run)  # a damaged run is named before its report is believed
+    storage.load(run)  # a damaged run is named before its report is trusted
     found = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
     if found is None or found["evaluation"] is None or found["version"] != VERSION:
         raise UsageError(

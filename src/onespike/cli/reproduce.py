@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onespike.tasks import Items
 
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
-"""How many test images the bundled networks take by default, so that every study ends within minutes."""
+"""The default number of test images for the bundled networks, so that every study ends within minutes."""
 
 
 @command(
@@ -58,8 +58,8 @@ def reproduce(
 ) -> Next:
     """Measure a table or figure of the paper again.
 
-    CSV, JSON, Markdown and a figure stand in the --out folder, the paper's numbers beside ours. Every finished row
-    is kept there, so that an interrupted study goes on where it stopped when the same command is given again.
+    CSV, JSON, Markdown and a figure are written to the --out folder, with the paper's numbers beside ours. Every
+    finished row is kept there, so that the same command resumes an interrupted study.
     """
     from onespike import runs
     from onespike.adapters import load_model
@@ -115,7 +115,7 @@ def _images(
     each: int,
     count: int | None,
 ) -> tuple[Items, Items, Items]:
-    """Images for calibration, for searches and for the figures."""
+    """Return images for calibration, for searches and for the figures."""
     from onespike import runs
     from onespike.studies.reproduce.bench import split
     from onespike.tasks import check

@@ -1,4 +1,4 @@
-"""`onespike run`: the whole way in one command, as a plan of commands that goes on where it was stopped."""
+"""`onespike run`: the whole workflow in one command, as a plan of commands that can be resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALIBRATION_IMAGES = 256
 
 @dataclass(frozen=True)
 class _Plan:
-    """The schema of a plan: the commands, word by word, and how many of them are done."""
+    """The schema of a plan: the commands as words, and how many of them are done."""
 
     commands: tuple[tuple[str, ...], ...]
     done: int
@@ -83,9 +83,9 @@ def run(
 ) -> Next:
     """Convert a network, measure it and write its report.
 
-    Runs convert, search (where λ is to be found), report, and export if asked, and says each command before.
+    Runs convert, search (if λ must be found), report and, if requested, export, and prints each command first.
     Images that calibration or a search has used are not measured on. After Ctrl-C the same command
-    goes on where it stopped.
+    resumes where it stopped.
     """
     if processes_of().count > 1:
         raise UsageError("run works in one process. Launch `onespike convert` and `evaluate` in several.")
@@ -110,7 +110,7 @@ def run(
 
 
 def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
-    """Run the commands that are not done yet; what is done is written down after each."""
+    """Run the commands that are not done yet, and record each one that is done."""
     if not folder.name:  # this folder, or the root
         refuse_existing(folder)
     journal, finished = folder.with_name(f".{folder.name}.{PLAN}"), folder / PLAN
@@ -140,21 +140,21 @@ def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
             output.note(shown)
             _type(words)
     finally:
-        if not folder.exists():  # there is nothing to go on with
+        if not folder.exists():  # there is nothing to resume
             journal.unlink(missing_ok=True)
     write_atomically(finished, sealed({"commands": commands, "done": len(commands)}))
     journal.unlink(missing_ok=True)
 
 
 def _type(words: tuple[str, ...]) -> None:
-    """One command of the plan, as if it were typed, but for its `next:` line."""
+    """Run one command of the plan as if it were typed, but without its `next:` line."""
     chosen = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
     with following(), chosen.make_context(words[0], list(words[1:])) as context:
         chosen.invoke(context)
 
 
 def _suffixes(formats: list[str]) -> dict[str, str]:
-    """Format → how its file ends; one that is unknown, or not installed, is refused before the work starts."""
+    """Return format → the ending of its file; refuse an unknown or missing format before the work starts."""
     if not formats:
         return {}
     from onespike.deploy.exports.base import prepare
@@ -168,7 +168,7 @@ def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tu
 
 
 def _count(model: str, source: str, weights: Path | None, pretrained: bool, random_weights: bool) -> int:
-    """How many inputs there are to calibrate on."""
+    """Return the number of inputs to calibrate on."""
     from onespike import runs
     from onespike.adapters import load_model
 

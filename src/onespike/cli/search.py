@@ -103,7 +103,7 @@ def search(
 
 
 def _spent(run: Path, data: str, spent: Spent) -> None:
-    """The energy before and after, with a warning where it rises."""
+    """Print the energy before and after, with a warning if it rises."""
     if spent.before is None or spent.after is None:
         return
     from onespike.energy.profiles import DEFAULT

@@ -26,8 +26,8 @@ def serve(
 ) -> Next:
     """Open a page on which a run answers.
 
-    Drop an input on it and see both networks' answers, the spikes of every site, energy as it adds up, and
-    what another λ does. Only this machine can reach it. Ctrl-C ends it.
+    Drop an input on it to see both networks' answers, the spikes of every site, the energy, and
+    the effect of another λ. Only this machine can reach it. Ctrl-C ends it.
     """
     from onespike.energy.profiles import DEFAULT
     from onespike.energy.profiles import profile as profile_of

@@ -1,4 +1,4 @@
-"""A line that says a command is alive while it has no bar to show; on terminals only."""
+"""A line that shows that a command is alive while it has no progress bar; on terminals only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
 PATIENCE = 2.0
-"""Seconds without a word after which the line appears."""
+"""Seconds of silence after which the line appears."""
 CLEAR = "\r\x1b[2K"
 
 
 class Status:
-    """What was said last, when, and whether the line stands there."""
+    """The last message, its time, and whether the line is shown."""
 
     def __init__(self) -> None:
         self.lock, self.stop = Lock(), Event()
         self.title, self.since, self.shown, self.bars = "starting", time.monotonic(), False, 0
 
     def clear(self, title: str | None = None) -> None:
-        """Make room for somebody who speaks; `title` is what runs from now on."""
+        """Clear the line before other output; `title` names the work from now on."""
         with self.lock:
             if self.shown:
                 sys.stderr.write(CLEAR)
@@ -30,7 +30,7 @@ class Status:
             self.title = title or self.title
 
     def tick(self) -> None:
-        """Show the line, if nobody has spoken for a while."""
+        """Show the line after a while of silence."""
         with self.lock:
             idle = time.monotonic() - self.since
             if self.bars or idle < PATIENCE:
@@ -48,14 +48,14 @@ _current: Status | None = None
 
 
 def clear(title: str | None = None) -> None:
-    """Called before anything is printed."""
+    """Clear the line; called before anything is printed."""
     if _current is not None:
         _current.clear(title)
 
 
 @contextmanager
 def alive() -> Iterator[None]:
-    """Within this context silence is filled by a line on a terminal."""
+    """Show the line during silence on a terminal, within this context."""
     global _current
     if _current is not None or not sys.stderr.isatty():
         yield
@@ -74,7 +74,7 @@ def alive() -> Iterator[None]:
 
 @contextmanager
 def bar(title: str) -> Iterator[None]:
-    """Within this context a bar of its own speaks; afterwards something follows it."""
+    """Let a progress bar take the line's place within this context."""
     status = _current
     if status is not None:
         status.clear()

@@ -24,7 +24,7 @@ def verify(
 ) -> Next:
     """Check the theorems, and the neurons of a run.
 
-    Equation 5, Theorems 1 to 3 and the fire function are tried on random cases in exact arithmetic; the exit code
+    Equation 5, Theorems 1 to 3 and the fire function are tested on random cases in exact arithmetic; the exit code
     is 1 if one does not hold.
     """
     from onespike import runs
