@@ -3,8 +3,8 @@
     q·kᵀ = u_q·u_k·gain_i·gain_j·(y_q·y_k) + u_k·gain_j·(offset_q·y_k) + what is the same for all keys
     A·v  = step_i·(u_v·(A·y_v) + offset_v·ΣA)
 
-A row's constant leaves its softmax as it is. q's offset is rounded to whole numbers, as weights are. Gains of v, which
-stand within the sum, are whole multiples of the smallest and multiply the probabilities' counts.
+A row's constant does not change its softmax. q's offset is rounded to whole numbers, like weights. Gains of v, which
+are inside the sum, are whole multiples of the smallest and multiply the probabilities' counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Operand(NamedTuple):
 
 
 def _spread(x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-    """A tensor that broadcasts to [heads, …] as one of this shape, in which axes of 1 are not kept; None if it cannot."""
+    """Return a tensor that broadcasts to [heads, …] in this shape, in which axes of 1 are not kept; None if it cannot."""
     if x is None:
         return None
     lead = x.reshape(*x.shape[x.dim() - len(shape) :]) if x.dim() > len(shape) and x.shape[0] == 1 else x
@@ -52,7 +52,7 @@ def _operand(
     position: tuple[int, ...],
     depth: tuple[int, ...],
 ) -> _Operand | None:
-    """The code of an operand whose unit may differ along `kept`, its center along `depth`, its gain by position.
+    """Return the code of an operand whose unit may differ along `kept`, its center along `depth`, its gain by position.
 
     None if they differ along another axis.
     """
@@ -77,7 +77,7 @@ def _operand(
 
 
 def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
-    """What counts of each sign are worth in units, once the negative step has moved to a common one; None without."""
+    """Return the values of counts of each sign in units, after the negative step moves to a common one; None without."""
     up, down = torch.broadcast_tensors(*neuron.code().units())
     times = common_units(up.flatten(), down.flatten())
     if times is None:
@@ -87,7 +87,7 @@ def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
 
 
 class IntegerAttention(nn.Module):
-    """Attention of one owner on integers; `forward` is None where its neurons or sizes have no such form."""
+    """Attention of one owner on integers; `forward` is None where its neurons or sizes have no integer form."""
 
     def __init__(self, q: Neuron, k: Neuron, v: Neuron) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class IntegerAttention(nn.Module):
         operands: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor | None:
-        """fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and what they are to fire."""
+        """Return fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and their inputs."""
         path, (query, key, value) = kernels.word_path(), operands
         if path is None or torch.compiler.is_compiling() or not kernels.can_attend(query, key, value):
             return None
@@ -158,7 +158,7 @@ def _prepared(
 
 
 def _whole(gain: Tensor | None) -> tuple[Tensor | None, float]:
-    """Gains as whole multiples of the smallest one, and that one."""
+    """Return gains as whole multiples of the smallest one, and that one."""
     if gain is None:
         return None, 1.0
     smallest = float(gain.min())

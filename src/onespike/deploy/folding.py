@@ -1,11 +1,11 @@
-"""Folding: a site's code goes into the weights behind it, so that what is left to multiply are small integers.
+"""Folding: a site's code goes into the weights behind it, so that only small integers are left to multiply.
 
     W·o + b = gain · s·(Ŵ·y) + (b + W·offset),   s·Ŵ ≈ W·diag(unit)
 
-The unit of each input channel goes into the weight before it is rounded to 8 bits, one scale for each output; the
+The unit of each input channel goes into the weight before it is rounded to 8 bits, with one scale per output; the
 offset goes into the bias; the gain is a factor of each row. Counts of both signs are brought to one unit: where
-unit⁻ / unit⁺ is near p/q for small integers, q·y⁺ − p·y⁻ counts units of unit⁺/q. Elsewhere counts of each sign are
-multiplied by themselves, two populations with weights of their own.
+unit⁻ / unit⁺ is near p/q for small integers, q·y⁺ − p·y⁻ counts units of unit⁺/q. Elsewhere counts of each sign
+are multiplied separately, as two populations with separate weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RATIOS = torch.tensor(
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit weights and their scales, one for each output (the first dimension): weight ≈ integer · scale.
+    """Return 8-bit weights and their scales, one per output (the first dimension): weight ≈ integer · scale.
 
     >>> quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
     (tensor([[  50, -127],
@@ -53,7 +53,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(q, p) with p/q ≈ negative/positive for each channel, or None if one has none; 1 and 1 for one side alone.
+    """Return (q, p) with p/q ≈ negative/positive per channel, or None if one has none; 1 and 1 for one side alone.
 
     >>> up, down = torch.tensor([1.0, 0.3, 1.0]), torch.tensor([0.76, 0.0, 1.0])
     >>> common_units(up, down)
@@ -66,7 +66,7 @@ def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | 
     near = distance <= LARGEST_MOVE
     if not bool(near.any(1).all()):
         return None
-    # of those with the smallest integers the nearest
+    # of those with the smallest integers, the nearest
     size = torch.where(near, RATIOS.amax(1), torch.inf)
     chosen = torch.where(size == size.amin(1, keepdim=True), distance, torch.inf).argmin(1)
     return RATIOS[chosen, 0].float(), RATIOS[chosen, 1].float()
@@ -76,11 +76,11 @@ class Channels(NamedTuple):
     """A code by input channel, and by row.
 
     Attributes:
-        up: what a positive count is worth, one for each channel or one in all; 0 where that side is off.
+        up: the value of a positive count, one per channel or one in all; 0 where that side is off.
         down: likewise.
-        center: what is taken from the input, likewise; None for nothing.
-        offset: what the value starts from, likewise.
-        gain: a power of two for each row, or one in all; None for 1.
+        center: what is subtracted from the input, likewise; None for nothing.
+        offset: the value without spikes, likewise.
+        gain: a power of two per row, or one in all; None for 1.
     """
 
     up: Tensor
@@ -91,7 +91,7 @@ class Channels(NamedTuple):
 
 
 def by_channel(code: Code, channels: int, axis: int) -> Channels | None:
-    """The code of an operand whose channels lie on this axis, from the back; None if it differs along another one."""
+    """Return the code of an operand whose channels are on this axis, from the back; None if it differs along another."""
 
     def flat(x: Tensor | None, along: int = axis) -> Tensor | None:
         if x is None:
@@ -118,10 +118,10 @@ class Folded(NamedTuple):
 
     Attributes:
         weight: 8-bit integers, [outputs, inputs of a group, …].
-        scale: one for each output.
-        rounded: the weight as it now is, in the place of the original: integer · scale / unit.
-        times: what counts of each sign are worth in units, like the steps; 0 for a sign that is left out.
-        largest: what the largest sum would be of counts ±1.
+        scale: one per output.
+        rounded: the weight after rounding, in place of the original: integer · scale / unit.
+        times: the value of counts of each sign in units, like the steps; 0 for a sign that is left out.
+        largest: the largest sum for counts ±1.
     """
 
     weight: Tensor
@@ -132,7 +132,7 @@ class Folded(NamedTuple):
 
 
 def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """One number for each input channel, in double, as it meets a weight [outputs, inputs of a group, …]."""
+    """Return one number per input channel, in double, shaped for a weight [outputs, inputs of a group, …]."""
     outputs, inputs = weight.shape[:2]
     wide = value.double().expand(inputs * groups).view(groups, 1, inputs)
     whole = wide.expand(groups, outputs // groups, inputs).reshape(outputs, inputs)
@@ -140,7 +140,7 @@ def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def fold(weight: Tensor, channels: Channels, groups: int = 1) -> list[Folded]:
-    """A weight [outputs, inputs of a group, …] for counts of one unit, or one for each sign."""
+    """Fold a code into a weight [outputs, inputs of a group, …] for counts of one unit, or one per sign."""
     times = common_units(channels.up, channels.down)
     if times is None:
         one, none = torch.ones_like(channels.up), torch.zeros_like(channels.up)
@@ -162,7 +162,7 @@ def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: 
 
 
 def shift(weight: Tensor, channels: Channels, groups: int = 1) -> Tensor | None:
-    """Σ weight·offset over the inputs, in double: [outputs, …] with the kernel's places left; None without an offset."""
+    """Return Σ weight·offset over the inputs, in double: [outputs, …] with the kernel's places; None without an offset."""
     if channels.offset is None:
         return None
     return (weight.detach().double() * along(channels.offset, weight, groups)).sum(1)

@@ -1,4 +1,4 @@
-"""Integer inference: every product that spikes meet multiplies small integers exactly; scales and bias follow once."""
+"""Integer inference: every product of spikes multiplies small integers exactly; scales and bias follow once."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Weighted(NamedTuple):
     """A product of spikes and a weight, before it is folded."""
 
     key: str
-    """Of its site within the owner."""
+    """The key of its site within the owner."""
     holder: nn.Module
-    """Whose parameters the weight and the bias are."""
+    """The module that owns the weight and the bias."""
     weight: str
     bias: str
 
 
 def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
-    """The products of one owner whose weights are parameters, as far as their modules are known."""
+    """Return the products of one owner whose weights are parameters, as far as their modules are known."""
     if isinstance(module, nn.MultiheadAttention):
         if module._qkv_same_embed_dim:
             yield Weighted("linear0_input", module, "in_proj_weight", "in_proj_bias")
@@ -57,7 +57,7 @@ def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What `optimize_` did: how many products run on integers, and why the others do not."""
+    """The result of `optimize_`: how many products run on integers, and why the others do not."""
 
     integer: int
     simulated: dict[str, str]
@@ -74,7 +74,7 @@ class Optimized:
 
 
 def has_integer_units() -> bool:
-    """Whether this processor multiplies small integers faster than float32, and our kernels are there."""
+    """Return whether this processor multiplies small integers faster than float32, and our kernels are there."""
     return kernels.best_path() is not None
 
 
@@ -158,7 +158,7 @@ def _check_weight(name: str, weight: Tensor) -> None:
 
 
 def _round_(found: Weighted) -> None:
-    """Weights of 8 bits for a product that stays in float."""
+    """Round the weights of a product that stays in float to 8 bits."""
     weight = getattr(found.holder, found.weight)
     integers, scale = quantize(weight)
     rows = scale.view(-1, *[1] * (weight.dim() - 1))
@@ -166,7 +166,7 @@ def _round_(found: Weighted) -> None:
 
 
 def _shorten_(module: Any, key: str) -> None:
-    """A module whose forward is one product, and nothing else, calls it without following torch's functions."""
+    """Let a module whose forward is one product call it directly, without tracing torch's functions."""
     if module.neurons.lone_product == key:
         forward = partial(_forward, module, key, module.forward)
         module.forward = update_wrapper(forward, type(module).forward)
@@ -182,10 +182,10 @@ def _forward(module: Any, key: str, followed: Callable[[Tensor], Tensor], x: Ten
 
 
 def optimize(snn: nn.Module, *, integer_units: bool | None = None) -> nn.Module:
-    """A copy of a converted network for integer inference; the network itself stays as it is.
+    """Return a copy of a converted network for integer inference; the network itself stays unchanged.
 
-    Weights behind spikes become 8-bit integers with one scale for each output. Linear maps and convolutions multiply
-    counts and weights as integers where the processor is fast at it; what cannot is simulated with rounded weights.
+    Weights behind spikes become 8-bit integers with one scale per output. Linear maps and convolutions multiply
+    counts and weights as integers where the processor is fast at it; the others are simulated with rounded weights.
 
     Args:
         snn: a converted network in float32 on the CPU.

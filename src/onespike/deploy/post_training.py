@@ -1,8 +1,8 @@
 """Post-training quantization of the original network: the integer networks that a spiking one competes with.
 
-Weights have one scale per output channel, activations one range per tensor or per channel; both are chosen on
-calibration inputs, where each range is clipped as far as that lowers the squared error. Values are rounded to the
-integers' grid and multiplied as floats, so figures are those of integer arithmetic on any machine.
+Weights have one scale per output channel, activations one range per tensor or per channel. Both are chosen on
+calibration inputs, and each range is clipped as far as that lowers the squared error. Values are rounded to the
+integer grid and multiplied as floats, so the figures are those of integer arithmetic on any machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visitor, visiting
 
 CLIPS = tuple(k / 20 for k in range(20, 3, -1))
-"""Shares of a range that are tried."""
+"""Shares of a range to try."""
 ROWS = 1024
-"""Rows of each site that are kept to try them on."""
+"""Rows kept per site to try them on."""
 GRANULARITIES = ("tensor", "channel")
 
 
 def rounded(x: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
-    """The nearest numbers on a grid of 2**bits points from low to high, on which 0 lies.
+    """Return the nearest numbers on a grid of 2**bits points from low to high that contains 0.
 
     >>> rounded(torch.tensor([-9.0, 0.0, 0.4, 0.6, 9.0]), torch.tensor(-1.0), torch.tensor(2.0), 2).tolist()
     [-1.0, 0.0, 0.0, 1.0, 2.0]
@@ -42,7 +42,7 @@ def rounded(x: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
 
 
 def _clipped(x: Tensor, low: Tensor, high: Tensor, bits: int, apart: bool = False) -> tuple[Tensor, Tensor]:
-    """The range, shortened as far as that lowers the squared error: by one share for all channels, or `apart`.
+    """Return the range, shortened as far as that lowers the squared error: by one share for all channels, or `apart`.
 
     x is [rows, channels]; a few rows of it tell little about the largest value of one channel.
     """
@@ -56,7 +56,7 @@ def _clipped(x: Tensor, low: Tensor, high: Tensor, bits: int, apart: bool = Fals
 
 
 def rounded_weight(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
-    """A weight as symmetric integers with one scale per output channel."""
+    """Return a weight as symmetric integers with one scale per output channel."""
     rows = weight.detach().movedim(axis, -1)
     flat = rows.reshape(-1, rows.shape[-1]).float()
     top = flat.abs().amax(0)
@@ -68,7 +68,7 @@ def rounded_weight(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
 
 
 def _axis(operand: Operand, x: Tensor) -> int | None:
-    """The axis over which the product sums: its channels."""
+    """Return the axis over which the product sums: its channels."""
     if operand.site.operation == "conv":
         return 1
     if operand.site.operation == "einsum" or x.dim() < 2:
@@ -78,7 +78,7 @@ def _axis(operand: Operand, x: Tensor) -> int | None:
 
 @dataclass
 class Observed(Visitor):
-    """What passes each site of the original network on calibration inputs, and which weights it meets.
+    """What passes each site of the original network on calibration inputs, and the weights that it multiplies.
 
     Attributes:
         low: site → smallest value of each channel, at most 0; likewise `high`.
@@ -149,9 +149,9 @@ class Quantized(nn.Module):
 
     Args:
         model: the original; a copy of it is kept.
-        observed: what `observe` has seen.
-        bits: of weights and activations.
-        granularity: of the activations' ranges, per `tensor` or per `channel`; weights have one per output channel.
+        observed: the result of `observe`.
+        bits: the bits of weights and activations.
+        granularity: ranges of activations per `tensor` or per `channel`; weights have one per output channel.
     """
 
     def __init__(self, model: nn.Module, observed: Observed, bits: int, granularity: str = "tensor") -> None:
@@ -174,7 +174,7 @@ class Quantized(nn.Module):
 
 
 def _round_weights_(network: nn.Module, model: nn.Module, observed: Observed, bits: int) -> None:
-    """Round the weights that products of the observed model have, in a copy or conversion of it."""
+    """Round the weights of the observed model's products, in a copy or conversion of it."""
     axes = {n: observed.weights[id(p)] for n, p in model.named_parameters() if id(p) in observed.weights}
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -183,7 +183,7 @@ def _round_weights_(network: nn.Module, model: nn.Module, observed: Observed, bi
 
 
 def with_integer_weights(snn: nn.Module, model: nn.Module, observed: Observed, bits: int = 8) -> nn.Module:
-    """A converted network whose weights are integers, with one scale per output channel."""
+    """Return a converted network whose weights are integers, with one scale per output channel."""
     result = copy.deepcopy(snn)
     _round_weights_(result, model, observed, bits)
     return result

@@ -1,7 +1,7 @@
 """Integer products: counts of spikes times 8-bit weights, summed exactly; scales, gains and bias follow once.
 
-The plain form sums in float64 (in float32 where every sum is below 2²⁴), where such integers are exact whatever the
-order of the summands. The kernels give the same bits.
+The plain form sums in float64 (in float32 where every sum is below 2²⁴), where such integers are exact in any
+order. The kernels give the same bits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class IntegerProduct(nn.Module):
     """A weight behind one neuron: `forward(x, neuron)` fires, multiplies integers and adds the bias.
 
     Args:
-        neuron: whose code is folded into the weight; its negative step moves to a common unit.
+        neuron: the neuron whose code is folded into the weight; its negative step moves to a common unit.
         folded: the weight with that code.
         channels: the code.
-        bias: of the product, without the offset's part.
+        bias: the bias of the product, without the offset's part.
     """
 
     weight: Tensor
@@ -59,14 +59,14 @@ class IntegerProduct(nn.Module):
             move_(neuron, channels, down / up)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": None}  # what is packed is packed for this processor
+        return {**self.__dict__, "_ready": None}  # packed weights are specific to this processor
 
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         """The definition, in torch's operations."""
         raise NotImplementedError
 
     def prepared(self, neuron: Neuron, matrix: Callable[[], Tensor], axis: int) -> tuple[Any, ...] | None:
-        """What the kernel takes, made once for a processor and a λ; None where it has no form for the neuron."""
+        """Return what the kernel takes, made once per processor and λ; None where it has no form for the neuron."""
         if torch.compiler.is_compiling():
             return None
         path, scale = kernels.best_path(), _lambda(neuron)
@@ -97,11 +97,11 @@ class IntegerProduct(nn.Module):
         return spikes, weights, self.factor(neuron), path
 
     def factor(self, neuron: Neuron) -> Tensor:
-        """What λ has become since the code was folded."""
+        """Return the change of λ since the code was folded."""
         return torch.ones(()) if neuron.scale is None else neuron.scale.value / self.lambda_
 
     def units(self, neuron: Neuron, x: Tensor, axis: int) -> Tensor:
-        """Counts of units, integers in float32; NaN stays NaN."""
+        """Return counts of units, integers in float32; NaN stays NaN."""
         counts = neuron.counts(x)
         up, down = counts.clamp(min=0), counts.clamp(max=0)
         shape = [-1, *[1] * (-axis - 1)]
@@ -111,14 +111,14 @@ class IntegerProduct(nn.Module):
         return up * q + down * p
 
     def finished(self, sums: Tensor, neuron: Neuron, gain: Tensor | None, axis: int) -> Tensor:
-        """Scales and gain of exact sums, rounded once each, in the order of the kernels; without the bias."""
+        """Apply scales and gain to exact sums, rounded once each, in the order of the kernels; without the bias."""
         scale = (self.scale * self.factor(neuron)).view(-1, *[1] * (-axis - 1))
         value = sums.float() * scale
         return value if gain is None else value * gain
 
     @property
     def exact(self) -> torch.dtype:
-        """A type in which no sum is rounded."""
+        """Return a type in which no sum is rounded."""
         return torch.float32 if self.bound < EXACT else torch.float64
 
     def extra_repr(self) -> str:
@@ -145,19 +145,19 @@ class IntegerLinear(IntegerProduct):
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         """The definition, in torch's operations."""
         units = self.units(neuron, x, -1)
-        with torch._C.DisableTorchFunction():  # this product is not one of the network's
+        with torch._C.DisableTorchFunction():  # this product does not belong to the network
             sums = F.linear(units.nan_to_num(nan=0.0).to(self.exact), self.weight.to(self.exact))
         value = self.finished(sums, neuron, neuron.code().settled(x).gain, -1)
         value = value if self.bias is None else value + self.bias
-        # no integer is NaN; a row that holds one is NaN altogether, as in float
+        # no integer is NaN; a row that holds one is NaN throughout, as in float
         return value + units.sum(-1, keepdim=True) * 0.0
 
 
 class IntegerConvolution(IntegerProduct):
-    """s·(Ŵ ∗ y) + b for activations [batch, channels, …]; the geometry is that of the module it stands for.
+    """s·(Ŵ ∗ y) + b for activations [batch, channels, …]; the geometry is that of the module it replaces.
 
     The offset's part of the bias differs near the border, where zeros are added around the values. It is the
-    convolution of an image of ones with `shift`, one number for each output and place of the kernel.
+    convolution of an image of ones with `shift`, one number per output and place of the kernel.
     """
 
     shift: Tensor | None
@@ -169,7 +169,7 @@ class IntegerConvolution(IntegerProduct):
         self.register_buffer("shift", None)
         self.dims = folded.weight.dim() - 2
         self.groups, self.stride, self.dilation = module.groups, module.stride, module.dilation
-        padded = module.padding_mode == "zeros"  # else the module pads by itself
+        padded = module.padding_mode == "zeros"  # else the module pads
         self.padding = module.padding if padded else (0,) * self.dims
         self._places: dict[tuple[int, ...], Tensor | None] = {}
 
@@ -183,7 +183,7 @@ class IntegerConvolution(IntegerProduct):
         return result
 
     def constants(self, size: tuple[int, ...]) -> Tensor | None:
-        """Bias and the offset's part, [outputs, …] by place where they differ by place; kept for sizes once seen."""
+        """Return bias and the offset's part, [outputs, …] by place where they differ by place; kept per size."""
         if size not in self._places:
             bias, shift = self.bias, self.shift
             if shift is not None:
@@ -209,7 +209,7 @@ class IntegerConvolution(IntegerProduct):
         return self.plain(x, neuron) if value is None else value
 
     def _matrix(self) -> Tensor:
-        """The weights as the kernel goes through its windows: [outputs, places of the kernel, inputs]."""
+        """Return the weights in the order of the kernel's windows: [outputs, places of the kernel, inputs]."""
         return self.weight.movedim(1, -1).flatten(1)
 
     def _by_kernel(
@@ -260,7 +260,7 @@ class IntegerConvolution(IntegerProduct):
 
 
 def move_(neuron: Neuron, channels: Channels, ratio: Tensor) -> None:
-    """Make the negative step this part of the positive one, so that firing and adding speak of the same steps."""
+    """Make the negative step this part of the positive one, so that firing and adding use the same steps."""
     other = (channels.up > 0) & (channels.down > 0) & (channels.down != channels.up * ratio)
     if bool(other.any()):
         like = neuron.positive if neuron.positive.numel() >= neuron.negative.numel() else neuron.negative
@@ -295,13 +295,13 @@ UNFOLDED = "its steps differ along an axis that its weight does not have"
 
 
 def _joined(parts: list[Any], folded: list[Folded]) -> tuple[nn.Module, Tensor]:
-    """One module, and the weights as they now are: of two populations the mean."""
+    """Return one module, and the weights after rounding: of two populations the mean."""
     rounded = torch.stack([part.rounded for part in folded]).mean(0)
     return parts[0] if len(parts) == 1 else Populations(parts[1], parts[0]), rounded
 
 
 def linear_form(neuron: Neuron, weight: Tensor, bias: Tensor | None) -> tuple[nn.Module, Tensor] | str:
-    """The integer form of a linear map and the weights as they now are; or why it has none."""
+    """Return the integer form of a linear map and the weights after rounding; or why it has none."""
     channels = by_channel(neuron.code(), weight.shape[1], -1)
     if channels is None:
         return UNFOLDED
@@ -314,7 +314,7 @@ def linear_form(neuron: Neuron, weight: Tensor, bias: Tensor | None) -> tuple[nn
 
 
 def convolution_form(neuron: Neuron, module: Any) -> tuple[nn.Module, Tensor] | str:
-    """The integer form of a convolution and the weights as they now are; or why it has none."""
+    """Return the integer form of a convolution and the weights after rounding; or why it has none."""
     channels = by_channel(neuron.code(), module.in_channels, 1 - module.weight.dim())
     if channels is None or channels.gain is not None:
         return UNFOLDED

@@ -1,6 +1,6 @@
-"""Fast forms of what neurons do: the bits of the plain form, or None where they cannot help.
+"""Fast forms of what neurons do: the bits of the plain form, or None where no kernel fits.
 
-Attention alone rounds its sums otherwise, as any two forms of attention do.
+Only attention rounds its sums differently, as any two forms of attention do.
 """
 
 from onespike.kernels.attention import Firing as Firing

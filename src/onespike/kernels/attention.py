@@ -1,8 +1,8 @@
-"""Attention with firing probabilities in one call, which needs no memory for them and stays in the cache.
+"""Attention with firing probabilities in one call: it needs no memory for them and stays in the cache.
 
-Used in eager inference, and as a custom operator under `torch.compile`, on processors for which the C kernel is
-written. Sums and exponentials round otherwise than torch's, as those of torch's own fused attention do: a probability
-that lies within their error of a threshold may fire the level beside.
+Used in eager inference, and as a custom operator under `torch.compile`, on processors that the C kernel
+supports. Sums and exponentials round differently from torch's, as those of torch's fused attention do: a probability
+within their error of a threshold may fire the neighboring level.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Firing(NamedTuple):
         down: likewise.
         times_up: units of a positive count.
         times_down: units of a negative one.
-        center: what is taken from the operand; None for nothing.
-        gain: a power of two for each row or key; None for 1.
+        center: what is subtracted from the operand; None for nothing.
+        gain: a power of two per row or key; None for 1.
         form: how a magnitude becomes a count.
     """
 
@@ -60,15 +60,15 @@ class Firing(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What counts of q, k and v are worth. Tensors are float32 and contiguous.
+    """The values of counts of q, k and v. Tensors are float32 and contiguous.
 
     Attributes:
-        factor: [heads], what one unit of a score is worth.
+        factor: [heads], the value of one unit of a score.
         v_gain: v's gains as whole multiples of the smallest; None for 1.
-        offset: [heads, inner], where q starts from, in whole numbers; None for nothing.
-        offset_factor: [heads], what one unit of it is worth in a score.
-        v_unit: [heads, outer], what one unit of v is worth.
-        v_offset: [heads, outer], where v starts from; None for nothing.
+        offset: [heads, inner], q without spikes, in whole numbers; None for nothing.
+        offset_factor: [heads], the value of one unit of it in a score.
+        v_unit: [heads, outer], the value of one unit of v.
+        v_offset: [heads, outer], v without spikes; None for nothing.
     """
 
     factor: Tensor
@@ -95,7 +95,7 @@ class _Integers(ctypes.Structure):
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attend` takes these: [batch, heads, rows, inner], float32 on the CPU, and nobody looks inside."""
+    """Return whether `attend` takes these: [batch, heads, rows, inner], float32 on the CPU, and nothing watches."""
     operands = (query, key, value)
     if any(x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" for x in operands):
         return False
@@ -116,7 +116,7 @@ def attend(
         key: [batch, heads, inner, keys].
         value: [batch, heads, keys, outer].
         mask: what is added to the scores, broadcast to them; None for nothing.
-        step: of the probabilities' neuron, broadcast to [heads, rows].
+        step: the step of the probabilities' neuron, broadcast to [heads, rows].
         form: how its magnitudes become counts.
     """
     if torch.compiler.is_compiling():
@@ -136,7 +136,7 @@ def attend_integers(
     units: Units,
     path: Path,
 ) -> Tensor:
-    """The same of operands that fire, with exact products on 16-bit numbers."""
+    """Compute the same for operands that fire, with exact products on 16-bit numbers."""
     call, batch, out = _call(_Integers, query, key, value, mask, step, form)
     call.path = path.number
     firing = [
@@ -173,7 +173,7 @@ def _call(
         *map(_operand, (query, key.transpose(2, 3), value, where, out)), heads, rows, keys, inner, outer,
         steps.data_ptr(), *steps.stride(), ctypes.addressof(in_memory(form)),
     )  # fmt: skip
-    call.held = (where, steps)  # what it points to stays
+    call.held = (where, steps)  # keeps what it points to
     return call, batch, out
 
 
@@ -191,7 +191,7 @@ def _operand(x: Tensor | None) -> _Operand:
 def _attend_operator(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
 ) -> Tensor:
-    """`attend` where a compiler follows: it sees one operation."""
+    """Run `attend` under a compiler, which sees one operation."""
     return _attend(query, key, value, mask, step, form_of(form))
 
 

@@ -1,6 +1,6 @@
-"""The C kernels, loaded without Python's API: those of the wheel, or compiled once by the compiler that is there.
+"""The C kernels, loaded without Python's API: those of the wheel, or compiled once by an installed compiler.
 
-An installation from source builds nothing. Where there is no compiler either, or it fails, `library()` is None and
+An installation from source builds nothing. If there is no compiler either, or it fails, `library()` is None and
 everything runs in its plain form, which gives the same bits.
 """
 
@@ -27,24 +27,24 @@ log = logging.getLogger("onespike")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where there are none; the reason is logged, and `note()` says it."""
+    """Return the kernels, or None if there are none; the reason is logged, and `note()` states it."""
     return _attempt()[0]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_there() -> bool:
-    """Whether there is a library, as a constant where a compiler asks."""
+    """Return whether there is a library, as a constant under a compiler."""
     return library() is not None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_fast() -> bool:
-    """Whether the products are written for this processor: one with AVX2, or with more."""
+    """Return whether the products are written for this processor: one with AVX2 or more."""
     return library() is not None and torch.backends.cpu.get_cpu_capability() in VECTORS
 
 
 def note() -> str:
-    """One line on which form the neurons run in on this machine's CPU, and why."""
+    """Return one line on the form that neurons run in on this machine's CPU, and why."""
     return _attempt()[1]
 
 
@@ -82,12 +82,12 @@ def _load() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         target = Path(scratch) / "native.so"
         compile_(compiler, flags, target)
-        # What is loaded stays, even if its file does not.
+        # A loaded library stays, even if its file does not.
         return _declared(ctypes.CDLL(str(keep(target, folder, name) if folder else target)))
 
 
 def _prebuilt(name: str) -> ctypes.CDLL | None:
-    """The library of the wheel for these sources and this kind of processor; None without one that loads."""
+    """Return the wheel's library for these sources and this kind of processor; None without one that loads."""
     file = PREBUILT / f"{name}.so"
     if not file.is_file():
         return None
@@ -99,7 +99,7 @@ def _prebuilt(name: str) -> ctypes.CDLL | None:
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with the types of its functions; an AttributeError if it lacks one."""
+    """Return the library with the types of its functions; raise AttributeError if it lacks one."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.onespike_fire.argtypes = (pointer, pointer, pointer, ctypes.c_int32, ctypes.c_int32)
     loaded.onespike_fire.restype = ctypes.c_int32

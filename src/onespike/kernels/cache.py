@@ -1,6 +1,6 @@
-"""Where compiled kernels are kept: a folder in which only its user can write, under names that say their digest.
+"""The folder of compiled kernels: only its user can write there, and file names contain their digest.
 
-A library that is loaded is code that runs. So none is taken from a place where another user could have put it.
+A loaded library is code that runs. So none is loaded from a place where another user could have put it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ log = logging.getLogger("onespike")
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: `$XDG_CACHE_HOME/onespike`, by default `~/.cache/onespike`."""
+    """Return the folder of compiled kernels: `$XDG_CACHE_HOME/onespike`, by default `~/.cache/onespike`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onespike"
 
 
 def private_folder() -> Path | None:
-    """The cache, made if it is missing; None, and the reason in the log, if others could put files there."""
+    """Return the cache, made if missing; None, with the reason in the log, if others could put files there."""
     try:
         folder = cache_folder().absolute()
         for place in (*reversed(folder.parents), folder):
@@ -39,19 +39,19 @@ def private_folder() -> Path | None:
 
 
 def _require_safe(path: Path, *, ours: bool) -> None:
-    """Raise if another user may have written this file or folder; without `ours`, a folder above, could rename in it."""
+    """Raise an error if another user may have written this path or, for a parent folder (not `ours`), could rename in it."""
     if os.name != "posix":
         return
     found, user = os.lstat(path), os.geteuid()
     if found.st_uid not in ((user,) if ours else (user, 0)):
         raise PermissionError(f"{path}: it belongs to another user")
-    # A link has all bits set, so it is no library of ours. In a sticky folder others cannot rename what is not theirs.
+    # A link has all bits set, so it is not our library. In a sticky folder others cannot rename our files.
     if found.st_mode & OTHERS_WRITE and (ours or not found.st_mode & stat.S_ISVTX):
         raise PermissionError(f"{path}: others may write here. Use chmod go-w")
 
 
 def name(key: str, content: bytes) -> str:
-    """The file name of a library made for this key.
+    """Return the file name of a library made for this key.
 
     >>> name("ab12", b"")
     'native-ab12-e3b0c44298fc1c149afbf4c8996fb924.so'
@@ -60,7 +60,7 @@ def name(key: str, content: bytes) -> str:
 
 
 def kept(folder: Path, key: str) -> Iterator[Path]:
-    """Libraries for this key that are ours and whole."""
+    """Yield libraries for this key that are ours and whole."""
     for file in sorted(folder.glob(f"native-{key}-*.so")):
         try:
             _require_safe(file, ours=True)

@@ -1,4 +1,4 @@
-"""What the C kernels are made of, and how a compiler makes them. Imports nothing, so that `setup.py` can use it too."""
+"""The sources of the C kernels, and how a compiler builds them. Imports nothing, so that `setup.py` can use it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trappi
 VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f")}
 """Flags by the capability that torch reports; a processor without one gets its compiler's default."""
 PREBUILT = FOLDER / "prebuilt"
-"""Where a wheel has them compiled; source distributions and editable installations have no such folder."""
+"""The folder of a wheel's compiled kernels; source distributions and editable installations have none."""
 
 
 def flags_for(capability: str) -> tuple[str, ...]:
-    """What the compiler is told for a processor."""
+    """Return the compiler flags for a processor."""
     return (*EXACT, *VECTORS.get(capability, ()))
 
 
 def key(flags: tuple[str, ...]) -> str:
-    """The name of what these sources and flags make on this kind of machine."""
+    """Return the name of what these sources and flags make on this kind of machine."""
     source = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
     machine = repr((flags, platform.system(), platform.machine()))
     return hashlib.sha256(source + machine.encode()).hexdigest()[:16]
@@ -43,7 +43,7 @@ def compile_(compiler: str, flags: tuple[str, ...], target: Path) -> None:
 
 
 def compile_all(compiler: str, folder: Path) -> list[Path]:
-    """One library for each kind of processor of this architecture, named by its key: what a wheel holds."""
+    """Compile one library per kind of processor of this architecture, named by its key: the contents of a wheel."""
     folder.mkdir(parents=True, exist_ok=True)
     kinds = ("", *VECTORS) if platform.machine().lower() in ("x86_64", "amd64") else ("",)
     made = []

@@ -1,8 +1,8 @@
-"""The fused fire function: one pass over memory in place of a dozen.
+"""The fused fire function: one pass over memory instead of a dozen.
 
-Used in eager inference on the CPU and on CUDA, and on the CPU by `torch.compile` as an operator of our own: what its
-compiler makes of the plain form takes longer. `torch.export`, and compilers for other devices, see the plain form; and
-where gradients are wanted, it has them.
+Used in eager inference on the CPU and on CUDA, and on the CPU by `torch.compile` as a custom operator, since
+compiled code of the plain form takes longer. `torch.export`, and compilers for other devices, see the plain form.
+Where gradients are wanted, it has them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OFF = torch.zeros(())
 
 
 def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether something watches or transforms torch's operations, so that they must be made of torch's operations."""
+    """Return whether something watches or transforms torch's operations, so that the plain form must run."""
     return (
         torch.compiler.is_compiling()
         or type(x) not in (Tensor, nn.Parameter)
@@ -38,7 +38,7 @@ def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def may_be_opaque(*operands: Tensor | None) -> bool:
-    """Whether a compiler may see one operation that it cannot look into: not in a program that others will run."""
+    """Return whether a compiler may see one opaque operation: not in an exported program."""
     return not torch.compiler.is_exporting() and not (
         torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     )
@@ -52,14 +52,14 @@ def fire(
     *,
     decoded: bool,
 ) -> Tensor | None:
-    """Signed counts in float32, or with `decoded` their values in x's type; None where the plain form must run.
+    """Return signed counts in float32, or with `decoded` their values in x's type; None where the plain form must run.
 
     Args:
         x: activations, of any type and strides.
-        constants: steps, and what stands around the spikes.
-        form: how a magnitude becomes a count; asked for only if the kernel runs. None if it cannot say.
-        plans: what is remembered of this neuron's shapes.
-        decoded: values instead of counts.
+        constants: the steps, center, gain and offset.
+        form: returns how a magnitude becomes a count, or None; called only if the kernel runs.
+        plans: the remembered plans of this neuron's shapes.
+        decoded: whether to return values instead of counts.
     """
     if torch.compiler.is_compiling():
         return _around(x, constants, decoded, lambda y, up, down: _compiled(y, up, down, form, decoded))
@@ -73,7 +73,7 @@ def fire(
 def _around(
     x: Tensor, constants: Constants, decoded: bool, fire: Callable[[Tensor, Any, Any], Tensor | None]
 ) -> Tensor | None:
-    """What stands around the spikes, in torch's operations."""
+    """Apply center, gain and offset around the spikes, with torch's operations."""
     _, _, _, center, offset, gain = constants
     y = x if center is None else x.float() - center
     y = y if gain is None else y / gain
@@ -91,7 +91,7 @@ def _compiled(
     form: Callable[[], Form | None],
     decoded: bool,
 ) -> Tensor | None:
-    """The operator, for one step per side; None where the compiler must see what it does."""
+    """Run the operator, for one step per side; None where the compiler must see inside."""
     steps = [side for side in (positive, negative) if side is not None]
     if x.device.type != "cpu" or any(side.dim() for side in steps) or not may_be_opaque(x, *steps):
         return None
@@ -106,8 +106,8 @@ def _compiled(
 def _fire_operator(
     x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
 ) -> Tensor:
-    """`fire` where a compiler follows."""
-    # held below infinity, which fires the same count: a step that has vanished is then one that is off
+    """Run `fire` under a compiler."""
+    # limited below infinity, which fires the same count: a step that has vanished then acts as off
     out = _native(x, Constants(positive, negative), form_of(form), {}, decoded, (HUGE, HUGE))
     if out is None:
         raise RuntimeError("onespike::fire: the kernels are gone. Compile the network again.")
@@ -122,7 +122,7 @@ def _(
 
 
 def _backend(device: str) -> Callable[..., Tensor | None] | None:
-    """What fires on this kind of device; None where nothing but torch can."""
+    """Return the kernel of this kind of device; None where only torch works."""
     if device == "cpu":
         return _native if build.is_there() else None
     return _triton if device == "cuda" and _gpu() is not None else None
@@ -149,7 +149,7 @@ def _native(
         plans[shape] = way
     kernels: Any = build.library()
     if way.copied:
-        source = out.copy_(source)  # dense, in the order of memory
+        source = out.copy_(source)  # dense, in memory order
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
     if kernels.onespike_fire(way.address, source.data_ptr(), out.data_ptr(), decoded, threads):
         return None
@@ -157,7 +157,7 @@ def _native(
 
 
 def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
-    """(channels, inner, steps of each): element i of memory has channel (i // inner) % channels; None if it has not."""
+    """Return (channels, inner, steps of each): element i of memory has channel (i // inner) % channels; else None."""
     if sides[0].dim() == sides[1].dim() == 0:
         return 1, 1, sides
     wide = next((side for side in sides if side.numel() > 1), None)

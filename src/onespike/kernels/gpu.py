@@ -1,6 +1,6 @@
-"""The fire function on a GPU, in one pass: the closed form of `neurons/fire.py`, written in Triton.
+"""The fire function on a GPU, in one pass: the closed form of `neurons/fire_functions.py`, written in Triton.
 
-Imported only where a neuron meets a CUDA tensor outside a compiler, which fuses the plain form by itself.
+Imported only where a neuron meets a CUDA tensor outside a compiler, which fuses the plain form itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def kernel(  # type: ignore[no-untyped-def]
     v = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     channel = (at // inner) % channels
     rise, fall = tl.load(up + channel, mask=here, other=1.0), tl.load(down + channel, mask=here, other=1.0)
-    # One of the two quotients is 0. A side that is off, or has steps of its own for each channel, is held below
-    # infinity, so that 0 times it is 0; one that is a single number divides by it, whatever it is.
+    # One of the two quotients is 0. A side that is off, or has one step per channel, is limited below
+    # infinity, so that 0 times it is 0; a single number divides directly, whatever it is.
     positive, negative = tl.where(v < 0, 0.0, v), tl.where(v > 0, 0.0, -v)
     positive, negative = (
         tl.where(positive > most_up, most_up, positive),
@@ -60,10 +60,10 @@ def launch(
     Args:
         source: activations, dense in memory.
         out: float32.
-        layout: channels, inner, and the steps of both sides, one for each channel.
-        limits: what magnitudes are held below; infinity for a step that is a single number.
+        layout: channels, inner, and the steps of both sides, one per channel.
+        limits: the bounds of magnitudes; infinity for a step that is a single number.
         form: the closed form.
-        decoded: values instead of counts.
+        decoded: whether to write values instead of counts.
     """
     if form.jumps or form.inside or not out.numel():
         return False

@@ -1,4 +1,4 @@
-"""What calibration takes of an activation, in one pass over memory: bit patterns, and sums of values and squares."""
+"""Calibration statistics of an activation, in one pass over memory: bit patterns, and sums of values and squares."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from onespike.kernels import build
 
 PART = 1 << 18
-"""Elements that torch looks at together where there is no kernel: few enough for a cache, and for their copies."""
+"""Elements that torch processes together without a kernel: few enough for a cache, and for their copies."""
 
 
 def in_memory_order(x: Tensor) -> Tensor:
-    """All elements in one dimension, in whatever order: a view, where they lie side by side.
+    """Return all elements in one dimension, in any order: a view, where they are contiguous.
 
     >>> x = torch.arange(6.0).view(2, 3)
     >>> in_memory_order(x.t()).data_ptr() == x.data_ptr()
@@ -24,7 +24,7 @@ def in_memory_order(x: Tensor) -> Tensor:
 
 
 def moments(x: Tensor) -> tuple[float, float]:
-    """The sum of all elements and of their squares, in double precision.
+    """Return the sum of all elements and of their squares, in double precision.
 
     >>> moments(torch.tensor([[1.0, -2.0], [3.0, 0.0]]))
     (2.0, 14.0)
@@ -47,9 +47,9 @@ def _library(x: Tensor) -> ctypes.CDLL | None:
 
 
 def count_(counts: Tensor, x: Tensor, shift: int, lowest: int) -> bool:
-    """Add x to `counts` (positive and negative × bins, int64) and return True; False where the plain form must do it.
+    """Add x to `counts` (positive and negative × bins, int64) and return True; False if the plain form must do it.
 
-    The bin of an element is the bits of its magnitude from `shift` on, less `lowest` − 1, held within the bins.
+    The bin of an element is the bits of its magnitude from `shift` on, less `lowest` − 1, clamped to the bins.
 
     >>> counts = torch.zeros(2, 4, dtype=torch.int64)
     >>> if count_(counts, torch.tensor([1.0, 1.5, -2.0, 0.0]), 23, 127): counts.tolist()

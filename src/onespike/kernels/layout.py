@@ -1,4 +1,4 @@
-"""How the C side walks through an activation and the constants that it meets: found once for a shape, then kept."""
+"""How the C side walks through an activation and its constants: found once per shape, then kept."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SHORT = 16
 """Elements below which a piece is copied first."""
 HUGE = torch.finfo(torch.float32).max
 DIMS = 6
-"""Axes that the C side knows, once those that lie one behind the other are one."""
+"""The largest number of axes on the C side, once contiguous ones are joined."""
 PLANS = 16
-"""Shapes that a neuron remembers."""
+"""The number of shapes that a neuron remembers."""
 
 
 class Constants(NamedTuple):
-    """What a neuron's spikes are worth: o = offset + gain·scale·step±·G((x − center)/gain). None for a part without effect.
+    """The values of a neuron's spikes: o = offset + gain·scale·step±·G((x − center)/gain). None for a part without effect.
 
     Attributes:
         positive: the step of the positive side, without the scale; None if it is off.
         negative: likewise.
         scale: a factor of both steps.
-        center: what is taken from the input.
-        offset: what the value starts from.
-        gain: a power of two for each row.
+        center: what is subtracted from the input.
+        offset: the value without spikes.
+        gain: a power of two per row.
     """
 
     positive: Tensor | None
@@ -42,7 +42,7 @@ class Constants(NamedTuple):
 
     @property
     def steps(self) -> tuple[Tensor | None, Tensor | None]:
-        """Steps of both sides, with the scale."""
+        """Return the steps of both sides, with the scale."""
         if self.scale is None:
             return self.positive, self.negative
         up, down = (None if s is None else self.scale * s for s in (self.positive, self.negative))
@@ -73,7 +73,7 @@ class _Fire(ctypes.Structure):
 
 
 class Plan(NamedTuple):
-    """One way through one shape. It holds what it points to."""
+    """One way through one shape. It keeps what it points to alive."""
 
     constants: Constants
     places: tuple[int, ...]
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
     """Whether the input is copied into the result first."""
 
     def holds(self, constants: Constants, form: Form) -> bool:
-        """Whether it was made for these tensors, where they now lie."""
+        """Return whether it was made for these tensors at their present addresses."""
         return (
             self.form is form
             and all(map(is_, self.constants, constants))
@@ -93,25 +93,25 @@ class Plan(NamedTuple):
 
 
 def addresses(constants: Constants) -> tuple[int, ...]:
-    """Where the tensors lie."""
+    """Return the addresses of the tensors."""
     return tuple(0 if x is None else x.data_ptr() for x in constants)
 
 
 def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:
-    """What magnitudes are held below: steps that have dimensions, and a side that is off, hold infinity down."""
+    """Return the bounds of magnitudes: infinity is limited for steps with dimensions, and for a side that is off."""
     up, down = (math.inf if side is not None and side.dim() == 0 else HUGE for side in (positive, negative))
     return up, down
 
 
 def plan(x: Tensor, out: Tensor, constants: Constants, form: Form, most: tuple[float, float]) -> Plan | None:
-    """The way through x, whose result is dense; None if a constant does not fit it, or gains differ within a run."""
+    """Return the way through x, with a dense result; None if a constant does not fit it, or gains differ within a run."""
     up, down, scale, center, offset, gain = constants
     try:
         strides = [
             (0,) * x.dim() if c is None else c.expand(x.shape).stride()
             for c in (up, down, center, offset, gain)
         ]
-    except RuntimeError:  # it broadcasts the input to its own shape
+    except RuntimeError:  # it broadcasts the input to its shape
         return None
     order = sorted((d for d in range(x.dim()) if x.shape[d] != 1), key=out.stride, reverse=True)
     sizes = [x.shape[d] for d in order]
@@ -135,7 +135,7 @@ def plan(x: Tensor, out: Tensor, constants: Constants, form: Form, most: tuple[f
 
 
 def _joined(sizes: list[int], axes: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Axes that every tensor goes through as one, joined; of a single number one axis.
+    """Join the axes that every tensor passes through as one; a single number has one axis.
 
     >>> _joined([2, 3, 4], [[12, 4, 1], [0, 1, 0]])
     ([2, 3, 4], [[12, 4, 1], [0, 1, 0]])

@@ -17,14 +17,14 @@ from onespike.kernels.layout import limits
 from onespike.kernels.level_form import Form, in_memory
 
 COUNT = 2**15 - 1
-"""The largest count: they are 16-bit numbers before they are bytes."""
+"""The largest count: counts are 16-bit numbers before they are bytes."""
 PATHS = ("AVX-512 VNNI", "AVX-VNNI", "Arm dot products", "AVX-512 VNNI, 16 bits", "AVX2", "plain C")
-"""What the C side is written for, the fastest first."""
+"""The instructions that the C side is written for, the fastest first."""
 ONE = torch.ones(())
 
 
 class Path(NamedTuple):
-    """One way to multiply: its number on the C side, and how it wants weights."""
+    """One way to multiply: its number on the C side, and its layout of weights."""
 
     number: int
     columns: int
@@ -40,10 +40,10 @@ class Spikes(NamedTuple):
 
     Attributes:
         form: how a magnitude becomes a count.
-        sides: the steps, single numbers or one for each input; None for a side that is off.
-        times: what a count of each side is worth in units, shaped like the steps.
-        center: taken from each input before it fires.
-        gain: a power of two for each row; of row r it is number r modulo their number.
+        sides: the steps, single numbers or one per input; None for a side that is off.
+        times: the value of a count of each side in units, shaped like the steps.
+        center: what is subtracted from each input before it fires.
+        gain: a power of two per row; row r has number r modulo their number.
         low: the smallest count that a byte holds.
     """
 
@@ -66,13 +66,13 @@ class Window(NamedTuple):
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width with what is added: above, below, left, right."""
+        """Return height and width with padding: above, below, left, right."""
         above, below, left, right = self.padding
         return self.image[0] + above + below, self.image[1] + left + right
 
     @property
     def places(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Return height and width of the result."""
         down, right = (
             (whole - gap * (size - 1) - 1) // step + 1
             for whole, size, step, gap in zip(
@@ -83,14 +83,14 @@ class Window(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """8-bit weights as a path wants them, with what follows the sums.
+    """8-bit weights in the layout of a path, with what follows the sums.
 
     Attributes:
-        packed: the weights, as `pack` lays them.
+        packed: the weights, in the layout of `pack`.
         total: the sum of the weights of each output, in int32.
-        scale: one for each output.
+        scale: one per output.
         bias: [outputs], or [places, outputs] for row r modulo their number; None for none.
-        inputs: before they are filled up.
+        inputs: the number of inputs before padding.
     """
 
     packed: Tensor
@@ -122,7 +122,7 @@ class _Product(ctypes.Structure):
 
 
 def pack(weight: Tensor, path: Path) -> Tensor:
-    """8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], filled up with zeros.
+    """Return 8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], padded with zeros.
 
     >>> pack(torch.ones(20, 5, dtype=torch.int8), Path(4, columns=16, bytes=2)).shape
     torch.Size([2, 3, 16, 2])
@@ -136,7 +136,7 @@ def pack(weight: Tensor, path: Path) -> Tensor:
 
 @cache
 def paths() -> tuple[Path, ...]:
-    """What can multiply here, the fastest first: each has proved exact on the values that break such units."""
+    """Return the usable paths, the fastest first: each has proved exact on the values that break such units."""
     kernels: Any = build.library()
     if kernels is None:
         return ()
@@ -155,19 +155,19 @@ def paths() -> tuple[Path, ...]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def best_path() -> Path | None:
-    """The fastest of them that beats torch's float32: vectors of integers, and not plain C."""
+    """Return the fastest path that beats torch's float32: vectors of integers, not plain C."""
     return next((path for path in paths() if path.name != PATHS[-1]), None)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def word_path() -> Path | None:
-    """The fastest of them for 16-bit numbers on both sides; None without one."""
+    """Return the fastest path for 16-bit numbers on both sides; None without one."""
     return next((path for path in paths() if path.bytes == 2), None)
 
 
 def _is_exact(path: Path) -> bool:
     generator = torch.Generator().manual_seed(0)
-    # products in here are not the network's, within whose forward this may first be asked
+    # products in here do not belong to the network whose forward may first ask for this
     with torch._C.DisableTorchFunction(), torch.inference_mode():
         for rows, inputs, outputs in ((1, 64, 16), (7, 5, 3), (27, 900, 48)):
             weight = torch.randint(-127, 128, (outputs, inputs), generator=generator).to(torch.int8)
@@ -189,15 +189,15 @@ def _is_exact(path: Path) -> bool:
 def multiply(
     x: Tensor, spikes: Spikes, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
 ) -> Tensor | None:
-    """factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
+    """Return factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
 
     Args:
         x: float32 activations [rows, inputs], or with a window [images, height, width, inputs], contiguous.
         spikes: how they fire.
-        weights: what their counts meet.
-        factor: of all scales, a single number.
-        path: for which the weights are packed.
-        window: of a convolution.
+        weights: the weights that multiply their counts.
+        factor: a single number for all scales.
+        path: the path that the weights are packed for.
+        window: the window of a convolution.
     """
     if plain_is_needed(x, weights.bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None

@@ -1,4 +1,4 @@
-"""Calibration passes: more accuracy for the same spikes. Their order here is the order in which they run."""
+"""Calibration passes: more accuracy for the same spikes. They run in the order of this file."""
 
 # ruff: noqa: I001 (the order in which passes are registered is the order in which they run)
 from onespike.passes import nearest as nearest

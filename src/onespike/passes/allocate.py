@@ -1,4 +1,4 @@
-"""Pass `allocate`: a step for each site and channel, by what its errors do to the output and what its spikes cost."""
+"""Pass `allocate`: one step per site and channel, by the effect of its errors on the output and the cost of its spikes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from onespike.passes.statistics import Fisher, Sample, fisher, information, samp
 from onespike.passes.tokens import sample_gain
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
-"""Steps that are tried, in units of the mean magnitude of a channel where it is not zero."""
+"""Steps to try, in units of a channel's mean magnitude where it is not zero."""
 BORROWED = 16
-"""Values that together stand for one observation, which every channel borrows from its site."""
+"""The number of values in the one observation that every channel borrows from its site."""
 FREE = 1e-26
 """A multiplier at which spikes cost next to nothing."""
 SHARE = 1 / 8
-"""What a spike of an operand that drives nothing is charged with: free in the ledger, but not on a chip."""
+"""The charge for a spike of an operand that drives nothing: free in the ledger, but not on a chip."""
 
 
 @dataclass
 class Curve:
-    """For one site and layout, by step unit and grid point: the loss g·e² and the additions for one input."""
+    """For one site and layout, by step unit and grid point: the loss g·e² and the additions per input."""
 
     levels: tuple[int, ...]
     steps: Tensor
@@ -39,7 +39,7 @@ class Curve:
     drives: bool
 
     def choose(self, multiplier: float) -> Choice:
-        """The steps of least loss + multiplier·cost, and what they take."""
+        """Return the steps of least loss + multiplier·cost, with their loss and cost."""
         share = 1.0 if self.drives else SHARE
         found, best = (self.loss + multiplier * share * self.cost).min(0, keepdim=True)
         cost = float(self.cost.gather(0, best).sum()) if self.drives else 0.0
@@ -47,7 +47,7 @@ class Curve:
 
 
 class Choice(NamedTuple):
-    """A layout and steps for one site: what is minimized, and the additions for one input."""
+    """A layout and steps for one site: the minimized value, and the additions per input."""
 
     objective: float
     levels: tuple[int, ...]
@@ -56,11 +56,11 @@ class Choice(NamedTuple):
 
 
 Curves = dict[str, list[Curve]]
-"""Site → its curves, one for each layout that may be chosen."""
+"""Site → its curves, one per candidate layout."""
 
 
 def chosen(curves: Curves, multiplier: float) -> dict[str, Choice]:
-    """The layout and steps of every site at one price of an addition."""
+    """Return the layout and steps of every site at one price of an addition."""
     return {
         site: min((found.choose(multiplier) for found in of_site), key=lambda choice: choice.objective)
         for site, of_site in curves.items()
@@ -69,7 +69,7 @@ def chosen(curves: Curves, multiplier: float) -> dict[str, Choice]:
 
 @dataclass
 class Evidence:
-    """Magnitudes of one group of positions in units of their gain, what an error does there, and how often they occur."""
+    """Magnitudes of one group of positions in units of their gain, the effect of an error there, and their frequency."""
 
     sizes: Tensor
     information: Tensor
@@ -77,10 +77,10 @@ class Evidence:
 
 
 def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: Axes) -> list[Evidence]:
-    """What the samples of a site show, and one observation more for every channel, borrowed from the whole site.
+    """Return the samples of a site, and for every channel one more observation, borrowed from the whole site.
 
-    Calibration may have seen nothing in a channel, and other inputs will: by the rule of succession one observation
-    more is assumed, distributed as the values of the site that are not zero. It decides where there are no others,
+    Calibration may have seen nothing in a channel where other inputs have values: by the rule of succession one more
+    observation is assumed, distributed as the nonzero values of the site. It decides where there are no others,
     and hardly counts beside hundreds.
     """
     center = threshold.center if threshold.center is not None else torch.zeros(())
@@ -125,7 +125,7 @@ def curve(
     total = torch.stack([reduced(part.sizes.double(), kept) * part.weight for part in shown]).sum(0)
     number = torch.stack([reduced((part.sizes != 0).double(), kept) * part.weight for part in shown]).sum(0)
     unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(shown[0].sizes.dtype)
-    if threshold.role == "softmax":  # so that the largest level reaches the largest value, at the finest
+    if threshold.role == "softmax":  # so that the finest steps still reach the largest value
         unit = torch.full_like(unit, threshold.largest / levels[-1] / GRID[0])
     steps, losses, costs = [], [], []
     for factor in GRID:
@@ -144,7 +144,7 @@ def curve(
 
 
 def curves_of(state: PassState, given: PassContext) -> Curves:
-    """The curves of all sites; kept, since they serve every budget."""
+    """Return the curves of all sites; kept, since they serve every budget."""
     kept: tuple[PassState, str, Curves] | None = given.memory.get("curves")
     if kept is not None and kept[0] is state and kept[1] == given.energy:
         return kept[2]
@@ -160,26 +160,26 @@ def curves_of(state: PassState, given: PassContext) -> Curves:
 
 @calibration_pass("allocate")
 def allocate(state: PassState, given: PassContext) -> PassState:
-    """Steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
+    """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
 
-    For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits; firing samples
+    For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits. Firing samples
     of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
     """
     return allocated(state, given, curves_of(state, given), target(state, given))
 
 
 def curves_before(given: PassContext) -> tuple[PassState, Curves]:
-    """The state that `allocate` began with, and its curves."""
+    """Return the state that `allocate` began with, and its curves."""
     state, _, curves = given.memory["curves"]
     return state, curves
 
 
 def allocated(state: PassState, given: PassContext, curves: Curves, goal: float) -> PassState:
-    """The state with the steps of these curves that meet the goal."""
+    """Return the state with the steps of these curves that meet the goal."""
     additions = additions_within(given.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)
     if most < additions and spending(finest, given) <= goal:
-        return finest  # spikes that lower the error further do not exist: the rest of the budget is left
+        return finest  # no spikes would lower the error further: the rest of the budget is left
     aim, result = additions, state
     for _ in range(3):
         result, _ = _with_steps(state, curves, _multiplier(curves, aim))
@@ -191,9 +191,9 @@ def allocated(state: PassState, given: PassContext, curves: Curves, goal: float)
 
 
 def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tuple[str, float], ...]:
-    """How much larger the steps of another state are, as (glob, factor) pairs for a recipe: means over channels.
+    """Return how much larger the steps of another state are, as (glob, factor) pairs: means over channels.
 
-    Softmax sites, which λ leaves alone, keep theirs.
+    Softmax sites, which λ does not scale, keep their steps.
 
     Args:
         before: thresholds that the recipe's factors will multiply.
@@ -216,7 +216,7 @@ def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tupl
 
 
 def _multiplier(curves: Curves, additions: float) -> float:
-    """The multiplier at which the steps take this many additions for one input, by bisection of its logarithm."""
+    """Return the multiplier at which the steps take this many additions per input, by bisection of its logarithm."""
     low, high = log(FREE), 20.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -226,7 +226,7 @@ def _multiplier(curves: Curves, additions: float) -> float:
 
 
 def _with_steps(state: PassState, curves: Curves, multiplier: float) -> tuple[PassState, float]:
-    """The state with the layouts and steps of a multiplier, and the additions they take."""
+    """Return the state with the layouts and steps of a multiplier, and the additions they take."""
     changes, choices = {}, chosen(curves, multiplier)
     for site, choice in choices.items():
         threshold, step = state.thresholds[site], choice.steps / state.scale(site)

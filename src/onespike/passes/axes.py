@@ -1,4 +1,4 @@
-"""Which axes of an operand may have constants and steps of their own, so that the product stays a sum of spikes."""
+"""Axes of an operand that may have separate constants and steps, so that the product stays a sum of spikes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Axes:
     """The axes of one operand, counted from the back.
 
     Attributes:
-        center: along these a constant may differ: the product with it stays a constant, or one row.
-        step: along these a step may differ and still be folded into the other operand or the result.
+        center: axes along which a constant may differ: its product stays a constant, or one row.
+        step: axes along which a step may differ and still be folded into the other operand or the result.
         position: the axis of tokens, along which steps may differ by powers of two; None without one.
     """
 
@@ -26,9 +26,9 @@ class Axes:
 
 
 def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
-    """The axes of a site; `drives` is the first operand of the same product, the site itself included.
+    """Return the axes of a site; `drives` is the first operand of the same product, the site itself included.
 
-    x·Wᵀ folds a step of each channel into W. In q·kᵀ a step can be folded only by head; in A·v the step of a
+    x·Wᵀ folds a step per channel into W. In q·kᵀ a step can be folded only per head; in A·v the step of a
     channel of v scales the result.
     """
     site, dims = Site.parse(threshold.site), len(threshold.shape)
@@ -49,7 +49,7 @@ def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
 
 
 def reduced(x: Tensor, kept: tuple[int, ...], how: str = "sum") -> Tensor:
-    """The sum or mean of x over all axes but those kept, which stay where they are; the batch axis goes.
+    """Return the sum or mean of x over all axes but those kept, which stay in place; the batch axis goes.
 
     >>> import torch
     >>> reduced(torch.ones(2, 3, 4), (-1,)).shape, reduced(torch.ones(2, 3, 4, 5), (-3, -1)).shape

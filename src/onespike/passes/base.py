@@ -23,18 +23,18 @@ Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every pass may use beside the thresholds: the original network, unlabeled inputs and the budget.
+    """What every pass may use besides the thresholds: the original network, unlabeled inputs and the budget.
 
     Attributes:
         model: the original network; no pass changes it.
-        inputs: calibration batches of any form, in memory or read when they are asked for.
-        budget: the energy ratio to meet, or None for that of the thresholds as they come in.
-        energy: the column of the ledger that is meant.
-        seed: of whatever is drawn.
-        folder: where a long pass keeps what it needs to resume, or None.
+        inputs: calibration batches of any form, in memory or read on demand.
+        budget: the energy ratio to meet, or None for that of the incoming thresholds.
+        energy: the ledger's column for the budget.
+        seed: the seed of all sampling.
+        folder: the folder for a long pass's resume data, or None.
         progress: progress(title, total) wraps the batches of a long stage.
-        memory: what several passes measure once and share.
-        task: what the network's output means; by default, what its form says.
+        memory: measurements that several passes share.
+        task: the meaning of the network's output; by default inferred from its form.
     """
 
     model: nn.Module
@@ -50,7 +50,7 @@ class PassContext:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass takes and returns: thresholds and recipe, and the layouts that `allocate` may choose from at a site."""
+    """What a pass takes and returns: thresholds, recipe, and the layouts that `allocate` may choose from at a site."""
 
     thresholds: Thresholds
     recipe: Recipe
@@ -58,12 +58,12 @@ class PassState:
 
     @cached_property
     def spiking(self) -> dict[str, SiteThreshold]:
-        """The sites that fire under the recipe."""
+        """Return the sites that fire under the recipe."""
         return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
 
     @cached_property
     def drivers(self) -> dict[str, str]:
-        """Product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
+        """Return product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
         found: dict[str, str] = {}
         for site in self.spiking:
             found.setdefault(Site.parse(site).product, site)
@@ -79,12 +79,12 @@ class PassState:
         return axes(self.thresholds[site], first)
 
     def scale(self, site: str) -> float:
-        """What a threshold is multiplied by to give the step: λ and the site's factor."""
+        """Return the factor from threshold to step: λ times the site's factor."""
         softmax = self.thresholds[site].role == "softmax"
         return (1.0 if softmax else self.recipe.scale) * self.recipe.factor(site)
 
     def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> PassState:
-        """Another state, in which some fields of some sites differ."""
+        """Return another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
         return PassState(
             replace(self.thresholds, entries=entries), self.recipe.replace(**recipe), self.layouts
@@ -92,7 +92,7 @@ class PassState:
 
 
 def kind(site: str) -> str:
-    """A glob of all sites with the same last module name and operand.
+    """Return a glob of all sites with the same last module name and operand.
 
     >>> kind("blocks.3.mlp.fc1:linear0_input")
     '*fc1:linear0_input'
@@ -104,7 +104,7 @@ def kind(site: str) -> str:
 Pass = Callable[[PassState, PassContext], PassState]
 
 PASSES: dict[str, Pass] = {}
-"""Name → pass, in the order in which they run, whatever the order in which they are asked for."""
+"""Name → pass, in running order, regardless of the order of a request."""
 
 NEEDS: dict[str, tuple[str, ...]] = {}
 CONFLICTS: dict[str, tuple[str, ...]] = {}
@@ -113,7 +113,7 @@ CONFLICTS: dict[str, tuple[str, ...]] = {}
 def calibration_pass(
     name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = ()
 ) -> Callable[[Pass], Pass]:
-    """Registers a pass under the name that recipes and the command line know.
+    """Register a pass under a name for recipes and the command line.
 
     >>> @calibration_pass("nearest")
     ... def again(state, given): ...
@@ -131,7 +131,7 @@ def calibration_pass(
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
-    """Reads `nearest,center,allocate` into names in the order in which they run.
+    """Parse `nearest,center,allocate` into names in running order.
 
     >>> parse_passes("allocate, nearest")
     ('nearest', 'allocate')
@@ -142,7 +142,7 @@ def parse_passes(text: str) -> tuple[str, ...]:
 
 
 def check_passes(names: Sequence[str]) -> tuple[str, ...]:
-    """The passes in their order; an unknown, repeated, lacking or conflicting one is named."""
+    """Return the passes in order; raise an error for an unknown, repeated, missing or conflicting one."""
     for name in names:
         if name not in PASSES:
             raise unknown("pass", name, PASSES)

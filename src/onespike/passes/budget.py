@@ -1,4 +1,4 @@
-"""Energy of a state, and the one factor on all steps with which it meets a budget."""
+"""Energy of a state, and the one factor on all steps that meets a budget."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from onespike.runtime.batches import call, split, take_first, to
 from onespike.runtime.forward import device_of, evaluating
 
 IMAGES, PART = 32, 4
-"""Inputs that the energy is measured on, and how many of them give one figure of its spread."""
+"""Inputs that the energy is measured on, and how many of them give one sample of its spread."""
 TOLERANCE = 0.005
 
 
 def check_budget(budget: float | None, energy: str) -> None:
-    """The columns that passes can hold, and a ratio above 0."""
+    """Check that passes can hold the column, and that the ratio is above 0."""
     if energy not in holdable():
         raise unknown("energy column of a budget", energy, holdable())
     if budget is not None and not budget > 0:
@@ -41,19 +41,19 @@ class Spent:
     error: float
 
     def most(self, column: str) -> float:
-        """What other inputs are expected to spend, and its standard error more."""
+        """Return the expected energy of other inputs plus one standard error."""
         return self.ledger.ratio(column) * (1 + self.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The ratios of all columns, ready for JSON; neurons in place of ReLUs have none."""
+        """Return the ratios of all columns, ready for JSON; neurons in place of ReLUs have none."""
         ratios = {name: ratio for name, ratio in self.ledger.ratios().items() if not isnan(ratio)}
         return {"inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios}
 
 
 def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
-    """What a network spends on the last calibration inputs, which no pass has taken its samples from.
+    """Measure a network's energy on the last calibration inputs, from which no pass has taken samples.
 
-    With few inputs they are the same ones; steps that suit the inputs they were chosen on spend less there.
+    With few inputs they are the same ones; steps spend less on the inputs that chose them.
     """
     whole, ratios = Ledger(), list[float]()
     with evaluating(snn):
@@ -71,32 +71,32 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
 
 
 def measured(state: PassState, given: PassContext) -> Spent:
-    """What a state's network spends on the last calibration inputs."""
+    """Measure the energy of a state's network on the last calibration inputs."""
     snn = convert(given.model, state.thresholds, state.recipe, share_weights=True)
     return spent_by(snn, given.inputs, given.energy)
 
 
 def spending(state: PassState, given: PassContext) -> float:
-    """The energy ratio that a budget must not be below: that of the last calibration inputs with its standard error."""
+    """Return the least budget that a state meets: the energy on the last calibration inputs plus its standard error."""
     return measured(state, given).most(given.energy)
 
 
 def target(state: PassState, given: PassContext) -> float:
-    """The budget that is asked for, or the energy that the state has."""
+    """Return the requested budget, or the energy of the state."""
     return spending(state, given) if given.budget is None else given.budget
 
 
 def least(state: PassState, given: PassContext) -> float:
-    """The budget, or what the state spends if that is less: what `allocate` left is not needed."""
+    """Return the budget, or the state's energy if that is less: what `allocate` left is not needed."""
     return min(target(state, given), spending(state, given))
 
 
 def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> PassState:
-    """All steps but those of softmax sites times one factor, so that the energy is the goal within 0.5 %.
+    """Scale all steps but those of softmax sites by one factor, so that the energy is the goal within 0.5 %.
 
-    Energy falls as steps grow; the factor is found by secants in the logarithms, kept within their bracket. Where no
-    factor meets the goal, since the softmax sites alone cost more, the nearest is kept; `given.memory["tried"]` has the
-    ratios that were measured.
+    Energy falls as steps grow. The factor is found by secants in the logarithms, kept within their bracket. If no
+    factor meets the goal, because the softmax sites alone cost more, the nearest is kept; `given.memory["tried"]` has
+    the measured ratios.
     """
     low, high, factor, exponent = 0.0, float("inf"), 1.0, 1.0
     tried: list[tuple[float, float, PassState]] = []
@@ -121,7 +121,7 @@ def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> 
 
 
 def scaled(state: PassState, factor: float) -> PassState:
-    """Every step times a factor; softmax sites keep theirs. Tails of the pass `layout` reach as far as before."""
+    """Multiply every step by a factor; softmax sites keep theirs. Tails of the pass `layout` reach as far as before."""
     changes = {}
     for site, t in state.spiking.items():
         if t.role != "softmax":

@@ -10,7 +10,7 @@ from onespike.passes.statistics import Sample, samples
 
 
 def median(groups: list[Sample], kept: tuple[int, ...]) -> Tensor:
-    """The median of a site's values by the axes kept: of all constants, the one with the least E|x − μ|."""
+    """Return the median of a site's values along the kept axes: the constant μ of least E|x − μ|."""
     rows = torch.cat([group.rows for group in groups if group.gain < 2**20])
     others = [axis for axis in range(-rows.dim(), 0) if axis not in kept]
     moved = rows.permute(*[a % rows.dim() for a in kept], *[a % rows.dim() for a in others])
@@ -22,7 +22,7 @@ def median(groups: list[Sample], kept: tuple[int, ...]) -> Tensor:
 
 @calibration_pass("center")
 def center(state: PassState, given: PassContext) -> PassState:
-    """center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
+    """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
     changes = {}
     for site, groups in samples(state, given).items():
         threshold, kept = state.thresholds[site], state.axes(site).center

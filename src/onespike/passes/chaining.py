@@ -28,7 +28,7 @@ def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[An
 
 
 def check_recipe(recipe: Recipe) -> tuple[str, ...]:
-    """The passes of a recipe in their order; a mistake in them or in the budget is named before anything runs."""
+    """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)
     return check_passes(recipe.passes)
 
@@ -47,19 +47,19 @@ def prepare(
     task: Meaning | None = None,
     judge: Judge | None = None,
 ) -> Thresholds:
-    """Calibrate, and improve that by the recipe's passes; a mistake in them is named before anything runs.
+    """Calibrate, then apply the recipe's passes; mistakes in them are found before anything runs.
 
     Args:
         model: the original network.
-        batches: what calibration reads once; of several processes, this one's share.
-        inputs: what the passes read, as often as they need to: all batches.
+        batches: the batches for calibration, read once; with several processes, this one's share.
+        inputs: all batches, for the passes, read as often as needed.
         recipe: how to calibrate, and which passes.
-        total: how many batches there are in `batches`.
-        folder: where a long pass keeps what it needs to resume.
+        total: the number of batches in `batches`.
+        folder: the folder for a long pass's resume data.
         progress: progress(title, total) wraps the batches of a long stage.
-        provenance: facts about the data to be kept with the thresholds.
-        processes: those that share the calibration.
-        task: what the network's output means; by default, what its form says.
+        provenance: facts about the data to keep with the thresholds.
+        processes: the processes that share the calibration.
+        task: the meaning of the network's output; by default inferred from its form.
         judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     check_recipe(recipe)
@@ -87,16 +87,16 @@ def improve(
     task: Meaning | None = None,
     judge: Judge | None = None,
 ) -> Thresholds:
-    """The thresholds after the recipe's passes, at its budget or else at the energy they came with.
+    """Return the thresholds after the recipe's passes, at its budget or else at their initial energy.
 
     Args:
         model: the original network.
-        inputs: calibration batches without labels; a sequence that may load them when they are asked for.
-        thresholds: what `calibrate` found with the same recipe.
-        recipe: names the passes, the budget and the column of the ledger that it means.
-        folder: where a long pass keeps what it needs to resume.
+        inputs: calibration batches without labels; a sequence that may load them on demand.
+        thresholds: the result of `calibrate` with the same recipe.
+        recipe: the passes, the budget and its column of the ledger.
+        folder: the folder for a long pass's resume data.
         progress: progress(title, total) wraps the batches of a long stage.
-        task: what the network's output means; by default, what its form says.
+        task: the meaning of the network's output; by default inferred from its form.
         judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     names = check_recipe(recipe)
@@ -104,7 +104,7 @@ def improve(
         return thresholds
     state = PassState(
         thresholds, recipe.replace(passes=(), budget=None, max_drop=None)
-    )  # on the way, they are not through yet
+    )  # they are not through the passes yet
     given = PassContext(
         model, parted(inputs), recipe.budget, recipe.energy, folder=folder, progress=progress,
         task=task or Inferred(),
@@ -124,11 +124,11 @@ def improve(
 def _tolerated(
     state: PassState, given: PassContext, names: Sequence[str], most: float, judge: Judge | None
 ) -> tuple[PassState, dict[str, Any]]:
-    """The least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
+    """Find the least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
     names = check_passes(names)
     before = names[: names.index("allocate")] if "allocate" in names else ()
     after = [name for name in names if name not in before and name != "tune"]
-    for name in before:  # what no budget changes
+    for name in before:  # passes that no budget changes
         state = PASSES[name](state, given)
 
     def run(state: PassState, given: PassContext) -> PassState:
@@ -150,7 +150,7 @@ def _tolerated(
 
 
 def _spent(state: PassState, given: PassContext, budget: float | None) -> dict[str, Any]:
-    """What the network spends on the last calibration inputs, in every column; a budget that it misses is named."""
+    """Return the network's energy on the last calibration inputs, in every column; warn about a missed budget."""
     found = measured(state, given)
     most = found.most(given.energy)
     if budget is not None and most > budget * (1 + 2 * TOLERANCE):
@@ -165,7 +165,7 @@ def _spent(state: PassState, given: PassContext, budget: float | None) -> dict[s
 
 
 def parted(inputs: Sequence[Any]) -> Sequence[Any]:
-    """The batches; where there is but one, four parts of it, since some passes judge by inputs that they did not see.
+    """Return the batches; a single batch in four parts, since some passes judge by inputs that they did not see.
 
     >>> [len(part) for part in parted([torch.zeros(10, 2)])], len(parted([1, 2]))
     ([3, 3, 3, 1], 2)
@@ -176,7 +176,7 @@ def parted(inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
-    """The passes one after the other; the last steps meet the budget."""
+    """Run the passes in order; the last steps meet the budget."""
     return _through(state, given, check_passes(names))
 
 

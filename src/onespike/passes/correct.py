@@ -1,4 +1,4 @@
-"""Pass `correct`: offsets that give every channel the mean it has in the original network, layer after layer."""
+"""Pass `correct`: offsets that give every channel its mean in the original network, layer by layer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
 
 INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
-"""Inputs that go through the network together, and how many numbers they may hold."""
+"""Inputs that go through the network together, and the most numbers they may hold."""
 
 
 def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:
-    """The mean of x by the axes kept, in which each position counts by its Fisher information."""
+    """Return the mean of x along the kept axes, each position weighted by its Fisher information."""
     if position is None:
         return reduced(x.double(), kept, "mean")
     table = row.information.movedim(position, 0).flatten(1).sum(1).double().to(x.device)
@@ -35,12 +35,12 @@ def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int,
 
 @calibration_pass("correct", needs=("allocate",))
 def correct(state: PassState, given: PassContext) -> PassState:
-    """offset_c += E[g·x] / E[g] − E[g·o] / E[g] at the inputs of linear maps and convolutions, where it is a bias.
+    """Set offset_c += E[g·x] / E[g] − E[g·o] / E[g] at inputs of linear maps and convolutions, where it is a bias.
 
-    x is what the original network has there, o what the spiking one sends, whose earlier layers are corrected
-    already: one forward of many inputs goes from layer to layer, so that what layers lose on average does not add up
-    over the depth. Means are weighted by Fisher information, since a class token is one in hundreds. The energy is
-    then met again, and the result kept if it is nearer to the original network on inputs that it was not fitted to.
+    x is the value in the original network, o the spikes' value after earlier layers are corrected: one forward of many
+    inputs goes from layer to layer, so that mean losses of layers do not add up over the depth. Means are weighted by
+    Fisher information, since a class token is one in hundreds. Then the energy is met again, and the result is kept
+    if it is nearer to the original network on inputs that it was not fitted to.
     """
     free, held = held_out("correct", given)
     goal, known = least(state, given), fisher(state, given)
@@ -84,7 +84,7 @@ def correct(state: PassState, given: PassContext) -> PassState:
 
 
 def _together(batches: Sequence[Any]) -> Any:
-    """As many of the first inputs as may go through the network at once, in one batch."""
+    """Return as many of the first inputs as may go through the network at once, in one batch."""
     chosen, seen = list[Any](), 0
     for batch in batches:
         elements = sum(x.numel() for x in tree_leaves(batch) if isinstance(x, Tensor))

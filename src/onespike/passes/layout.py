@@ -1,4 +1,4 @@
-"""Pass `layout`: the integers a site may fire, chosen for what a spike costs, up to the largest value seen."""
+"""Pass `layout`: the integers a site may fire, chosen by the cost of a spike, up to the largest value seen."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onespike.passes.base import PassContext, PassState, calibration_pass
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = (2, 3, 4), 2048
 FINER, FARTHEST = 8, 2**20
-"""How much finer the steps of a site may become in other passes, and the largest level that a tail ends at."""
+"""How much finer the steps of a site may become in other passes, and the largest level of a tail."""
 
 
 def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
-    """All integers up to `largest` with at most that many non-zero signed binary digits.
+    """Return all integers up to `largest` with at most `digits` nonzero signed binary digits.
 
     >>> digit_levels(2, 20)
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 20)
@@ -30,7 +30,7 @@ def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
 
 
 def steps_of_largest(state: PassState, threshold: SiteThreshold) -> int:
-    """How many steps the largest value seen has, in the largest steps of its site."""
+    """Return the largest value seen in units of the largest steps of its site."""
     step = float(torch.maximum(threshold.positive.max(), threshold.negative.max())) * state.scale(
         threshold.site
     )
@@ -38,7 +38,7 @@ def steps_of_largest(state: PassState, threshold: SiteThreshold) -> int:
 
 
 def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
-    """The levels with a tail to the first that is not below `largest`: the same tail longer, or integers of two digits.
+    """Return the levels with a tail to the first level ≥ `largest`: the same tail longer, or integers of two digits.
 
     >>> reaching((1, 2, 3, 5, 9), 12)
     (1, 2, 3, 5, 9, 17)
@@ -59,12 +59,12 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 
 @calibration_pass("layout")
 def layout(state: PassState, given: PassContext) -> PassState:
-    """Uniform up to 64 and a tail to 2111; where binary digits are paid for, all integers of at most two digits.
+    """Use levels up to 64 and a tail to 2111; where binary digits are charged, all integers of at most two digits.
 
-    The tail is longer where it would not reach the largest value seen, with steps that are an eighth of what they are
-    now: a network may have activations that are thousands of thresholds large, and clipping them destroys it. Steps
-    stay, those of softmax sites too: more levels cost nothing where spikes are counted. Where digits are paid for,
-    `allocate` chooses for each site how many of them a spike may have: two are cheap, and large values want more.
+    The tail is longer where it would not reach the largest value seen with an eighth of the present steps: a network
+    may have activations thousands of thresholds large, and clipping them destroys it. Steps stay, also those of softmax
+    sites: more levels cost nothing where spikes are counted. Where digits are charged, `allocate` chooses per site how
+    many of them a spike may have: two are cheap, and large values need more.
     """
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(given.energy).by_digits:

@@ -7,5 +7,5 @@ from onespike.passes.base import PassContext, PassState, calibration_pass
 
 @calibration_pass("nearest")
 def nearest(state: PassState, given: PassContext) -> PassState:
-    """Level y_i fires from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, and no floor."""
+    """Fire level y_i from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, not the floor."""
     return state.with_sites({site: {"rounding": "nearest"} for site in state.spiking})

@@ -1,4 +1,4 @@
-"""The whole way in one call: a network and unlabeled batches → a spiking network."""
+"""All stages in one call: a network and unlabeled batches → a spiking network."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def spike(
     validation: Iterable[tuple[Any, Any]] | None = None,
     **changes: Any,
 ) -> Network:
-    """Calibrate a network, run the recipe's passes and convert a copy; the network itself stays as it is.
+    """Calibrate a network, run the recipe's passes and convert a copy; the network itself stays unchanged.
 
     Args:
         model: any network.
-        batches: unlabeled inputs, as for `calibrate`; what a `DataLoader` yields will do, its labels are left out.
+        batches: unlabeled inputs, as for `calibrate`; a `DataLoader` works, its labels are ignored.
         preset: a preset's name, see `onespike list presets`, or a recipe.
-        share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
+        share_weights: let the copy's weights use the same memory, for networks that fit only once.
         progress: progress(title, total) wraps the batches of a long stage.
-        task: what the network's output means, for passes; by default, what its form says: classes for scores of shape
-            (inputs, classes), numbers with noise otherwise.
+        task: the meaning of the network's output, for passes; by default inferred from its form: classes for scores of
+            shape (inputs, classes), numbers with noise otherwise.
         validation: (inputs, labels) that judge `max_drop` by accuracy; without them the last calibration inputs do.
         **changes: fields of the recipe that differ from the preset's.
 

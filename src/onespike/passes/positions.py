@@ -1,4 +1,4 @@
-"""Pass `positions`: steps by position, in powers of two, where tokens differ in what their errors do."""
+"""Pass `positions`: steps by position, in powers of two, where the errors of tokens differ in effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = 1e-9
 
 
 def of_token_numbers(batch: Any) -> bool:
-    """Whether a network's input is made of integers alone.
+    """Return whether a network's input consists of integers alone.
 
     >>> of_token_numbers({"input_ids": torch.ones(2, 5, dtype=torch.long)}), of_token_numbers(torch.ones(2, 3, 8, 8))
     (True, False)
@@ -28,11 +28,11 @@ def of_token_numbers(batch: Any) -> bool:
 
 @calibration_pass("positions")
 def positions(state: PassState, given: PassContext) -> PassState:
-    """gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
+    """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
     A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to
-    the output. After the last attention the others do not reach the output at all. Sequences of token numbers may have
-    any length, so that a position means nothing there: they are left to the pass `tokens`.
+    the output. After the last attention the other tokens do not reach the output at all. Sequences of token numbers may
+    have any length, so a position means nothing there: they are left to the pass `tokens`.
     """
     if of_token_numbers(given.inputs[0]):
         return state

@@ -1,4 +1,4 @@
-"""Pass `refit`: weights and biases of linear maps are re-fitted in closed form to the spikes that they receive."""
+"""Pass `refit`: weights and biases of linear maps re-fitted in closed form to their spikes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site
 
 RIDGE = 1.0
-"""What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
+"""Added to the spikes' variances, relative to their mean: with less, few inputs decide too much."""
 
 
 @dataclass
 class Moments:
-    """Weighted sums over rows at one site: of the spikes' values s, of what they miss r = x − s, and of products."""
+    """Weighted sums over rows at one site: of the spikes' values s, of the errors r = x − s, and of products."""
 
     weight: Tensor
     value: Tensor
@@ -57,7 +57,7 @@ class Moments:
 
 
 def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
-    """Fisher information of each row of [.., inputs], as a column; 1 where there are no positions."""
+    """Return the Fisher information of each row of [.., inputs], as a column; 1 where there are no positions."""
     if position is None:
         return x.new_ones(x[..., 0].numel(), 1)
     table = row.information.movedim(position, 0).flatten(1).sum(1).to(x)
@@ -68,10 +68,10 @@ def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
 
 @calibration_pass("refit", needs=("allocate",))
 def refit(state: PassState, given: PassContext) -> PassState:
-    """W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
+    """Fit W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
 
-    Rows are weighted by Fisher information: the class token is one in hundreds. The energy is then met again, and the
-    result kept if it is nearer to the original network on inputs that it was not fitted to.
+    Rows are weighted by Fisher information: the class token is one in hundreds. Then the energy is met again, and the
+    result is kept if it is nearer to the original network on inputs that it was not fitted to.
     """
     free, held = held_out("refit", given)
     goal, known = least(state, given), fisher(state, given)

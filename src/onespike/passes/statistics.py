@@ -1,4 +1,4 @@
-"""What the passes know of each site: Fisher information by position and channel, and samples of its values."""
+"""What the passes know about each site: Fisher information by position and channel, and samples of its values."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from onespike.sites.padding import mask_of, real
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
 PART = 4
-"""Inputs of one backward pass, so that what it keeps is small beside a forward of a whole batch."""
+"""Inputs per backward pass, few enough that it keeps little beside a forward of a whole batch."""
 SAMPLES = 2**17
-"""Values kept of each site, shared by the groups of its positions."""
+"""Values kept per site, shared by the groups of its positions."""
 
 
 OCTAVES = 64
-"""Magnitudes of rows that are told apart: 2⁻³² to 2³¹."""
+"""The number of octaves of row magnitudes: 2⁻³² to 2³¹."""
 
 
 @dataclass
 class Fisher:
-    """Sums over inputs at one site, by position and channel: squared gradients, |x|, and how many elements.
+    """Sums over inputs at one site, by position and channel: squared gradients, |x|, and numbers of elements.
 
     At inputs of linear maps `by_octave` holds squared gradients by the octave of a row's mean magnitude and by channel,
-    and `rows` how many rows each octave has.
+    and `rows` the number of rows per octave.
     """
 
     information: Tensor
@@ -48,7 +48,7 @@ class Fisher:
     rows: Tensor | None = None
 
     def add_rows(self, x: Tensor, gradient: Tensor) -> None:
-        """Take in the rows of an input of a linear map and their gradients."""
+        """Add the rows of an input of a linear map and their gradients."""
         if self.by_octave is None or self.rows is None:
             self.by_octave, self.rows = (
                 x.new_zeros(OCTAVES, x.shape[-1]).double(),
@@ -59,9 +59,9 @@ class Fisher:
         self.rows.index_add_(0, at, torch.ones_like(at, dtype=torch.double))
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """Fisher information of the elements of rows, by what rows of their magnitude had.
+        """Return the Fisher information of the elements of rows, from rows of the same magnitude.
 
-        In an octave without rows it is that of the nearest one for an error of the same relative size.
+        An octave without rows takes that of the nearest one, for an error of the same relative size.
         """
         if self.by_octave is None or self.rows is None:
             raise UsageError("passes: rows were seen at inputs of linear maps only.")
@@ -72,12 +72,12 @@ class Fisher:
         return (table * 4.0 ** (nearest - every).double()[:, None]).to(x)[octave(x)]
 
     def mean(self, kept: tuple[int, ...]) -> Tensor:
-        """Fisher information of one element, by the axes kept."""
+        """Return the Fisher information of one element, along the kept axes."""
         return reduced(self.information[None], kept, "mean") / self.elements
 
 
 def octave(x: Tensor) -> Tensor:
-    """The octave of each row's mean magnitude, from 0 to 63.
+    """Return the octave of each row's mean magnitude, from 0 to 63.
 
     >>> octave(torch.tensor([[1.0, 3.0], [0.0, 0.0], [0.2, 0.4]])).tolist()
     [33, 0, 30]
@@ -90,7 +90,7 @@ Probe = Callable[[str, Tensor, Operand], Tensor]
 
 
 def unspiked(state: PassState, given: PassContext) -> nn.Module:
-    """A copy of the network with its sites in their places, to be probed: `with probing(copy, probe)`."""
+    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`."""
     return (
         convert(given.model, state.thresholds, state.recipe, share_weights=True).requires_grad_(False).eval()
     )
@@ -98,7 +98,7 @@ def unspiked(state: PassState, given: PassContext) -> nn.Module:
 
 @contextmanager
 def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
-    """Within this context every spiking site hands its value to `probe(site, x, operand)` and fires nothing."""
+    """Let every spiking site give its value to `probe(site, x, operand)` and fire nothing within this context."""
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.place[operand.site.key]
@@ -109,11 +109,11 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
 
 
 def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
-    """The mean squared gradient of the log-probability of what is drawn from the output, at each site of the original.
+    """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
-    What is drawn is the task's: a class, say. Where a position means nothing by itself, as in a text, all positions
-    are taken together, and inputs may differ in length. One backward pass per batch and no labels. The result is kept, since it
-    does not depend on the thresholds.
+    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
+    are all taken together, and inputs may differ in length. It takes one backward pass per batch and no labels. The
+    result is kept, since it does not depend on the thresholds.
     """
     if "fisher" in given.memory:
         kept: dict[str, Fisher] = given.memory["fisher"]
@@ -161,7 +161,7 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
 
 
 def held_out(name: str, given: PassContext) -> tuple[range, range]:
-    """The batches that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
+    """Return the batches that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
     count = len(given.inputs)
     if count < 2:
         raise UsageError(f"the pass '{name}' needs two calibration batches at least. Give more images.")
@@ -171,7 +171,7 @@ def held_out(name: str, given: PassContext) -> tuple[range, range]:
 
 @dataclass
 class Sample:
-    """Values of one group of positions of a site, rows first, and how many elements each stands for."""
+    """Values of one group of positions of a site, rows first, and how many elements each represents."""
 
     gain: float
     rows: Tensor
@@ -180,7 +180,7 @@ class Sample:
 
 
 def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
-    """For each site and each group of its positions with one gain, values drawn from the original network."""
+    """Return values sampled from the original network, per site and per group of its positions with one gain."""
     identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
@@ -207,7 +207,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
                 part = (part if positions is None else part[:, positions]).flatten(0, 1)
                 if tokens is not None and positions is None:
                     part = part[tokens.flatten()]
-            elif operand.site.operation == "conv":  # places of all images rather than all places of few
+            elif operand.site.operation == "conv":  # places of all images rather than all places of a few
                 part = x.movedim(1, -1).flatten(0, -2)
             else:
                 part = x
@@ -243,7 +243,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
 
 
 def together(site: str, rows: list[Tensor], axes: Axes) -> Tensor:
-    """Samples of several batches as one tensor; of larger maps, evenly spaced places as many as the smallest has."""
+    """Join samples of several batches; larger maps give evenly spaced places, as many as the smallest has."""
     kept = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
     for axis in range(1, rows[0].dim()):
         sizes = [part.shape[axis] for part in rows]
@@ -263,7 +263,7 @@ def one_size(site: str, first: object, other: object) -> UsageError:
 
 
 def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:
-    """Fisher information of an element, by channel, of the positions of one group."""
+    """Return the Fisher information of an element, by channel, for the positions of one group."""
     table = row.information / row.elements
     if axis is not None:
         chosen = table if group.positions is None else table.index_select(axis, group.positions)
@@ -272,7 +272,7 @@ def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tens
 
 
 def divergence(state: PassState, given: PassContext, batches: list[Any]) -> float:
-    """KL(original ‖ spiking) on these inputs, summed."""
+    """Return KL(original ‖ spiking) on these inputs, summed."""
     model = given.model
     total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
     with evaluating(model), evaluating(snn):

@@ -1,4 +1,4 @@
-"""Pass `tokens`: steps by a token's own magnitude, in powers of two, at inputs of linear maps of any length."""
+"""Pass `tokens`: steps by the magnitude of a token, in powers of two, at inputs of linear maps of any length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onespike.sites import Site
 
 
 def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | None:
-    """The median over rows of mean |x − center|; of those that are not zero if most are; None if all are."""
+    """Return the median over rows of mean |x − center|; of the nonzero rows if most are; None if all are zero."""
     rows = torch.cat([group.rows for group in groups]).float()
     sizes = (rows if center is None else rows - center).abs().mean(-1).flatten()
     middle = sizes.median()
@@ -25,7 +25,7 @@ def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | N
 
 
 def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
-    """The gain of each sampled row: of its position, and of its magnitude where that counts."""
+    """Return the gain of each sampled row: of its position, and of its magnitude where that counts."""
     gain = torch.tensor(group.gain)
     if threshold.typical is None:
         return gain
@@ -34,7 +34,7 @@ def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
 
 
 def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:
-    """How much smaller the top percent of the values over their gains begins than that of the values."""
+    """Return by how much the gains lower the top percentile of the values."""
     center = torch.zeros(()) if threshold.center is None else threshold.center
     sizes = torch.cat([(group.rows - center).abs().float().flatten() for group in groups])
     gains = torch.cat(
@@ -47,11 +47,11 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
 
 @calibration_pass("tokens")
 def tokens(state: PassState, given: PassContext) -> PassState:
-    """gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, taken when the token comes.
+    """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 
-    A few tokens of many networks are hundreds of times as large as the others (massive activations): one step for all
-    clips them or loses the others. The gain is a factor of the row that leaves the product, and asks for no position.
-    Thresholds follow: they stand as far out among the values over their gains as they stood among the values.
+    In many networks a few tokens are hundreds of times as large as the others (massive activations): one step for all
+    clips them or loses the others. The gain is a factor of the row that leaves the product, and needs no position.
+    Thresholds follow: they keep their percentile, now among the values divided by their gains.
     """
     changes = {}
     for site, groups in samples(state, given).items():

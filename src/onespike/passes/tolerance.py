@@ -1,4 +1,4 @@
-"""The least energy whose loss stays within what is allowed: the passes at several budgets, each judged on held-out inputs."""
+"""The least energy within an allowed loss: the passes at several budgets, each judged on held-out inputs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.forward import device_of, evaluating
 
 START, LEAST, MOST = 0.2, 0.01, 8.0
-"""The first budget that is tried where none is given, and how far others may be from 0 and from it."""
+"""The first budget to try if none is given, and how far others may be from 0 and from it."""
 DOWN, UP, HALVINGS = 0.7, 1.4, 2
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a spiking network loses beside the original.
+    """The loss of a spiking network against the original.
 
     Attributes:
-        drop: of the score, as a share: 0.01 is one point of accuracy.
-        error: its standard error, paired input by input.
-        inputs: how many it was judged on.
-        measure: what the score is.
-        kl: nats per input, where labels play no part.
+        drop: loss of the score, as a share: 0.01 is one point of accuracy.
+        error: its standard error, paired by input.
+        inputs: number of inputs that judged it.
+        measure: the name of the score.
+        kl: nats per input; None if labels were used.
         agreement: the share of inputs with the same answer, likewise.
     """
 
@@ -43,7 +43,7 @@ class Loss:
     agreement: float | None = None
 
     def within(self, most: float) -> bool:
-        """Whether it stays within this, with its standard error."""
+        """Return whether the loss plus its standard error is within this."""
         return self.drop + self.error <= most
 
     def __str__(self) -> str:
@@ -59,14 +59,14 @@ Judge = Callable[[nn.Module], Loss]
 
 
 def judged(lost: Tensor, measure: str, **more: float) -> Loss:
-    """The loss whose mean over inputs is the drop."""
+    """Return the loss whose mean over inputs is the drop."""
     each = lost.double()
     error = float(each.std() / len(each) ** 0.5) if len(each) > 1 else 0.0
     return Loss(float(each.mean()), error, len(each), measure, **more)
 
 
 def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
-    """Without labels, on calibration inputs: what the original's own output says that other answers lose."""
+    """Judge without labels, on calibration inputs: the loss that the original's output expects of other answers."""
     model, task, device = given.model, given.task, device_of(given.model)
     with evaluating(model):
         originals = [call(model, to(batch, device)) for batch in held]
@@ -87,7 +87,7 @@ def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
 
 
 def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -> Judge:
-    """On labeled inputs: how many answers that were right are wrong, less those that were wrong and are right."""
+    """Judge on labeled inputs: right answers that became wrong, less wrong answers that became right."""
     batches = [(inputs_of(model, inputs), labels) for inputs, labels in labeled]
 
     def right(network: nn.Module) -> Tensor:
@@ -108,7 +108,7 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
 
 @dataclass(frozen=True)
 class Tolerated:
-    """What was found: the state, its loss, and all (budget, loss) that were tried."""
+    """The result: the state, its loss, and every (budget, loss) that was tried."""
 
     state: PassState
     loss: Loss
@@ -122,13 +122,13 @@ def least_energy(
     most: float,
     judge: Judge | None = None,
 ) -> Tolerated:
-    """The passes at the least budget whose loss stays within `most`; at the least loss where none does.
+    """Run the passes at the least budget whose loss is within `most`, or at the least loss if none is.
 
     Args:
-        state: where the passes begin.
-        given: what they may use; its budget is the first that is tried.
-        run: the passes at the budget of a context.
-        most: the share of the score that may be lost, with its standard error.
+        state: the state before the passes.
+        given: the context of the passes; its budget is tried first.
+        run: runs the passes at the budget of a context.
+        most: the share of the score that may be lost, including its standard error.
         judge: how the loss is measured; by default without labels, on the last calibration inputs.
     """
     judge = judge or by_itself(given, [given.inputs[i] for i in held_out("max_drop", given)[1]])
@@ -155,7 +155,7 @@ def least_energy(
                 enough = scarce * UP
                 break
             scarce *= UP
-            if spending(tried[scarce][0], given) < 0.9 * scarce:  # finer steps than those change nothing
+            if spending(tried[scarce][0], given) < 0.9 * scarce:  # finer steps change nothing
                 break
     for _ in range(HALVINGS if enough and scarce else 0):
         middle = (enough * scarce) ** 0.5

@@ -1,4 +1,4 @@
-"""Pass `tune`: steps, centers and offsets learned end to end from the original network's own outputs, no labels."""
+"""Pass `tune`: steps, centers and offsets learned end to end from the original network's outputs, without labels."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Learner(nn.Module):
                 self.moves[f"{key}_offset"] = torch.zeros_like(offset)
 
     def constants(self, site: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log step, center, offset and gain as they are now; constants move in units of the mean first step."""
+        """Return the present log step, center, offset and gain; constants move in units of the mean first step."""
         log_step, center, offset, gain = self.starts[site]
         key = self.keys[site]
         if f"{key}_center" in self.moves:
@@ -107,7 +107,7 @@ class Learner(nn.Module):
         return log_step + self.moves[f"{key}_step"], center, offset, gain
 
     def state(self, state: PassState) -> PassState:
-        """The thresholds with what was learned."""
+        """Return the thresholds with what was learned."""
         changes = {}
         for site, t in state.spiking.items():
             with torch.no_grad():
@@ -124,7 +124,7 @@ class Learner(nn.Module):
 
 
 def check_symmetric(t: SiteThreshold) -> None:
-    """Tuning learns one step for both signs."""
+    """Refuse different steps for the two signs: tuning learns one step."""
     if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
         raise UsageError(
             f"the pass 'tune' learns one step for both signs, and {t.site} has two. Add the pass 'allocate'."
@@ -133,9 +133,9 @@ def check_symmetric(t: SiteThreshold) -> None:
 
 @calibration_pass("tune", needs=("allocate",))
 def tune(state: PassState, given: PassContext) -> PassState:
-    """Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
+    """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 
-    The average of the path is judged on inputs that no step has seen, the start included; the best is kept, and then
+    The average of the path is judged on inputs that no step has seen, and so is the start; the best is kept and then
     meets the budget exactly.
     """
     for t in state.spiking.values():
@@ -148,7 +148,7 @@ def tune(state: PassState, given: PassContext) -> PassState:
 
 
 class Training:
-    """One tuning: what it has learned, its average, and the best average so far."""
+    """One tuning: its learned constants, their average, and the best average so far."""
 
     def __init__(self, learner: Learner, state: PassState, given: PassContext, goal: float) -> None:
         self.learner, self.state, self.given = learner, state, given
@@ -189,7 +189,7 @@ class Training:
         return divergence + HINGE * F.relu(share - 1), float(divergence.detach()), float(share.detach())
 
     def _judge(self) -> float:
-        """The loss of the averaged constants on inputs that no step has seen."""
+        """Return the loss of the averaged constants on inputs that no step has seen."""
         now = {k: v.detach().clone() for k, v in self.learner.moves.items()}
         self._put(self.average)
         with torch.no_grad():
@@ -203,7 +203,7 @@ class Training:
                 self.learner.moves[name].copy_(value)
 
     def run(self) -> None:
-        """Steps until the held-out loss has not improved for a while, or time is up; resumes where it stood."""
+        """Take steps until the held-out loss has not improved for a while, or time is up; resume where it stopped."""
         self._resume()
         if not self.step:
             self.best_loss = self._judge()
@@ -229,7 +229,7 @@ class Training:
 
     @property
     def gained(self) -> bool:
-        """Whether something better than the start was found."""
+        """Return whether something better than the start was found."""
         return any(bool(value.any()) for value in self.best.values())
 
     def _step(self) -> None:
@@ -251,7 +251,7 @@ class Training:
             self.average[name].lerp_(value.detach(), 1 - min(AVERAGE, self.step / (self.step + 10)))
 
     def best_state(self) -> PassState:
-        """The thresholds of the best average."""
+        """Return the thresholds of the best average."""
         self._put(self.best)
         return self.learner.state(self.state)
 
@@ -276,7 +276,7 @@ class Training:
         write_atomically(file, save(tensors, {"sha256": _digest(tensors)}))
 
     def _identity(self) -> Tensor:
-        """What a resumed tuning must share with the one it continues: its start."""
+        """Return what a resumed tuning must share with the one it continues: its start."""
         return torch.stack([start[0].double().sum() for start in self.learner.starts.values()])
 
     def _resume(self) -> None:
@@ -312,7 +312,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The tensors that a tuning has kept; damage is an error."""
+    """Return the tensors that a tuning has kept; damage is an error."""
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 

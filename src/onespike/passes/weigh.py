@@ -1,4 +1,4 @@
-"""Pass `weigh`: steps allocated again, by what the errors of a site do together and not each by itself."""
+"""Pass `weigh`: steps allocated again, by the joint effect of a site's errors instead of their separate effects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from onespike.sites import Operand
 
 IMAGES = 64
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""How much larger or smaller than they are steps are tried."""
+"""Factors on the present steps to try."""
 DOUBT = 8.0
-"""Inputs whose word counts half."""
+"""The number of inputs at which their evidence counts half."""
 LEAST, MOST = 0.1, 1000.0
-"""What errors may do together, relative to what they do one by one."""
+"""Bounds on the joint effect of errors, relative to their separate effects."""
 
 
 @dataclass
 class Together:
-    """Sums over inputs at one site, for each factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
+    """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
 
     joint: Tensor
     apart: Tensor
@@ -40,7 +40,7 @@ class Together:
         return cls(*(torch.zeros(len(FACTORS)).double() for _ in range(3)))
 
     def add(self, index: int, effect: Tensor) -> None:
-        """Take in J·e of several inputs."""
+        """Add J·e of several inputs."""
         each = (effect.flatten(1) if effect.dim() > 1 else effect[None]).double()
         apart = each.square().sum(1)
         self.joint[index] += float(each.sum(1).square().sum())
@@ -48,9 +48,9 @@ class Together:
         self.squares[index] += float(apart.square().sum())
 
     def ratio(self) -> Tensor:
-        """How much more errors do together than one by one; nearer to 1 where few inputs decide.
+        """Return how much more errors do together than separately; nearer to 1 where few inputs decide.
 
-        Inputs count by what they have at stake: of images that a network knows by heart, most have nothing.
+        Inputs are weighted by their effect: most images that a network knows by heart have none.
         """
         inputs = self.apart.square() / self.squares.clamp(min=1e-300)
         found = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
@@ -58,10 +58,10 @@ class Together:
 
 
 def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
-    """What the errors of each site do to the output of the original network, at several sizes of their steps.
+    """Return the effect of each site's errors on the output of the original network, at several sizes of their steps.
 
-    J is the gradient of the log-probability of what is drawn from the output, e = o − x the error that the neuron makes.
-    One backward pass for each input serves all sites.
+    J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error. One backward
+    pass per input serves all sites.
     """
     found: dict[str, Together] = {}
     model = unspiked(state, given)
@@ -92,12 +92,12 @@ def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
 
 
 def with_steps(neuron: Neuron, factor: float) -> Neuron:
-    """The same neuron with steps this much larger."""
+    """Return the same neuron with steps larger by this factor."""
     return neuron._with({"positive": neuron.positive * factor, "negative": neuron.negative * factor})
 
 
 def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
-    """The curve with its loss times what errors do together at each step, by the logarithms of both."""
+    """Return the curve with its loss times the joint effect of errors at each step, by the logarithms of both."""
     known = torch.tensor([log(factor) for factor in FACTORS])
     at = (curve.steps.clamp(min=1e-30).log() - log_step).clamp(float(known[0]), float(known[-1]))
     right = torch.bucketize(at.contiguous(), known).clamp(1, len(FACTORS) - 1)
@@ -108,9 +108,9 @@ def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
 
 @calibration_pass("weigh", needs=("allocate",))
 def weigh(state: PassState, given: PassContext) -> PassState:
-    """allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)².
+    """Allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)².
 
-    Errors that have one sign in many places, as those of values that are too small to fire, add up over tokens and
+    Errors with one sign in many places, such as those of values too small to fire, add up over tokens and
     pixels, and do far more than independent ones. The result is kept if it is nearer to the original network on inputs
     that no step was chosen by.
     """

@@ -1,4 +1,4 @@
-"""Formats in which a converted network runs elsewhere, each verified by its own runtime."""
+"""Formats in which a converted network runs elsewhere, each verified by its runtime."""
 
 from onespike.deploy.exports import integers as integers
 from onespike.deploy.exports import nir_graph as nir_graph

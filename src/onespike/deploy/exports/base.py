@@ -1,6 +1,6 @@
-"""Export: one format = one function that writes a file and says how the foreign runtime runs it.
+"""Export: one format is one function that writes a file and returns how the foreign runtime runs it.
 
-Every file is read back and run before it takes its name; what differs stands beside it.
+Every file is read back and run before it takes its name; differences are written beside it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from onespike.runtime.forward import evaluating
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be written.
+    """What to write.
 
     Attributes:
         snn: the converted network.
-        network: what it is compared with: the network itself, or its integer form.
+        network: the network to compare with: the network itself, or its integer form.
         batches: real inputs; the first of them traces the network.
         integer: whether products with weights run on integers.
-        facts: what goes into the file as text: λ, versions, preprocessing, ….
+        facts: text for the file: λ, versions, preprocessing, ….
     """
 
     snn: nn.Module
@@ -54,12 +54,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file as its own runtime runs it.
+    """A file, run by its runtime.
 
     Attributes:
-        runtime: its name and version.
-        run: what was written: a batch → the tensors of its output.
-        probe: the same graph with the counts of every site beside its outputs.
+        runtime: the name and version of the runtime.
+        run: runs the file: a batch → the tensors of its output.
+        probe: the same graph with the counts of every site as further outputs.
         notes: what the reader should know, such as a fixed batch size.
     """
 
@@ -71,7 +71,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Format:
-    """One format: its writer, and what has to be installed."""
+    """One format: its writer, and the packages that it needs."""
 
     name: str
     about: str
@@ -97,10 +97,10 @@ def export_format(
     """Register a writer under the name of its format.
 
     Args:
-        name: of the format.
-        suffix: how its files end; nothing for a folder.
+        name: the name of the format.
+        suffix: the ending of its files; empty for a folder.
         needs: packages that it imports.
-        extra: the extra of onespike that brings them.
+        extra: the extra of onespike that installs them.
         forms: whether it writes the float form (False), the integer form (True), or both.
     """
 
@@ -116,13 +116,13 @@ def export_format(
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written and what the comparison found.
+    """What was written, and the result of the comparison.
 
     Attributes:
         file: the file or folder.
         form: `float` or `integer`.
         bytes: its size.
-        comparison: spikes and answers beside the network's own.
+        comparison: spikes and answers beside the network's.
         milliseconds: best time of a forward pass of the first batch: the file in its runtime, and the network here.
     """
 
@@ -152,12 +152,12 @@ class Exported:
 
 
 def report_of(out: Path) -> Path:
-    """Where the comparison of a file is written."""
+    """Return the file of a comparison."""
     return out.with_name(f"{out.name}.verified.json")
 
 
 def prepare(name: str, integer: bool | None) -> tuple[Format, bool]:
-    """A format and its form, if its runtime is installed and it has that form."""
+    """Return a format and its form, if its runtime is installed and it has that form."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     known = FORMATS[name]
@@ -194,11 +194,11 @@ def export(
     Args:
         snn: a converted network on the CPU, with one timestep.
         format: `onespike list formats` lists them.
-        out: the new file; what differs is written beside it, as `OUT.verified.json`.
+        out: the new file; differences are written beside it, as `OUT.verified.json`.
         inputs: a batch, or a list of batches, of real inputs. The first one, of at least two inputs, traces the network.
-        integer: multiply spikes with 8-bit weights; by default in formats that know nothing else.
-        facts: what else goes into the file.
-        differences: how many answers differ between two outputs, for each input; arg-maxes by default.
+        integer: multiply spikes by 8-bit weights; by default only in formats that have no other form.
+        facts: more text for the file.
+        differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
     out = Path(out)
     known, form = prepare(format, integer)
@@ -225,7 +225,7 @@ def export(
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
+    """Return the bytes of a file, or of all files of a folder."""
     return (
         sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         if path.is_dir()
@@ -248,5 +248,5 @@ def _times(network: nn.Module, foreign: Foreign, batch: Any, rounds: int = 3) ->
 
 
 def example(batches: Sequence[Any]) -> Any:
-    """What a network is traced with: a few inputs."""
+    """Return a few inputs to trace a network with."""
     return take(batches[0], slice(0, min(4, inputs_in(batches[:1]))))

@@ -1,4 +1,4 @@
-"""Is what was written what was measured? The spikes of every site and the answers, beside the network's own."""
+"""Compare a written file with the network: the spikes of every site, and the answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onespike.sites import Operand, Visitor, visiting
 
 
 class Answer(NamedTuple):
-    """The tensors of an output in order, and the signed counts of every site in the order in which they fired."""
+    """The tensors of an output in order, and the signed counts of every site in firing order."""
 
     outputs: list[Tensor]
     counts: list[tuple[str, Tensor]]
@@ -56,25 +56,25 @@ class Recorded(nn.Module):
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """The tensors of an output, in order."""
+    """Return the tensors of an output, in order."""
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
 def in_form_of(output: Any, found: Sequence[Tensor]) -> Any:
-    """Other tensors in an output's form."""
+    """Return other tensors in an output's form."""
     leaves, spec = tree_flatten(output)
     rest = iter(found)
     return tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def largest_class(expected: Any, actual: Any) -> Tensor:
-    """How many of an output's arg-maxes differ, for each input."""
+    """Return how many of an output's arg-maxes differ, per input."""
     first, second = tensors(expected)[0], tensors(actual)[0]
     return (first.argmax(-1) != second.argmax(-1)).flatten(1 if first.dim() > 2 else 0).float()
 
 
 Differences = Callable[[Any, Any], Tensor]
-"""(output, other output) → how many answers differ, for each input."""
+"""(output, other output) → how many answers differ, per input."""
 
 
 @dataclass
@@ -82,14 +82,14 @@ class Comparison:
     """What was compared, and what differs.
 
     Attributes:
-        inputs: how many inputs ran through both.
-        counts: how many counts were compared: one for each neuron, input and site.
-        active: how many of them are not 0.
-        differ: how many are not the same.
+        inputs: number of inputs that ran through both.
+        counts: number of compared counts: one per neuron, input and site.
+        active: number of counts that are not 0.
+        differ: number of counts that differ.
         sites: site → [compared, differ, largest difference], for sites with a difference.
         output_difference: the largest absolute difference of an output.
         output_largest: the largest absolute output.
-        answers_differ: inputs whose answer is another one.
+        answers_differ: number of inputs with different answers.
     """
 
     inputs: int = 0
@@ -102,7 +102,7 @@ class Comparison:
     answers_differ: int = 0
 
     def update(self, expected: tuple[Any, Answer], actual: Answer, differences: Differences) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         output, answer = expected
         named = [site for site, _ in answer.counts]
         if named != [site for site, _ in actual.counts]:
@@ -145,7 +145,7 @@ class Comparison:
 
 
 def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
-    """What the network itself answers and fires."""
+    """Return the network's own answers and spikes."""
     recorded = Recorded(network)
     with evaluating(network):
         output, counts = call(recorded, batch)
@@ -153,12 +153,12 @@ def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
 
 
 def inputs_in(batches: Sequence[Any]) -> int:
-    """How many inputs there are."""
+    """Return the number of inputs."""
     return sum(map(count, batches))
 
 
 def by_name(module: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as the arguments of a call."""
+    """Return a batch as the arguments of a call."""
     taken: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     call(lambda *args, **kwargs: taken.append((args, kwargs)), batch)
     return taken[0]

@@ -1,9 +1,9 @@
-"""`integers`: a network as 8-bit weights, spikes and a graph that anybody can read; the source for chips.
+"""`integers`: a network as 8-bit weights, spikes and a readable graph; the source for chips.
 
-A folder with `network.json` (nodes in the order in which they run, and what stands at every site; its schema lies
-beside it), `network.safetensors` (every tensor that they name) and `golden.safetensors` (inputs, outputs, and the
-spikes of every site as events). Products with weights are exact sums of integers. What stands between them is
-evaluated in float64, so that no runtime with double precision decides a spike otherwise.
+A folder with `network.json` (nodes in running order, and what is at every site; its schema is beside it),
+`network.safetensors` (every tensor that they name) and `golden.safetensors` (inputs, outputs, and the
+spikes of every site as events). Products with weights are exact sums of integers. Everything between them is
+evaluated in float64, so that every runtime with double precision decides each spike the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What stands at a site. Names are those of tensors; null is nothing.
+    """What is at a site. Names are those of tensors; null is nothing.
 
     Attributes:
         fires: the node whose result is its counts.
@@ -52,7 +52,7 @@ class SiteRecord:
         levels: the magnitudes that it may send.
         bounds: where they begin, in |x − center| / (gain·step) + ½.
         steps: of the positive and the negative side.
-        units: what one spike is worth; 0 where a channel is off.
+        units: the value of one spike; 0 where a channel is off.
         thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
             nothing but ReLU, max-pooling and changes of shape stands between.
         of: that product.
@@ -97,7 +97,7 @@ LEFT_OUT = (
 
 @export_format("integers", suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,))
 def write(request: Request, file: Path) -> Foreign:
-    """A folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
+    """Write a folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
     from safetensors.torch import save_file
 
     batch = example(request.batches)
@@ -118,14 +118,14 @@ def write(request: Request, file: Path) -> Foreign:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of `network.json`."""
+    """Return the JSON schema of `network.json`."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(NetworkRecord).json_schema()
 
 
 def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Tensor]:
-    """Inputs, outputs and events: places of neurons in their site's tensor, laid out flat, and signed counts."""
+    """Return inputs, outputs and events: flat places of neurons in their site's tensor, and signed counts."""
     given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     golden = {f"input.{name}": leaf.clone() for name, leaf in zip(record["inputs"], given, strict=True)}
     golden |= {f"output.{n}": v.contiguous() for n, v in zip(record["outputs"], answer.outputs, strict=True)}
@@ -142,7 +142,7 @@ def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Ten
 def _described(
     program: Any, network: Marked, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record of a program, and the tensors that it names."""
+    """Return the record of a program, and the tensors that it names."""
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
     stored = {**program.state_dict, **program.constants}
@@ -207,7 +207,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
-    """Write an operation that changes its first argument as one that does not: whoever reads it next reads the result."""
+    """Write an in-place operation as a pure one: later readers read the result."""
     space, name, *overload = node["op"].split(".") if "." in node["op"] else ("", node["op"])
     if not name.endswith("_") or name.endswith("__"):
         return
@@ -219,7 +219,7 @@ def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
 
 
 def _kind(node: Any) -> str:
-    """What a result is made of: `float`, `int` or `bool`."""
+    """Return the type of a result: `float`, `int` or `bool`."""
     dtype = node.meta["val"].dtype
     return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
 
@@ -275,7 +275,7 @@ class Replay:
 
     @staticmethod
     def read(folder: Path) -> Replay:
-        """A folder that `write` wrote."""
+        """Read a folder that `write` wrote."""
         from safetensors.torch import load_file
 
         text = (folder / RECORD).read_bytes()

@@ -1,4 +1,4 @@
-"""A network as a graph in which every act of a site is one operation with a name.
+"""A network as a graph in which every act of a site is one named operation.
 
 `marked` puts markers where neurons and integer products stand, and `torch.export` writes down what runs:
 
@@ -7,8 +7,8 @@
     linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
     conv      counts → values              likewise
 
-Between them stand torch's own functions. Every format but `pt2` is written from this graph. The operations have
-definitions of their own, in the precision of their input.
+Between them are torch's functions. Every format but `pt2` is written from this graph. The operations have
+definitions, in the precision of their input.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ ZERO = 128
 
 
 class Spike(NamedTuple):
-    """What the marks take of a neuron, as tensors that broadcast against its input.
+    """What the marks take from a neuron, as tensors that broadcast against its input.
 
     Attributes:
         steps: [positive, negative] by which magnitudes are divided; infinity for a channel that is off.
-        units: what one spike is worth, likewise; 0 for a channel that is off.
+        units: the value of one spike, likewise; 0 for a channel that is off.
         sides: `even` for two equal steps, `both` for two others, `positive` or `negative` for one alone.
-        center: what is taken from the input first; None for nothing.
+        center: what is subtracted from the input; None for nothing.
         gain: powers of two by which the steps of a row are larger; None for 1.
-        offset: what the value starts from; None for 0.
+        offset: the value without spikes; None for 0.
         levels: the counts that it may send.
         bounds: where they begin, in |x|/step + ½: multiples of ½.
     """
@@ -62,7 +62,7 @@ class Spike(NamedTuple):
 
 
 def spike_of(neuron: Neuron, site: str) -> Spike:
-    """The neuron's code, if the marks know it."""
+    """Return the neuron's code, if the marks know it."""
     if neuron.form() is None:
         raise UsageError(
             f"export: the neuron '{neuron.name}' at {site} fires by a rule of its own, which no format but pt2 can "
@@ -132,7 +132,7 @@ def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) ->
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """8-bit weights as whole numbers; unsigned ones have their zero at 128."""
+    """Return 8-bit weights as whole numbers; unsigned ones have their zero at 128."""
     return weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
 
 
@@ -183,7 +183,7 @@ def _(
 
 
 class Site(nn.Module):
-    """In the place of a neuron: fires and decodes by name, and keeps its counts for whoever asks."""
+    """Replace a neuron: fire and decode by name, and keep its counts."""
 
     def __init__(self, name: str, neuron: Neuron, log: list[tuple[str, Tensor]]) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Site(nn.Module):
 
 
 class Product(nn.Module):
-    """In the place of an integer product: the operations of its one part, or of two populations."""
+    """Replace an integer product: the operations of its one part, or of two populations."""
 
     def __init__(self, site: Site, form: nn.Module, size: tuple[int, ...], unsigned: bool) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int]
 
 
 class Marked(nn.Module):
-    """A network whose forward also returns the counts of every site, in the order in which they fired."""
+    """A network whose forward also returns the counts of every site, in firing order."""
 
     def __init__(self, network: nn.Module, log: list[tuple[str, Tensor]]) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class Marked(nn.Module):
         output = self.network(*args, **kwargs)
         leaves, _ = tree_flatten(output)
         names, kept = names_of(output)
-        if not self.sites:  # an attribute that changed while a network is exported would be changed back
+        if not self.sites:  # an attribute that changes during an export would be changed back
             self.outputs, self.sites = names, [site for site, _ in self.log]
         counts = [fired for _, fired in self.log]
         self.log.clear()
@@ -288,7 +288,7 @@ class Marked(nn.Module):
 
 
 def names_of(output: Any) -> tuple[list[str], list[int]]:
-    """Names of an output's tensors, and which of its leaves they are.
+    """Return the names of an output's tensors, and which of its leaves they are.
 
     >>> names_of({"scores": torch.zeros(1), "extra": None, "boxes": torch.zeros(1)})
     (['scores', 'boxes'], [0, 2])
@@ -320,7 +320,7 @@ def check(snn: nn.Module) -> None:
 
 
 def marked(snn: nn.Module, batch: Any, *, integers: bool = False, unsigned: bool = False) -> Marked:
-    """A copy of a network with markers in place of its neurons, and with `integers` of its integer products.
+    """Return a copy of a network with markers in place of its neurons and, with `integers`, of its integer products.
 
     Weights are int8, or `unsigned` with their zero at 128.
     """
@@ -352,12 +352,12 @@ def marked(snn: nn.Module, batch: Any, *, integers: bool = False, unsigned: bool
         module._modules.pop("folded", None)
     result = Marked(network.eval(), log)
     with torch.no_grad():
-        call(result, batch)  # finds out the names of outputs and sites
+        call(result, batch)  # finds the names of outputs and sites
     return result
 
 
 def _sizes(snn: nn.Module, batch: Any) -> dict[str, tuple[int, ...]]:
-    """The size of the image at each convolution."""
+    """Return the size of the image at each convolution."""
     seen: dict[str, tuple[int, ...]] = {}
 
     def look(operand: Any, x: Tensor) -> Tensor:

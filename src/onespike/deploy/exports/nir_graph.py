@@ -1,4 +1,4 @@
-"""NIR: chains of products and ReLUs as binary neurons, one copy of a neuron for each level.
+"""NIR: chains of products and ReLUs as binary neurons, one copy of a neuron per level.
 
 A product's row is copied for each level, and its bias holds the level's integer threshold T:
 
@@ -36,7 +36,7 @@ PRODUCTS = {
 
 
 def refuse(reason: str) -> UsageError:
-    """What NIR cannot hold, and what can."""
+    """Return the error for what NIR cannot hold, with the format that can."""
     return UsageError(
         f"export: nir holds chains of products and ReLUs alone: {reason}. Try format='integers'."
     )
@@ -53,12 +53,12 @@ class Chain:
     """(sign of the copies, Δy) of the neurons before, copy by copy; None for a real value."""
     waiting: fx.Node | None = None
     after: list[fx.Node] = field(default_factory=list)
-    """Pools and changes of shape that stand between the waiting product and its neuron."""
+    """Pools and changes of shape between the waiting product and its neuron."""
     fires: dict[str, tuple[str, list[tuple[str, float]]]] = field(default_factory=dict)
-    """Site → the node whose spikes are its counts, and what they are worth."""
+    """Site → the node whose spikes are its counts, and their values."""
 
     def add(self, name: str, node: Any) -> None:
-        """One more node behind the last."""
+        """Add one node after the last."""
         self.nodes[name] = node
         self.edges.append((self.last, name))
         self.last = name
@@ -120,7 +120,7 @@ def _chain(program: Any, shape: tuple[int, ...]) -> Chain:
 
 
 def _where(node: fx.Node) -> str:
-    """The site that a node leads to, or the end."""
+    """Return the site that a node leads to, or the end."""
     seen = [node]
     while seen:
         at = seen.pop(0)
@@ -150,7 +150,7 @@ def _array(values: Any) -> Any:
 
 
 def _weights(chain: Chain, node: fx.Node, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(weight with a block of inputs for each copy of the neurons before, bias, scale) of a product."""
+    """Return (weight with one block of inputs per copy of the neurons before, bias, scale) of a product."""
     args: Any = node.args
     weight = tensors[args[1].name].double()
     if not PRODUCTS[_name(node)]:
@@ -189,13 +189,13 @@ def _product(chain: Chain, tensors: dict[str, Tensor], name: str, rows: Any) -> 
 
 
 def _plain(node: fx.Node) -> tuple[Any, Any, Any]:
-    """Stride, padding and dilation of torch's convolution."""
+    """Return stride, padding and dilation of torch's convolution."""
     args: Any = [*node.args[3:6], *([1, 1], [0, 0], [1, 1])[len(node.args[3:6]) :]]
     return tuple((list(a) * 2)[:2] for a in args)  # type: ignore[return-value]
 
 
 def _fire(node: fx.Node, chain: Chain, tensors: dict[str, Tensor]) -> None:
-    """A neuron: the waiting product with a row for each level, one IF of threshold 1, and what stands after it."""
+    """Write a neuron: the waiting product with one row per level, one IF of threshold 1, and what follows it."""
     import nir
     import numpy as np
 
@@ -268,7 +268,7 @@ def _neurons(size: tuple[int, ...], threshold: float) -> Any:
 
 
 def _after(chain: Chain, node: fx.Node, name: str, size: tuple[int, ...], copies: int) -> tuple[int, ...]:
-    """A max-pool of the levels' spikes, or a change of shape."""
+    """Write a max-pool of the levels' spikes, or a change of shape."""
     import nir
 
     if _name(node) in SHAPES:
@@ -288,7 +288,7 @@ def _after(chain: Chain, node: fx.Node, name: str, size: tuple[int, ...], copies
 
 
 class Simulated:
-    """A NIR graph in Norse, one input after the other, for one step of length 1."""
+    """A NIR graph in Norse, one input at a time, for one step of length 1."""
 
     def __init__(self, graph: Any, chain: Chain, sites: list[str]) -> None:
         with warnings.catch_warnings():

@@ -47,7 +47,7 @@ def write(request: Request, file: Path) -> Foreign:
 
 
 def onnx_model(request: Request) -> tuple[Any, Marked, tuple[str, ...]]:
-    """The network as ONNX with the counts of every site as further outputs."""
+    """Return the network as ONNX with the counts of every site as further outputs."""
     batch = example(request.batches)
     network = marked(request.snn, batch, integers=request.integer, unsigned=True)
     program, notes = trace(network, batch)
@@ -59,7 +59,7 @@ def onnx_model(request: Request) -> tuple[Any, Marked, tuple[str, ...]]:
 
 
 def translated(program: Any, outputs: list[str]) -> Any:
-    """A program with marks as ONNX, without the lines of code that each node came from."""
+    """Return a program with marks as ONNX, without the source lines of each node."""
     from onespike.deploy.exports.onnx_nodes import OPSET, translations
 
     log = logging.getLogger("torch.onnx")
@@ -84,13 +84,13 @@ def translated(program: Any, outputs: list[str]) -> Any:
         ) from error
     finally:
         log.setLevel(level)
-    for node in model.model.graph.all_nodes():  # they take more bytes than weights do
+    for node in model.model.graph.all_nodes():  # they take more bytes than the weights
         node.metadata_props.clear()
     return model
 
 
 def _inputs(program: Any) -> list[str]:
-    """The names of a program's inputs, without the wrapper's."""
+    """Return the names of a program's inputs, without the wrapper's."""
     names = list(program.graph_signature.user_inputs)
     if names == ["args_0"]:
         return ["input"]
@@ -98,7 +98,7 @@ def _inputs(program: Any) -> list[str]:
 
 
 def _apart(sites: list[str]) -> list[str]:
-    """Names for the calls of a site that fires more than once."""
+    """Return names for the calls of a site that fires more than once."""
     seen: dict[str, int] = {}
     names = []
     for site in sites:

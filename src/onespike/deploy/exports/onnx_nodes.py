@@ -1,7 +1,7 @@
 """The marks of a network as ONNX nodes: the fire function without bit casts, and products on bytes.
 
-Every bound of G is a multiple of ½, so that G(a) depends on ⌊2a⌋ alone, an exact integer: one look into a table of
-counts, for any levels and either rounding. No optimizer can change it by rounding otherwise.
+Every bound of G is a multiple of ½, so G(a) depends only on ⌊2a⌋, an exact integer: one table lookup of the
+count, for any levels and either rounding. No optimizer can change it by rounding differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onespike.deploy.exports import marks
 
 OPSET = 20
 TABLE = 2**16
-"""The longest table; beyond, one comparison for each level."""
+"""The longest table; beyond it, one comparison per level."""
 FLOAT, UINT8, INT32 = 1, 2, 6
 
 
@@ -36,7 +36,7 @@ def _number(value: float) -> Any:
 
 
 def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.ndarray[Any, Any]]:
-    """(n, table) with G(a) = table[min(⌊n·a⌋, last)]: n = 1 where all bounds are whole numbers, else 2.
+    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n = 1 if all bounds are whole numbers, else 2.
 
     >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0))
     (1, array([0., 1., 2., 2., 4.], dtype=float32))
@@ -50,7 +50,7 @@ def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.
 
 
 def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
-    """G(a): a look into a table, or for levels that reach too far one comparison each."""
+    """Return G(a): a table lookup, or for levels that reach too far one comparison each."""
     op = _op()
     if levels == list(range(1, len(levels) + 1)):
         return op.Min(op.Floor(a), _number(levels[-1]))
@@ -109,7 +109,7 @@ def _units(counts: Any, up: Any, down: Any, axis: int) -> Any:
 
 
 def _by_bytes(units: Any, most: int, signed: bool, multiply: Callable[[Any, Any], Any]) -> Any:
-    """The exact sums of a product, from one byte of each operand where counts fit into one, else from two."""
+    """Return the exact sums of a product, from one byte of each operand if counts fit into one, else from two."""
     op = _op()
     if most <= (127 if signed else 255):
         zero = marks.ZERO if signed else 0
@@ -126,7 +126,7 @@ def linear(
     counts: Any, weight: Any, scale: Any, bias: Any = None, up: Any = None, down: Any = None, gain: Any = None,
     most: int = 0, signed: bool = True, site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.linear` by MatMulInteger. Both operands are unsigned: of other pairs some processors saturate sums."""
+    """`marks.linear` by MatMulInteger. Both operands are unsigned: some processors saturate sums of other pairs."""
     op = _op()
     columns, zero = op.Transpose(weight, perm=[1, 0]), _constant(np.uint8(marks.ZERO))
     units = _units(counts, up, down, -1)
@@ -165,7 +165,7 @@ def conv(
 
 
 def translations() -> dict[Any, Any]:
-    """Mark → the function that writes its nodes."""
+    """Return mark → the function that writes its nodes."""
     import torch
 
     spikes = torch.ops.spikes

@@ -1,4 +1,4 @@
-"""OpenVINO: the ONNX form as its own model, for Intel processors, GPUs and NPUs."""
+"""OpenVINO: the ONNX form as its model, for Intel processors, GPUs and NPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's own formats: an exported program, and the same compiled ahead of time for this kind of processor."""
+"""PyTorch's formats: an exported program, and the same compiled ahead of time for this kind of processor."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Plain(nn.Module):
 
 
 def bare(network: nn.Module) -> nn.Module:
-    """A copy that shares its weights and holds nothing that only `revert_` needs.
+    """Return a copy that shares its weights and holds nothing that only `revert_` needs.
 
-    Products on integers need no weights in float.
+    Products on integers need no float weights.
     """
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     twin = copy.deepcopy(network, memo)
@@ -45,7 +45,7 @@ def bare(network: nn.Module) -> nn.Module:
 
 
 def _programs(request: Request) -> tuple[Any, Any, Recorded, tuple[str, ...]]:
-    """The program, the same with the counts of every site as further outputs, and its sites."""
+    """Return the program, the same with the counts of every site as further outputs, and its sites."""
     network, batch = bare(request.network), example(request.batches)
     recorded = Recorded(network)
     recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
@@ -56,7 +56,7 @@ def _programs(request: Request) -> tuple[Any, Any, Recorded, tuple[str, ...]]:
 
 
 def _pruned(program: Any) -> Any:
-    """A program without the tensors that no node reads, and without the lines of code that each node came from."""
+    """Return a program without unread tensors, and without the source lines of each node."""
     for node in program.graph.nodes:
         for what in ("stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack", "from_node"):
             node.meta.pop(what, None)
@@ -86,7 +86,7 @@ def write(request: Request, file: Path) -> Foreign:
     program, probed, recorded, notes = _programs(request)
     facts = json.dumps(dict(request.facts), ensure_ascii=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about tensors that no node reads, of which one number is kept
+        warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
         torch.export.save(program, file, extra_files={FACTS: facts})
     again: Any = torch.export.load(file).module()
     other: Any = probed.module()

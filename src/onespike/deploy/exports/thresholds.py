@@ -2,7 +2,7 @@
 
     (scale·S + bias)/step + ½ ≥ bound   ⟺   S ≥ T,   T one integer for each output and level
 
-That holds where nothing but ReLU, max-pooling and changes of shape stands between a product and the neuron behind it.
+This holds where only ReLU, max-pooling and changes of shape are between a product and the neuron behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MONOTONE = (
 
 
 def product_before(node: fx.Node) -> fx.Node | None:
-    """The one product with a weight whose sums decide this neuron's counts, if there is one."""
+    """Return the one product with a weight whose sums decide this neuron's counts, if there is one."""
     from_: Any = node.args[0]
     while isinstance(from_, fx.Node) and str(from_.target) in MONOTONE:
         from_ = from_.args[0]
@@ -34,7 +34,7 @@ def product_before(node: fx.Node) -> fx.Node | None:
 def integer_thresholds(
     node: fx.Node, tensors: dict[str, Tensor], renamed: dict[str, str]
 ) -> tuple[str, Tensor] | None:
-    """(product, [outputs, levels] int32) for a neuron that fires on positive inputs; None where sums do not decide."""
+    """Return (product, [outputs, levels] int32) for a neuron that fires on positive inputs; None if sums do not decide."""
     _, positive, _, center, gain, sides, _, bounds, _ = node.args
     product = product_before(node)
     if product is None or center is not None or gain is not None or sides != "positive":
@@ -54,7 +54,7 @@ def integer_thresholds(
 
 
 def level_thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence[float]) -> Tensor:
-    """The smallest sum that fires each level, [outputs, levels].
+    """Return the smallest sum that fires each level, [outputs, levels].
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> level_thresholds(0.5 * one, 0.25 * one, one, (1.0, 2.0))
@@ -67,7 +67,7 @@ def level_thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence
         return value.clamp(min=0) / step + 0.5 >= jumps
 
     first = (((jumps - 0.5) * step - bias[:, None]) / scale[:, None]).ceil()
-    # the quotient is rounded: the threshold may be the integer beside it
+    # the quotient is rounded: the threshold may be a neighboring integer
     for _ in range(2):
         first = torch.where(fires(first - 1), first - 1, first)
         first = torch.where(fires(first), first, first + 1)

@@ -1,4 +1,4 @@
-"""`torch.export` with the size of the batch left open, where the network leaves it open."""
+"""`torch.export` with an open batch size, where the network permits it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIXED = "the size of its batch is fixed at {}: the network itself depends on it"
 
 
 def trace(module: nn.Module, batch: Any) -> tuple[Any, tuple[str, ...]]:
-    """The exported program of a module, and what the reader should know about it."""
+    """Return the exported program of a module, and what the reader should know about it."""
     args, kwargs = by_name(module, batch)
 
     def batched(leaf: Any) -> Any:
