@@ -120,7 +120,7 @@ def calibrate(
         observer = observers.get(site)
         if observer is None:
             observer = observers[site] = _SiteObserver(site, x, recipe)
-        if x.numel():  # a detector that finds nothing passes nothing to its later stages
+        if x.numel():  # a detector that finds nothing hands nothing to its later stages
             for part in without_padding(site, x, padding[0]):
                 observer.update(site, part)
 

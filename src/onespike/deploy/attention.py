@@ -103,7 +103,7 @@ class IntegerAttention(nn.Module):
         operands: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
     ) -> Tensor | None:
-        """Return fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and their inputs."""
+        """fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and what they are to fire."""
         path, (query, key, value) = kernels.word_path(), operands
         if path is None or torch.compiler.is_compiling() or not kernels.can_attend(query, key, value):
             return None

@@ -25,7 +25,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a network computes: the device of its first weight, or the one that accelerate's hooks use."""
+    """Where a network computes: its first weight's place, or the one that accelerate's hooks move its inputs to."""
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):

@@ -283,7 +283,7 @@ def discover(model: nn.Module, *batches: Any) -> Trace:
 
 
 def merge_traces(parts: Sequence[Trace]) -> Trace:
-    """Return one trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
+    """One trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
     if len(parts) == 1:
         return parts[0]
     whole = Trace()
@@ -306,7 +306,7 @@ def merge_traces(parts: Sequence[Trace]) -> Trace:
 
 
 def _in_order(parts: Sequence[Trace]) -> list[SiteFacts]:
-    """Return the sites of all parts by the batch that first reached them, and within a batch in running order."""
+    """The sites of all parts by the batch that reached them first, and within a batch as they ran."""
     every = [
         (facts.first * len(parts) + number, facts)
         for number, part in enumerate(parts)

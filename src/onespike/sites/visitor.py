@@ -161,11 +161,11 @@ class Places(nn.ModuleDict):
     """The neurons or analog sites of one module of a converted network, and their present visitor."""
 
     visit_of: tuple[int, Visitor] | None = None
-    """The visitor and its thread: one forward's count must not be disturbed by another."""
+    """The thread that lets a visitor in, and the visitor: what one forward counts, another must not disturb."""
 
     @property
     def visitor(self) -> Visitor | None:
-        """Return the visitor that sees the operands instead of the neurons, if there is one.
+        """Who sees the operands instead of the neurons, if anybody does.
 
         Raises:
             UsageError: another thread has let a visitor in.
@@ -181,7 +181,7 @@ class Places(nn.ModuleDict):
         return visitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the visitor out of copies and pickles."""
+        """Copies and pickles take no visitor along."""
         return {name: value for name, value in self.__dict__.items() if name != "visit_of"}
 
 

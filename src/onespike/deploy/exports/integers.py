@@ -52,7 +52,7 @@ class SiteRecord:
         levels: the magnitudes that it may send.
         bounds: where they begin, in |x − center| / (gain·step) + ½.
         steps: of the positive and the negative side.
-        units: the value of one spike; 0 where a channel is off.
+        units: what one spike is worth; 0 where a channel is off.
         thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
             nothing but ReLU, max-pooling and changes of shape stands between.
         of: that product.

@@ -7,8 +7,8 @@
     linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
     conv      counts → values              likewise
 
-Between them are torch's functions. Every format but `pt2` is written from this graph. The operations have
-definitions, in the precision of their input.
+Between them stand torch's own functions. Every format but `pt2` is written from this graph. The operations have
+definitions of their own, in the precision of their input.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Spike(NamedTuple):
         sides: `even` for two equal steps, `both` for two others, `positive` or `negative` for one alone.
         center: what is subtracted from the input; None for nothing.
         gain: powers of two by which the steps of a row are larger; None for 1.
-        offset: the value without spikes; None for 0.
+        offset: what the value starts from; None for 0.
         levels: the counts that it may send.
         bounds: where they begin, in |x|/step + ½: multiples of ½.
     """
@@ -132,7 +132,7 @@ def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) ->
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """Return 8-bit weights as whole numbers; unsigned ones have their zero at 128."""
+    """8-bit weights as whole numbers; unsigned ones have their zero at 128."""
     return weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
 
 

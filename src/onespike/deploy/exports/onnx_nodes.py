@@ -126,7 +126,7 @@ def linear(
     counts: Any, weight: Any, scale: Any, bias: Any = None, up: Any = None, down: Any = None, gain: Any = None,
     most: int = 0, signed: bool = True, site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.linear` by MatMulInteger. Both operands are unsigned: some processors saturate sums of other pairs."""
+    """`marks.linear` by MatMulInteger. Both operands are unsigned: of other pairs some processors saturate sums."""
     op = _op()
     columns, zero = op.Transpose(weight, perm=[1, 0]), _constant(np.uint8(marks.ZERO))
     units = _units(counts, up, down, -1)
