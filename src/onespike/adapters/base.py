@@ -40,13 +40,13 @@ class LoadedModel:
         save_configuration: writes what is needed to rebuild the network (without weights) into a folder, for networks
             that their name does not define.
         task: how inputs are read, what the output means and how it is scored.
-        collate: makes the network's input from the tensors of several images; None to stack them.
-        backbone: globs of the backbone's sites, for networks with more than one part.
-        replaced: the library's mean and deviation, if the user gave others.
-        length: number of tokens per input; None for a network that does not read text.
-        of_length: returns the same network for another number of tokens.
-        size: the shorter side that images are resized to, and the crop, if the user gave them.
-        doubt: how the preprocessing of published weights differs, if a file of weights does not state which it needs.
+        collate: makes the network's input of several images' tensors; they are stacked if it is None.
+        backbone: globs of the sites in the backbone, for networks that have more than one.
+        replaced: the library's own mean and deviation, where the user gave others.
+        length: tokens that the network is fed with at once; None for one that does not read text.
+        of_length: the same network, fed with another number of tokens.
+        size: the shorter side that images are resized to and the crop, where the user gave them.
+        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
     """
 
     model: nn.Module
@@ -138,7 +138,7 @@ def load_model(
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes.
         random_weights: leave the network as it is initialized.
-        attention: `sdpa` or `eager`; the library's choice by default.
+        attention: `sdpa` or `eager`; the library's own choice if not given.
     """
     kind, colon, name = spec.partition(":")
     if not colon or not name:

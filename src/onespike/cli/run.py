@@ -168,7 +168,7 @@ def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tu
 
 
 def _count(model: str, source: str, weights: Path | None, pretrained: bool, random_weights: bool) -> int:
-    """Return the number of inputs to calibrate on."""
+    """How many inputs there are to calibrate on."""
     from onespike import runs
     from onespike.adapters import load_model
 

@@ -2,12 +2,10 @@
 
 from onespike.neurons.affine import AffineFire as AffineFire
 from onespike.neurons.base import NEURONS as NEURONS
-from onespike.neurons.base import SMALLEST as SMALLEST
 from onespike.neurons.base import Neuron as Neuron
-from onespike.neurons.base import Scale as Scale
-from onespike.neurons.base import check_scale as check_scale
 from onespike.neurons.base import neuron as neuron
 from onespike.neurons.code import Code as Code
+from onespike.neurons.density import density_levels as density_levels
 from onespike.neurons.fire_functions import ROUNDINGS as ROUNDINGS
 from onespike.neurons.fire_functions import bounds as bounds
 from onespike.neurons.fire_functions import fire as fire
@@ -20,7 +18,6 @@ from onespike.neurons.integrate_and_fire import IntegrateFire as IntegrateFire
 from onespike.neurons.integrate_and_fire import dual_integrate_fire as dual_integrate_fire
 from onespike.neurons.integrate_and_fire import integrate_fire as integrate_fire
 from onespike.neurons.levels import LevelSpec as LevelSpec
-from onespike.neurons.levels import density_levels as density_levels
 from onespike.neurons.levels import exponential_levels as exponential_levels
 from onespike.neurons.levels import linear_levels as linear_levels
 from onespike.neurons.levels import mixed_levels as mixed_levels
@@ -29,6 +26,9 @@ from onespike.neurons.multiple_thresholds import DualMultiThreshold as DualMulti
 from onespike.neurons.multiple_thresholds import MultiThreshold as MultiThreshold
 from onespike.neurons.multiple_thresholds import dual_multi_threshold as dual_multi_threshold
 from onespike.neurons.multiple_thresholds import multi_threshold as multi_threshold
+from onespike.neurons.scale import SMALLEST as SMALLEST
+from onespike.neurons.scale import Scale as Scale
+from onespike.neurons.scale import check_scale as check_scale
 from onespike.neurons.scale_and_fire import ScaleFire as ScaleFire
 from onespike.neurons.scale_and_fire import scale_fire as scale_fire
 from onespike.neurons.uniform import Uniform as Uniform

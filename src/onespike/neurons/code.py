@@ -2,7 +2,7 @@
 
     o = offset + gain · unit± · y,   y an integer, |y| ≤ largest
 
-The gain of a row is a power of two. Its position fixes it, or the magnitude of the row at run time, or both.
+The gain of a row is a power of two: fixed by its position, or by the row's own magnitude when it comes, or both.
 Ledger, binary lanes, integer inference, exports and the report read this one record.
 """
 
@@ -23,7 +23,7 @@ FINEST, COARSEST = 2.0**-1, 2.0**14
 def row_gain(x: Tensor, typical: Tensor) -> Tensor:
     """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
 
-    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so no logarithm is rounded.
+    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
 
     >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
     [1.0, 2.0, 8.0, 0.5]
@@ -40,9 +40,9 @@ class Code(NamedTuple):
         negative: likewise, as a magnitude.
         levels: the magnitudes that it may send, in ascending order.
         center: what is subtracted before the neuron fires; None for nothing.
-        gain: a power of two per row by which its steps are larger; None for 1.
-        offset: the value without spikes; None for 0.
-        typical: the mean |x − center| of a usual row; if given, `row_gain` multiplies the gain of each row.
+        gain: a power of two for each row, by which its steps are larger; None for 1.
+        offset: what the value starts from; None for 0.
+        typical: the mean |x − center| of a usual row; where it is given, `row_gain` multiplies the gain of each row.
 
     >>> code = Code(torch.tensor(0.5), torch.tensor(0.25), (1, 2, 3), offset=torch.tensor(1.0))
     >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest

@@ -113,7 +113,7 @@ CONFLICTS: dict[str, tuple[str, ...]] = {}
 def calibration_pass(
     name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = ()
 ) -> Callable[[Pass], Pass]:
-    """Register a pass under a name for recipes and the command line.
+    """Registers a pass under the name that recipes and the command line know.
 
     >>> @calibration_pass("nearest")
     ... def again(state, given): ...

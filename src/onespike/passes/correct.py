@@ -19,7 +19,7 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
 
 INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
-"""Inputs that go through the network together, and the most numbers they may hold."""
+"""Inputs that go through the network together, and how many numbers they may hold."""
 
 
 def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:

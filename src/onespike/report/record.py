@@ -195,7 +195,7 @@ def _swept(
 
 
 def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[str, Any]:
-    """Return a point with its 95 % interval, if it follows from the number of images."""
+    """A point with its 95 % interval, where that follows from the number of images."""
     if not objective.share:
         return point
     low, high = share_interval(point["value"], images)
@@ -205,7 +205,7 @@ def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[s
 def _at(
     original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
 ) -> tuple[float, float]:
-    """Return an objective's value and the energy of a network on these batches."""
+    """An objective's value and the energy of a network on these batches."""
     if isinstance(original, Once):
         original.place = 0
     with evaluating(snn), metered(snn) as ledger:

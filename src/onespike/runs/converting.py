@@ -47,8 +47,8 @@ def convert_network(
 ) -> NetworkPair:
     """Calibrate a loaded network on images, apply the recipe's passes, and convert a copy of it.
 
-    A long pass keeps its resume data in the folder `work`. Labeled images in `validation` judge the recipe's
-    `max_drop`. The energy on the last calibration images is kept with the thresholds.
+    A long pass keeps what it needs to resume in the folder `work`. Labeled images in `validation` judge the recipe's
+    `max_drop`. What the network spends on the last calibration images is kept with the thresholds.
     """
     ann = place_(loaded.model, device, device_map)
     check_forward(loaded, ann, items)
@@ -101,7 +101,7 @@ def depthwise_share(model: nn.Module) -> float:
 
 
 def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
-    """Refuse a network that fails on its own preprocessing: its configuration is wrong."""
+    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours."""
     first = dataclasses.replace(items, items=items.items[:1])
     try:
         with evaluating(ann), torch.inference_mode():

@@ -40,7 +40,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
 
     Args:
         model: the network, all of it in memory.
-        device: the device for the whole network.
+        device: where it goes as a whole.
         device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
             (a number, a device's name, `cpu` or `disk`).
     """

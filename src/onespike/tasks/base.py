@@ -140,7 +140,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure that runs are compared by: of the original network, if it has one, and the spiking one."""
+    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one."""
 
     title: str
     original: float | None
@@ -222,7 +222,7 @@ class Task(Meaning, Protocol):
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Return the figures for a table of several runs: title → value and digits."""
+        """The figures in a table of several runs: title → value and digits."""
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
@@ -273,7 +273,7 @@ def exact(output: Any) -> Any:
 
 @dataclass
 class Mean:
-    """A score that is the mean over inputs of a function of each batch."""
+    """A score that is a mean over inputs of what a function finds for each batch of them."""
 
     total_of: Callable[[Any, Any, Any], Tensor]
     total: float = 0.0

@@ -211,7 +211,7 @@ class Classification:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Return top-1 of both networks, agreement and KL."""
+        """Top-1 of both networks, agreement and KL."""
         top1 = {f"{key.upper()} top-1 %": (evaluation[key]["top1"], 2) for key in ("ann", "snn")}
         return {**top1, "agreement %": (evaluation["agreement"], 2), "KL nats": (evaluation["kl"], 4)}
 
@@ -225,7 +225,7 @@ class Classification:
 
 
 def _difference(evaluation: Mapping[str, Any]) -> str:
-    """Return spiking minus original on the same images, with its interval; nothing without labels."""
+    """Spiking minus original on the same images, with its interval; nothing without labels."""
     value, error = evaluation.get("difference"), evaluation.get("standard_error")
     if value is None or error is None:
         return ""

@@ -228,7 +228,7 @@ class Detection:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Return AP of boxes and masks.
+        """AP of boxes and masks.
 
         >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
         ['ANN box AP', 'SNN box AP']
@@ -248,7 +248,7 @@ class Detection:
 
 
 def _gap(evaluation: Mapping[str, Any]) -> str:
-    """Return spiking minus original in words, if known."""
+    """Spiking minus original in words, where it is known."""
     headline = Detection.headline(evaluation)
     if headline.difference is None or headline.error is None:
         return ""

@@ -294,7 +294,7 @@ class Embedding:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Return cosine, retrieval and Spearman."""
+        """Cosine, retrieval and Spearman."""
         both = {f"{key.upper()} Spearman": (evaluation[key]["spearman"], 4) for key in ("ann", "snn")}
         return {
             "cosine": (evaluation["cosine"], 4),

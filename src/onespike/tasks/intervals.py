@@ -9,7 +9,7 @@ NORMAL = 1.96
 
 
 def share_interval(percent: float, inputs: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of `inputs` inputs, in percent (Wilson's, which also holds near 0 and 100).
+    """The 95 % interval of a share of so many inputs, in percent (Wilson's, which holds near 0 and 100, too).
 
     >>> low, high = share_interval(100.0, 100)
     >>> round(low, 1), round(high, 1)

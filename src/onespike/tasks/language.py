@@ -224,7 +224,7 @@ class Language:
 
     @staticmethod
     def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """Return perplexity of both networks, agreement and KL."""
+        """Perplexity of both networks, agreement and KL."""
         both = {f"{key.upper()} perplexity": (evaluation[key]["perplexity"], 3) for key in ("ann", "snn")}
         return {
             **both,

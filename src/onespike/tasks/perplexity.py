@@ -95,7 +95,7 @@ class Perplexity:
         self.bytes = None if self.bytes is None or window.bytes is None else self.bytes + window.bytes
 
     def merge(self, other: Perplexity) -> None:
-        """Add what another metric has seen."""
+        """Take in what another one has seen."""
         for name in ("count", "positions", "agreeing", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("words", "bytes"):
@@ -106,7 +106,7 @@ class Perplexity:
             setattr(self, table, {name: mine[name] + more[name] for name in mine})
 
     def compute(self) -> dict[str, Any]:
-        """Return `{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
+        """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.count:
             raise DataError("no window was scored. Give a text.")
         found = {name: self._figures(name) for name in NETWORKS}
@@ -129,7 +129,7 @@ class Perplexity:
         return {"perplexity": _exp(self.sums[name] / self.count), **figures}
 
     def _error(self, ann: float | None, snn: float | None) -> float | None:
-        """Return the standard error of the difference, paired by window, to first order."""
+        """The standard error of the difference, paired window by window, to first order."""
         if self.count < 2 or ann is None or snn is None:
             return None
         n = self.count

@@ -105,7 +105,7 @@ class AveragePrecision:
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
-        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # for the headline's shape
+        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # of the headline's shape
         record["difference"] = None if ann is None or snn is None else snn - ann
         record["standard_error"] = paired_error(list(evaluators.values()))
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
@@ -114,7 +114,7 @@ class AveragePrecision:
 
 
 def paired_error(evaluators: Sequence[Any]) -> float | None:
-    """Return the standard error of the difference of two networks' AP, bootstrapped over images; None for one image."""
+    """The standard error of the difference between two networks' AP, by a bootstrap over images; None for one image."""
     gaps = [after - before for before, after in resampled(evaluators, DRAWS)]
     known = torch.tensor([gap for gap in gaps if not math.isnan(gap)], dtype=torch.float64)
     return float(known.std()) if len(known) > 1 and len(evaluators[0].params.imgIds) > 1 else None
