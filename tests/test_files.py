@@ -239,9 +239,10 @@ def test_standard_output_keeps_what_was_printed(tmp_path, name):
 HELD = """
 import sys, time
 from pathlib import Path
-from onespike.runtime.atomic import _partial, atomic_directory
+from onespike.runtime.atomic import atomic_directory
+from onespike.runtime.unfinished import unfinished
 
-with atomic_directory(Path(sys.argv[1]) / "run") as folder, _partial(Path(sys.argv[1]) / "file"):
+with atomic_directory(Path(sys.argv[1]) / "run") as folder, unfinished(Path(sys.argv[1]) / "file"):
     (folder / "a").write_text("a")
     print("ready", flush=True)
     time.sleep(600)

@@ -13,7 +13,8 @@ from onespike.conversion.attach import Neurons
 from onespike.doctor.drift import trail
 from onespike.doctor.probe import Probe, analog
 from onespike.energy.ledger import Ledger
-from onespike.energy.site_statistics import BINS, Survey
+from onespike.energy.site_statistics import Survey
+from onespike.energy.site_survey import BINS
 from onespike.neurons import AffineFire, ScaleFire
 from onespike.recipe import DEFAULT, preset
 from onespike.runs.as_command import recipe_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onespike.adapters import scenes
+from onespike.adapters import scene_results, scenes
 from onespike.adapters.base import LoadedModel, Source, adapter, describe_normalization, require
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import backbone_of
@@ -42,12 +42,12 @@ def load(name: str, source: Source) -> LoadedModel:
         return LoadedModel(
             model=model,
             spec=spec,
-            transform=scenes.to_input,
+            transform=scene_results.to_input,
             preprocessing=f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5",
             weights="bundled" if shipped else source.describe(),
             attention="sdpa",
             class_names=scenes.SCENE_CLASSES,
-            task=Detection(scenes.scene_results, scenes.scene_objects, masks=True),
+            task=Detection(scene_results.scene_results, scene_results.scene_objects, masks=True),
             backbone=backbone_of(model),
         )
     return LoadedModel(

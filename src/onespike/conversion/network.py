@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.attach import UNRULED, Analog, Neurons, attach_, detach_, named_neurons
+from onespike.conversion.checks import check_coverage, check_globs, check_passes
 from onespike.conversion.weights import fold_, refit_, unfold_
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, Neuron, Scale
@@ -77,60 +77,6 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     )
 
 
-def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
-    """Reject globs that match no site."""
-    known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
-    listed = "`onespike inspect RUN` lists all of them."
-    for option, globs, remedy in (
-        ("include", recipe.include, listed),
-        ("exclude", recipe.exclude, listed),
-        ("factor", tuple(glob for glob, _ in recipe.factors), listed),
-        (
-            "fixed",
-            tuple(glob for glob, *_ in recipe.fixed),
-            "Name sites of this network, or take a preset without fixed thresholds.",
-        ),
-    ):
-        for glob in globs:
-            if not any(fnmatchcase(name, glob) for name in known):
-                raise UsageError(
-                    f"convert: {option} {glob!r} matches no site; the first is {known[0]}. {remedy}"
-                )
-
-
-def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
-    """Refuse a network in which a product would be neither spiking nor listed as analog."""
-    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
-    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
-    if not open_:
-        return
-    total = thresholds.macs or 1
-    shown = [
-        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
-        for (owner, operation), macs in list(open_.items())[:5]
-    ]
-    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
-    owner, operation = next(iter(open_))
-    raise ConversionError(
-        f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
-        f"@onespike.synaptic, or leave them analog with exclude=['{owner}:{operation}']."
-    )
-
-
-def _check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
-    """Refuse thresholds that have not been through the recipe's passes: the result would be another network."""
-    missing = [name for name in recipe.passes if name not in thresholds.passes]
-    if missing:
-        raise UsageError(
-            f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
-            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
-        )
-
-
-def _share(macs: float, total: float) -> str:
-    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
-
-
 def _multiplies(module: nn.Module) -> bool:
     """Return whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
     weight = module._parameters.get("weight")
@@ -146,11 +92,11 @@ def _multiplies(module: nn.Module) -> bool:
 def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
     """Convert a network in place and return it; `revert_` undoes it."""
     recipe = recipe or Recipe()
-    _check_passes(thresholds, recipe)
+    check_passes(thresholds, recipe)
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
-    _check_coverage(thresholds, recipe)
-    _check_globs(thresholds, recipe)
+    check_coverage(thresholds, recipe)
+    check_globs(thresholds, recipe)
     scale, plan, changes = Scale(recipe.scale), dict[str, Neurons](), dict[str, Tensor]()
     modules = dict(model.named_modules())
     for text, threshold in thresholds.items():
@@ -174,7 +120,7 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
         of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
     for (owner, operation), macs in thresholds.uncovered.items():
         of_owner = plan.setdefault(owner, Neurons(owner))
-        reason = ANALOG.get(operation, UNRULED)  # excluded by name, or _check_coverage would have refused
+        reason = ANALOG.get(operation, UNRULED)  # excluded by name, or check_coverage would have refused
         of_owner[operation.replace(".", "::")] = Analog(reason, macs)  # ModuleDict keys have no dots
     for name, module in modules.items():
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error

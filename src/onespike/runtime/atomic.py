@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
-import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from onespike.errors import LoadError, UsageError
+from onespike.runtime.unfinished import parents, unfinished
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -29,7 +28,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     refuse_existing(path)
-    with _explained(path), _parents(path), _partial(path, folder=True) as partial:
+    with _explained(path), parents(path), unfinished(path, folder=True) as partial:
         yield partial
         refuse_existing(path)
         partial.rename(path)
@@ -43,7 +42,7 @@ def atomic_files(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     refuse_existing(path)
-    with _explained(path), _parents(path), _partial(path, folder=True) as partial:
+    with _explained(path), parents(path), unfinished(path, folder=True) as partial:
         yield partial
         refuse_existing(path)
         for file in sorted(partial.iterdir(), key=lambda file: file.name == path.name):
@@ -61,7 +60,7 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
             _write_through(stream, data)
             return
         target = _target(path)
-        with _parents(target), _partial(target) as partial:
+        with parents(target), unfinished(target) as partial:
             partial.write_bytes(data)
             partial.replace(target)
 
@@ -98,7 +97,7 @@ def try_new_folder(path: Path) -> None:
 
 def _try(path: Path) -> None:
     """Make the parents of a file and a file beside it, then remove them all."""
-    with _parents(path, keep=False), _partial(path):
+    with parents(path, keep=False), unfinished(path):
         pass
 
 
@@ -150,77 +149,6 @@ def _write_through(stream: int | Path, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
-
-
-@contextmanager
-def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
-    """Yield a new file or folder beside `path`, so that the last step is a rename within one file system.
-
-    It is locked while this process lives, so that other processes can tell when it is abandoned.
-    """
-    _clear_abandoned(path.parent)
-    while True:
-        partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
-        partial.mkdir() if folder else partial.touch(exist_ok=False)
-        lock = _lock(partial, wait=True)
-        if lock is None or partial.exists():  # another process may have cleared it before it was locked
-            break
-        os.close(lock)
-    try:
-        yield partial
-    finally:  # it is gone if all went well
-        _remove(partial)
-        if lock is not None:
-            os.close(lock)
-
-
-def _clear_abandoned(folder: Path) -> None:
-    """Remove what killed processes left in a folder; files of living processes are locked."""
-    for partial in folder.glob(".onespike-????????.partial"):
-        lock = _lock(partial, wait=False)
-        if lock is not None:
-            _remove(partial)
-            os.close(lock)
-
-
-def _lock(partial: Path, wait: bool) -> int | None:
-    """Return an open, locked file or folder; None if another process has it or there are no locks."""
-    try:
-        import fcntl
-
-        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove(partial: Path) -> None:
-    if partial.is_dir():
-        shutil.rmtree(partial, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _parents(path: Path, keep: bool = True) -> Iterator[None]:
-    """Make the missing parents of `path`; remove them if the block fails or if `keep` is false."""
-    missing = [p for p in path.parents if not p.exists()]
-    done = False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-        done = keep
-    finally:
-        if not done:
-            with suppress(OSError):
-                for parent in missing:
-                    parent.rmdir()
 
 
 @contextmanager

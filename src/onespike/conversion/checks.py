@@ -1,0 +1,64 @@
+"""Refusals before a conversion: globs without a site, uncovered products, missing passes."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from onespike.calibration.thresholds import Thresholds
+from onespike.errors import ConversionError, UsageError
+from onespike.recipe import Recipe
+from onespike.sites.coverage import ANALOG
+
+
+def check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Reject globs that match no site."""
+    known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    listed = "`onespike inspect RUN` lists all of them."
+    for option, globs, remedy in (
+        ("include", recipe.include, listed),
+        ("exclude", recipe.exclude, listed),
+        ("factor", tuple(glob for glob, _ in recipe.factors), listed),
+        (
+            "fixed",
+            tuple(glob for glob, *_ in recipe.fixed),
+            "Name sites of this network, or take a preset without fixed thresholds.",
+        ),
+    ):
+        for glob in globs:
+            if not any(fnmatchcase(name, glob) for name in known):
+                raise UsageError(
+                    f"convert: {option} {glob!r} matches no site; the first is {known[0]}. {remedy}"
+                )
+
+
+def check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a network in which a product would be neither spiking nor listed as analog."""
+    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
+    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
+    if not open_:
+        return
+    total = thresholds.macs or 1
+    shown = [
+        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
+        for (owner, operation), macs in list(open_.items())[:5]
+    ]
+    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
+    owner, operation = next(iter(open_))
+    raise ConversionError(
+        f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
+        f"@onespike.synaptic, or leave them analog with exclude=['{owner}:{operation}']."
+    )
+
+
+def check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse thresholds that have not been through the recipe's passes: the result would be another network."""
+    missing = [name for name in recipe.passes if name not in thresholds.passes]
+    if missing:
+        raise UsageError(
+            f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
+            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
+        )
+
+
+def _share(macs: float, total: float) -> str:
+    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
