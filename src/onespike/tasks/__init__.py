@@ -14,6 +14,7 @@ from onespike.tasks.base import check as check
 from onespike.tasks.base import compared as compared
 from onespike.tasks.base import task as task
 from onespike.tasks.base import task_of as task_of
+from onespike.tasks.batching import batches as batches
 from onespike.tasks.class_folders import match_classes as match_classes
 from onespike.tasks.classification import Classification as Classification
 from onespike.tasks.coco import SCENES as SCENES
@@ -28,7 +29,6 @@ from onespike.tasks.detection import Detection as Detection
 from onespike.tasks.embedding import Embedding as Embedding
 from onespike.tasks.images import Item as Item
 from onespike.tasks.images import Items as Items
-from onespike.tasks.images import batches as batches
 from onespike.tasks.images import limit as limit
 from onespike.tasks.images import list_images as list_images
 from onespike.tasks.images import read_image as read_image
