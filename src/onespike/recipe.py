@@ -69,7 +69,7 @@ class Recipe:
     'mixed:8'
     """
 
-    preset: str = declared("sformer", "NAME", "Where the recipe starts: see `onespike list presets`.", RECIPE)
+    preset: str = declared("sformer", "NAME", "The starting point: see `onespike list presets`.", RECIPE)
     neuron: str = declared("sfn", "NAME", "See `onespike list neurons`.", RECIPE)
     levels: str = declared(
         "mixed:8",
@@ -79,9 +79,7 @@ class Recipe:
     )
     rounding: str = declared("paper", "KIND", "paper or nearest.", RECIPE)
     scale: float = declared(0.25, "λ", "The scale of eq. 8, in (0, 1].", RECIPE, float)
-    percentile: float = declared(
-        1.0, "P", "Thresholds stand at the top p % of the activations.", RECIPE, float
-    )
+    percentile: float = declared(1.0, "P", "Thresholds are at the top p % of the activations.", RECIPE, float)
     domain: str = declared(
         "all", "KIND", "all or sided: which activations the percentile is taken over.", RECIPE,
         choices=("all", "sided"),
@@ -122,7 +120,9 @@ class Recipe:
     budget: float | None = declared(
         None, "RATIO", "The energy ratio that the passes meet, or none.", PASS, number_or_none
     )
-    energy: str = declared("counts", "COLUMN", "The ratio meant: see `onespike list columns`.", PASS)
+    energy: str = declared(
+        "counts", "COLUMN", "The energy column of the budget: see `onespike list columns`.", PASS
+    )
     max_drop: float | None = declared(
         None, "SHARE", "The least energy that loses at most this much, such as 1%, instead of a budget.", PASS,
         share_or_none,

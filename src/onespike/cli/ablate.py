@@ -37,7 +37,8 @@ def ablate(
         float | None, typer.Option(metavar="RATIO", help="The energy ratio of every row.")
     ] = None,
     energy: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The ratio meant: see `onespike list columns`.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="The energy column of the ratio: see `onespike list columns`."),
     ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,

@@ -23,7 +23,7 @@ def compare(
     data: MaybeData = None,
     annotations: Annotations = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where to write.", callback=tried(try_folder))
+        Path, typer.Option(metavar="DIR", help="The folder to write.", callback=tried(try_folder))
     ] = Path("onespike-compare"),
     energy: Annotated[
         str | None,

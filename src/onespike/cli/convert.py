@@ -66,7 +66,7 @@ def convert(
     attention: Annotated[str | None, typer.Option(metavar="KIND", help="sdpa or eager.")] = None,
     scope: Annotated[
         str,
-        typer.Option(metavar="KIND", help="all, or backbone: what a detector has beyond it stays analog."),
+        typer.Option(metavar="KIND", help="all, or backbone: the rest of a detector stays analog."),
     ] = "all",
     validate: Annotated[
         str | None,
@@ -77,12 +77,10 @@ def convert(
     resize: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Resize the shorter side of images to this, not to its library's size."
+            metavar="N", help="Resize the shorter side of images to N pixels, not to the library's size."
         ),
     ] = None,
-    crop: Annotated[
-        int | None, typer.Option(metavar="N", help="And feed the network with the middle N pixels.")
-    ] = None,
+    crop: Annotated[int | None, typer.Option(metavar="N", help="Then crop the middle N pixels.")] = None,
     mean: Mean = None,
     std: Std = None,
     length: Length = None,

@@ -26,7 +26,7 @@ def doctor(
     annotations: Annotations = None,
     limit: Limit = None,
     images: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of them are measured in many variants.")
+        int | None, typer.Option(metavar="N", help="How many of them to measure in many variants.")
     ] = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also show the table of sites.")] = False,
     batch_size: BatchSize = 16,

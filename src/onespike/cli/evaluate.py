@@ -64,11 +64,11 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Instead of --data: tasks of lm-evaluation-harness, piqa,arc_easy."
+            metavar="NAMES", help="Instead of --data: tasks of lm-evaluation-harness, such as piqa,arc_easy."
         ),
     ] = None,
     task_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Task files of your own for --tasks.")
+        Path | None, typer.Option(metavar="DIR", help="Folder with your task files for --tasks.")
     ] = None,
     profile: Prices = None,
     picture: Annotated[

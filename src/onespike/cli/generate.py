@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def generate(
     run: RunFolder,
     prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="What to continue; may be repeated.")],
-    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write, at most.")] = 64,
+    tokens: Annotated[int, typer.Option(metavar="N", help="The largest number of tokens to write.")] = 64,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show every token as it is written, with its spikes and energy.")
     ] = False,
@@ -34,12 +34,12 @@ def generate(
         bool, typer.Option("--original", help="Also show what the original network writes.")
     ] = False,
     temperature: Annotated[
-        float, typer.Option(metavar="T", help="0 takes the best token; above, tokens are drawn.")
+        float, typer.Option(metavar="T", help="0 takes the best token; above 0, tokens are sampled.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Where what is drawn starts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sampling.")] = 0,
     cache: Annotated[str, typer.Option(metavar="KIND", help="dynamic or static.")] = "dynamic",
     energy: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The energy meant; the run's own by default.")
+        str | None, typer.Option(metavar="COLUMN", help="The energy column; the run's by default.")
     ] = None,
     profile: Prices = None,
     device: Device = "cpu",

@@ -75,10 +75,10 @@ Annotations = Annotated[
 Limit = Annotated[
     int | None, typer.Option(metavar="N", help="Use N inputs, evenly spaced over the sorted list.")
 ]
-HeldOut = Annotated[bool, typer.Option("--held-out", help="Leave out what calibration or a search has used.")]
-BatchSize = Annotated[
-    int, typer.Option(metavar="N", help="Inputs in one forward pass.", rich_help_panel=DEVICE)
+HeldOut = Annotated[
+    bool, typer.Option("--held-out", help="Leave out inputs that calibration or a search has used.")
 ]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Inputs per forward pass.", rich_help_panel=DEVICE)]
 Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …", rich_help_panel=DEVICE)]
 DeviceMap = Annotated[
     str | None,
@@ -98,7 +98,7 @@ Prices = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME|FILE",
-        help="Whose prices the energy ratios are for: see `onespike list profiles`, or a JSON file of your own.",
+        help="Prices of the energy ratios: see `onespike list profiles`, or give a JSON file.",
     ),
 ]
 
@@ -110,7 +110,7 @@ Length = Annotated[
     ),
 ]
 Mean = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Feed the network with this mean, not its library's.")
+    str | None, typer.Option(metavar="R,G,B", help="Normalize inputs with this mean, not the library's.")
 ]
 Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="And with this standard deviation.")]
 

@@ -25,12 +25,15 @@ def push(
     license: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Of the original network: apache-2.0, mit, … Converted weights keep it."
+            metavar="NAME",
+            help="License of the original network: apache-2.0, mit, … Converted weights keep it.",
         ),
     ] = "",
     evaluation: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What `onespike evaluate --json` wrote: the figures of the card."),
+        typer.Option(
+            metavar="FILE", help="Output of `onespike evaluate --json`, for the figures of the card."
+        ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     card_only: Annotated[bool, typer.Option("--card-only", help="Write the card, upload nothing.")] = False,

@@ -39,7 +39,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where to write; by default RUN/report.", callback=tried(try_folder)
+            metavar="DIR", help="The folder to write; by default RUN/report.", callback=tried(try_folder)
         ),
     ] = None,
     limit: Limit = None,

@@ -44,16 +44,16 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Images for calibration and searches; by default some of --data, left out of it.",
+            help="Images for calibration and searches; by default taken out of --data.",
         ),
     ] = None,
     calibration_images: Annotated[
-        int, typer.Option(metavar="N", help="How many images calibration takes, and a search as many again.")
+        int, typer.Option(metavar="N", help="Images for calibration; a search takes as many.")
     ] = 64,
     limit: Limit = None,
     batch_size: BatchSize = 50,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results and finished rows are kept.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for results and finished rows.")
     ] = None,
 ) -> Next:
     """Measure a table or figure of the paper again.

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 def search(
     run: RunFolder,
     data: Annotated[
-        str, typer.Option(metavar="DIR", help="Images to search on; those of the calibration are skipped.")
+        str, typer.Option(metavar="DIR", help="Images to search on; calibration images are skipped.")
     ],
     annotations: Annotations = None,
-    trials: Annotated[int, typer.Option(metavar="N", help="Values of λ in all.")] = 50,
+    trials: Annotated[int, typer.Option(metavar="N", help="Total number of λ values.")] = 50,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -44,13 +44,13 @@ def search(
     budget: Annotated[float | None, typer.Option(help="The largest energy ratio allowed.")] = None,
     energy: Annotated[
         str | None,
-        typer.Option(help="The ratio meant: see `onespike list columns`; the run's own by default."),
+        typer.Option(help="The energy column: see `onespike list columns`; the run's by default."),
     ] = None,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Also show the front of metric against energy.")
     ] = False,
     per_site: Annotated[
-        str | None, typer.Option(help="site or kind: a step for each, from measured sensitivity.")
+        str | None, typer.Option(help="site or kind: one step for each, from measured sensitivity.")
     ] = None,
     storage: Annotated[
         str | None,

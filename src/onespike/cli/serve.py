@@ -17,9 +17,13 @@ from onespike.errors import UsageError
 )
 def serve(
     run: RunFolder,
-    port: Annotated[int, typer.Option(metavar="N", help="Where it listens; 0 for any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(metavar="N", help="The port to listen on; 0 for any free one.")] = 8765,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Which address; others than this machine may ask there.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The address to listen on; with another one, other machines can reach the page.",
+        ),
     ] = "127.0.0.1",
     profile: Prices = None,
     device: Device = "cpu",

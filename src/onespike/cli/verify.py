@@ -19,8 +19,8 @@ def verify(
         typer.Argument(metavar="RUN", help="Also check that every neuron of this run takes part."),
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Images for that check.")] = None,
-    trials: Annotated[int, typer.Option(metavar="N", help="Random cases for each claim.")] = 200,
-    seed: Annotated[int, typer.Option(metavar="N", help="Where the random cases start.")] = 0,
+    trials: Annotated[int, typer.Option(metavar="N", help="Random cases per claim.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random cases.")] = 0,
 ) -> Next:
     """Check the theorems, and the neurons of a run.
 

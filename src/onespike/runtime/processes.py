@@ -88,7 +88,7 @@ class Processes:
             self.ended = True
             raise OnespikeError(
                 f"process {self.rank}: another process ended before its work was done. "
-                "See what it has said, and start all of them again."
+                "See its message, and start all processes again."
             ) from lost
         self.ended = any(failure is not None for _, failure in found)
         return found

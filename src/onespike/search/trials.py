@@ -144,7 +144,7 @@ def search(
     if budget is not None:
         measured = _within(measured, budget)
     if not measured:
-        raise UsageError("search: no trial gave a number. Check the data, or widen the trials.")
+        raise UsageError("search: no trial gave a number. Check the data, or try more values.")
     best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximize else -1), t.scale))
     return Search(tuple(found), best, maximize, budget)
 
