@@ -376,7 +376,7 @@ def test_a_module_that_runs_twice_shares_its_neurons_and_says_so():
     torch.manual_seed(0)
     model = Twice()
     text = {row["site"]: row["neuron"] for row in table(convert(model, calibrate(model, [rows()])))}
-    assert text["again:linear0_input"].endswith(", shared by 2 calls a forward")
+    assert text["again:linear0_input"].endswith(", shared by 2 calls per forward")
     assert "shared" not in text["first:linear0_input"]
 
 

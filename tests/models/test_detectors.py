@@ -331,7 +331,7 @@ def test_levels_of_a_pyramid_share_their_neurons():
     model, batches = TestRetinaNet.build()
     snn = onespike.convert(model, onespike.calibrate(model, batches))
     rows = {row["site"]: row["neuron"] for row in table(snn)}
-    assert "shared by 2 calls a forward" in rows["head.classification_head.conv.0.0:conv0_input"]
+    assert "shared by 2 calls per forward" in rows["head.classification_head.conv.0.0:conv0_input"]
     assert "shared" not in rows["backbone.second.0:conv0_input"]
 
 

@@ -209,7 +209,7 @@ def table(model: nn.Module) -> list[dict[str, Any]]:
     for site, neuron in named_neurons(model):
         spikes, calls = isinstance(neuron, Neuron), owners[site.owner].calls.get(site.key, 1)
         what = neuron.extra_repr() if spikes else f"analog: {neuron.extra_repr()}"
-        shared = f", shared by {calls:g} calls a forward" if calls > 1 else ""
+        shared = f", shared by {calls:g} calls per forward" if calls > 1 else ""
         role = owners[site.owner].roles.get(site.key, "")
         rows.append({"site": str(site), "role": role, "spikes": spikes, "neuron": what + shared})
     return rows
