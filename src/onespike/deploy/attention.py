@@ -104,8 +104,10 @@ class IntegerAttention(nn.Module):
         mask: Tensor | None,
     ) -> Tensor | None:
         """fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and what they are to fire."""
+        if torch.compiler.is_compiling():  # nothing can be tried while a network is traced
+            return None
         path, (query, key, value) = kernels.word_path(), operands
-        if path is None or torch.compiler.is_compiling() or not kernels.can_attend(query, key, value):
+        if path is None or not kernels.can_attend(query, key, value):
             return None
         lambdas = tuple(None if n.scale is None else float(n.scale.value) for n in neurons)
         known = (path, lambdas, query.shape[1:], key.shape[1:], value.shape[1:])

@@ -53,6 +53,8 @@ class SiteRecord:
         bounds: where they begin, in |x − center| / (gain·step) + ½.
         steps: of the positive and the negative side.
         units: what one spike is worth; 0 where a channel is off.
+        gain: powers of two by which the steps of a row are larger, by its position.
+        typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
         thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
             nothing but ReLU, max-pooling and changes of shape stands between.
         of: that product.
@@ -68,6 +70,7 @@ class SiteRecord:
     center: str | None
     gain: str | None
     offset: str | None
+    typical: str | None
     thresholds: str | None
     of: str | None
     shape: list[int]
@@ -244,6 +247,9 @@ def _site(
     _, positive, negative, center, gain, sides, levels, bounds, _ = node.args
     values = next((n for n in nodes if n["op"] == "spikes.decode" and n["args"][-1] == name), None)
     found = integer_thresholds(node, tensors, renamed)
+    typical = None
+    if isinstance(gain, fx.Node) and _name(gain) == "spikes.row_gain":
+        _, typical, _, gain = gain.args
     if found is not None:
         tensors[f"thresholds.{name}"] = found[1]
 
@@ -256,6 +262,7 @@ def _site(
         "units": [tensor(positive), tensor(negative)] if values is None else [a[VALUE] for a in values["args"][1:3]],
         "center": tensor(center), "gain": tensor(gain),
         "offset": None if values is None or values["args"][4] is None else values["args"][4][VALUE],
+        "typical": tensor(typical),
         "thresholds": None if found is None else f"thresholds.{name}",
         "of": None if found is None else found[0], "shape": [],
     }  # fmt: skip

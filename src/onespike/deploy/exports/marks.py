@@ -1,29 +1,21 @@
 """A network as a graph in which every act of a site is one named operation.
 
-`marked` puts markers where neurons and integer products stand, and `torch.export` writes down what runs:
-
-    fire      x → signed counts            the neuron of a site
-    decode    counts → values              where two activations meet, and in the float form everywhere
-    linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
-    conv      counts → values              likewise
-
-Between them stand torch's own functions. Every format but `pt2` is written from this graph. The operations have
-definitions of their own, in the precision of their input.
+`marked` puts markers where neurons and integer products stand, and `torch.export` writes down what runs: the operations
+of `operations.py`, and between them torch's own functions. Every format but `pt2` is written from this graph.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from onespike.conversion.attach import Neurons, named_neurons
 from onespike.conversion.network import is_converted, steps_of
+from onespike.deploy.exports.operations import ZERO, conv, decode, fire, linear, row_gain
 from onespike.deploy.integer import optimize
 from onespike.deploy.products import IntegerConvolution, IntegerLinear, Populations
 from onespike.errors import UsageError
@@ -32,9 +24,6 @@ from onespike.neurons.fire_functions import bounds
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.sites import Visit, visiting
-
-ZERO = 128
-"""The zero of 8-bit weights without a sign."""
 
 
 class Spike(NamedTuple):
@@ -47,6 +36,7 @@ class Spike(NamedTuple):
         center: what is subtracted from the input; None for nothing.
         gain: powers of two by which the steps of a row are larger; None for 1.
         offset: what the value starts from; None for 0.
+        typical: the mean |x − center| of a usual row, where gains follow each row's own; None elsewhere.
         levels: the counts that it may send.
         bounds: where they begin, in |x|/step + ½: multiples of ½.
     """
@@ -57,6 +47,7 @@ class Spike(NamedTuple):
     center: Tensor | None
     gain: Tensor | None
     offset: Tensor | None
+    typical: Tensor | None
     levels: tuple[int, ...]
     bounds: tuple[float, ...]
 
@@ -74,116 +65,20 @@ def spike_of(neuron: Neuron, site: str) -> Spike:
     if code.positive is None or code.negative is None:
         sides = "positive" if code.negative is None else "negative"
     steps = (torch.where(up > 0, up, torch.inf), torch.where(down > 0, down, torch.inf))
-    center, gain, offset = (None if c is None else c.detach() for c in (code.center, code.gain, code.offset))
+    constants = (code.center, code.gain, code.offset, code.typical)
+    center, gain, offset, typical = (None if c is None else c.detach() for c in constants)
     if center is not None and not bool(center.any()):
         center = None
     if gain is not None and bool((gain == 1).all()):
         gain = None
-    return Spike(
-        steps, (up, down), sides, center, gain, offset, code.levels, bounds(code.levels, neuron.rounding)
-    )
-
-
-@torch.library.custom_op("spikes::fire", mutates_args=())
-def fire(
-    x: Tensor, positive: Tensor, negative: Tensor, center: Tensor | None, gain: Tensor | None, sides: str,
-    levels: Sequence[int], bounds: Sequence[float], site: str,
-) -> Tensor:  # fmt: skip
-    """±(the largest level whose bound is not above |x − center| / (gain·step±) + ½)."""
-    x = x if center is None else x - center.to(x)
-    x = x if gain is None else x / gain.to(x)
-    up, down = x.clamp(min=0) / positive.to(x), (-x).clamp(min=0) / negative.to(x)
-    a = {"positive": up, "negative": down, "both": up + down, "even": x.abs() / positive.to(x)}[sides] + 0.5
-    table = torch.tensor((0, *levels), dtype=x.dtype, device=x.device)
-    jumps = torch.tensor(bounds, dtype=x.dtype, device=x.device)
-    count = table[torch.bucketize(a.contiguous(), jumps, right=True)]
-    return {"positive": count, "negative": -count}.get(sides, count * x.sign())
-
-
-@fire.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("spikes::decode", mutates_args=())
-def decode(
-    counts: Tensor, positive: Tensor, negative: Tensor, gain: Tensor | None, offset: Tensor | None, sides: str,
-    site: str,
-) -> Tensor:  # fmt: skip
-    """offset + gain·unit±·counts."""
-    if sides == "both":
-        value = positive.to(counts) * counts.clamp(min=0) - negative.to(counts) * (-counts).clamp(min=0)
-    else:
-        value = counts * (negative if sides == "negative" else positive).to(counts)
-    value = value if gain is None else value * gain.to(counts)
-    return value if offset is None else value + offset.to(counts)
-
-
-@decode.register_fake
-def _(counts: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(counts)
-
-
-def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) -> Tensor:
-    if up is None or down is None:
-        return counts
-    q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in (up, down))
-    return counts.clamp(min=0) * q.to(counts) + counts.clamp(max=0) * p.to(counts)
-
-
-def _whole(weight: Tensor) -> Tensor:
-    """8-bit weights as whole numbers; unsigned ones have their zero at 128."""
-    return weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
-
-
-@torch.library.custom_op("spikes::linear", mutates_args=())
-def linear(
-    counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
-    gain: Tensor | None, most: int, signed: bool, site: str,
-) -> Tensor:  # fmt: skip
-    """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
-    sums = F.linear(_units(counts, up, down, -1).double(), _whole(weight))
-    value = sums.to(counts) * scale.to(counts)
-    value = value if gain is None else value * gain.to(counts)
-    return value if bias is None else value + bias.to(counts)
-
-
-@linear.register_fake
-def _(counts: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return counts.new_empty(*counts.shape[:-1], weight.shape[0])
-
-
-def _convolved(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
-    function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-    result: Tensor = function(x, weight, None, *geometry)
-    return result
-
-
-@torch.library.custom_op("spikes::conv", mutates_args=())
-def conv(
-    counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
-    most: int, signed: bool, site: str,
-) -> Tensor:  # fmt: skip
-    """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
-    axis = 1 - weight.dim()
-    rows = (-1, *[1] * (-axis - 1))
-    geometry = (stride, padding, dilation, groups)
-    sums = _convolved(_units(counts, up, down, axis).double(), _whole(weight), geometry)
-    value = sums.to(counts) * scale.to(counts).view(rows)
-    return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows)).to(counts)
-
-
-@conv.register_fake
-def _(
-    counts: Tensor, weight: Tensor, scale: Tensor, bias: Any, up: Any, down: Any,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, *_: Any,
-) -> Tensor:  # fmt: skip
-    return _convolved(counts, weight.to(counts.dtype), (stride, padding, dilation, groups))
+    jumps = bounds(code.levels, neuron.rounding)
+    return Spike(steps, (up, down), sides, center, gain, offset, typical, code.levels, jumps)
 
 
 class Site(nn.Module):
     """Replace a neuron: fire and decode by name, and keep its counts."""
+
+    gain: Tensor | None
 
     def __init__(self, name: str, neuron: Neuron, log: list[tuple[str, Tensor]]) -> None:
         super().__init__()
@@ -192,23 +87,28 @@ class Site(nn.Module):
         for part, value in (
             ("positive", spike.steps[0]), ("negative", spike.steps[1]), ("center", spike.center),
             ("up", spike.units[0]), ("down", spike.units[1]), ("gain", spike.gain), ("offset", spike.offset),
+            ("typical", spike.typical),
         ):  # fmt: skip
             self.register_buffer(part, value)
 
-    def counts(self, x: Tensor) -> Tensor:
-        spike = self.spike
+    def fire(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The counts, and the gains of their rows."""
+        x, spike, gain = x.float(), self.spike, self.gain
+        if spike.typical is not None:
+            gain = row_gain(x, self.typical, self.center, self.gain)
         fired: Tensor = fire(
-            x.float(), self.positive, self.negative, self.center, self.gain, spike.sides,
+            x, self.positive, self.negative, self.center, gain, spike.sides,
             list(spike.levels), list(spike.bounds), self.name,
         )  # fmt: skip
         self.log.append((self.name, fired))
-        return fired
+        return fired, gain
+
+    def counts(self, x: Tensor) -> Tensor:
+        return self.fire(x)[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        counts = self.counts(x)
-        value: Tensor = decode(
-            counts, self.up, self.down, self.gain, self.offset, self.spike.sides, self.name
-        )
+        counts, gain = self.fire(x)
+        value: Tensor = decode(counts, self.up, self.down, gain, self.offset, self.spike.sides, self.name)
         return value.to(x.dtype)
 
 
@@ -241,12 +141,12 @@ class Product(nn.Module):
         self.parts = parts
 
     def forward(self, x: Tensor, site: Site) -> Tensor:
-        counts = site.counts(x)
+        counts, gain = site.fire(x)
         values = []
         for i, part in enumerate(self.parts):
             tensors = [getattr(self, f"{name}{i}") for name in ("weight", "scale", "bias", "up", "down")]
             if isinstance(part, IntegerLinear):
-                values.append(linear(counts, *tensors, site.gain, *self.facts[i]))
+                values.append(linear(counts, *tensors, gain, *self.facts[i]))
             else:
                 values.append(conv(counts, *tensors, *_geometry(part), part.groups, *self.facts[i]))
         value: Tensor = values[0] if len(values) == 1 else values[0] + values[1]

@@ -7,11 +7,12 @@ count, for any levels and either rounding. No optimizer can change it by roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from onespike.deploy.exports import marks
+from onespike.deploy.exports import operations
 
 OPSET = 20
 TABLE = 2**16
@@ -66,11 +67,24 @@ def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
     return total
 
 
+def row_gain(x: Any, typical: Any, center: Any = None, gain: Any = None) -> Any:
+    """`operations.row_gain`: one comparison for each power of two, since rows are few."""
+    op = _op()
+    x = x if center is None else op.Sub(x, center)
+    mean = op.ReduceMean(op.Abs(x), _constant(np.asarray([-1], np.int64)), keepdims=1)
+    ratio = op.Mul(mean, op.Div(_number(2**0.5), typical))
+    found = _number(operations.POWERS[0])
+    for before, power in pairwise(operations.POWERS):
+        passed = op.Cast(op.GreaterOrEqual(ratio, _number(power)), to=FLOAT)
+        found = op.Add(found, op.Mul(passed, _number(power - before)))
+    return found if gain is None else op.Mul(found, gain)
+
+
 def fire(
     x: Any, positive: Any, negative: Any, center: Any = None, gain: Any = None, sides: str = "even",
     levels: Sequence[int] = (), bounds: Sequence[float] = (), site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.fire`."""
+    """`operations.fire`."""
     op = _op()
     x = x if center is None else op.Sub(x, center)
     x = x if gain is None else op.Div(x, gain)
@@ -89,7 +103,7 @@ def decode(
     counts: Any, positive: Any, negative: Any, gain: Any = None, offset: Any = None, sides: str = "even",
     site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.decode`."""
+    """`operations.decode`."""
     op = _op()
     if sides == "both":
         value = op.Sub(op.Mul(op.Relu(counts), positive), op.Mul(op.Relu(op.Neg(counts)), negative))
@@ -112,12 +126,14 @@ def _by_bytes(units: Any, most: int, signed: bool, multiply: Callable[[Any, Any]
     """Return the exact sums of a product, from one byte of each operand if counts fit into one, else from two."""
     op = _op()
     if most <= (127 if signed else 255):
-        zero = marks.ZERO if signed else 0
+        zero = operations.ZERO if signed else 0
         shifted = op.Add(units, _number(zero)) if zero else units
         return multiply(op.Cast(shifted, to=UINT8), _constant(np.uint8(zero)))
     high = op.Floor(op.Mul(units, _number(1 / 256)))
     low = op.Sub(units, op.Mul(high, _number(256)))
-    above = multiply(op.Cast(op.Add(high, _number(marks.ZERO)), to=UINT8), _constant(np.uint8(marks.ZERO)))
+    above = multiply(
+        op.Cast(op.Add(high, _number(operations.ZERO)), to=UINT8), _constant(np.uint8(operations.ZERO))
+    )
     below = multiply(op.Cast(low, to=UINT8), _constant(np.uint8(0)))
     return op.Add(op.Mul(above, _constant(np.int32(256))), below)
 
@@ -126,9 +142,9 @@ def linear(
     counts: Any, weight: Any, scale: Any, bias: Any = None, up: Any = None, down: Any = None, gain: Any = None,
     most: int = 0, signed: bool = True, site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.linear` by MatMulInteger. Both operands are unsigned: of other pairs some processors saturate sums."""
+    """`operations.linear` by MatMulInteger. Both operands are unsigned: of other pairs some processors saturate sums."""
     op = _op()
-    columns, zero = op.Transpose(weight, perm=[1, 0]), _constant(np.uint8(marks.ZERO))
+    columns, zero = op.Transpose(weight, perm=[1, 0]), _constant(np.uint8(operations.ZERO))
     units = _units(counts, up, down, -1)
     sums = _by_bytes(units, most, signed, lambda x, at: op.MatMulInteger(x, columns, at, zero))
     value = op.Mul(op.Cast(sums, to=FLOAT), scale)
@@ -141,9 +157,9 @@ def conv(
     stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1,
     most: int = 0, signed: bool = True, site: str = "",
 ) -> Any:  # fmt: skip
-    """`marks.conv` by ConvInteger."""
+    """`operations.conv` by ConvInteger."""
     op, dims = _op(), len(stride)
-    zero, shape = _constant(np.uint8(marks.ZERO)), _constant(np.asarray((-1, *[1] * dims), np.int64))
+    zero, shape = _constant(np.uint8(operations.ZERO)), _constant(np.asarray((-1, *[1] * dims), np.int64))
     units = _units(counts, up, down, -1 - dims)
 
     def multiply(x: Any, at: Any) -> Any:
@@ -170,6 +186,7 @@ def translations() -> dict[Any, Any]:
 
     spikes = torch.ops.spikes
     return {
+        spikes.row_gain.default: row_gain,
         spikes.fire.default: fire,
         spikes.decode.default: decode,
         spikes.linear.default: linear,

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike import kernels
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
 from onespike.deploy.exports.tracing import trace
@@ -49,7 +48,6 @@ def _programs(request: Request) -> tuple[Any, Any, Recorded, tuple[str, ...]]:
     network, batch = bare(request.network), example(request.batches)
     recorded = Recorded(network)
     recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
-    kernels.word_path()  # tried now, since nothing can be tried while a network is traced
     program, notes = trace(Plain(network), batch)
     probed, _ = trace(recorded, batch)
     return _pruned(program), probed, recorded, notes
