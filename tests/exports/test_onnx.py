@@ -12,7 +12,7 @@ from torch import nn
 import onespike
 from exports.small import AFFINE, Attention, Convolutions, Deep, small
 from onespike.deploy.exports import onnx_file
-from onespike.deploy.exports.comparison import Answer, compare, largest_class
+from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
 from onespike.deploy.exports.marks import marked
 from onespike.recipe import Recipe
 
@@ -84,4 +84,19 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     other = onespike.deploy.exports.base.optimize(snn)  # a copy
     onespike.set_scale_(other, 0.5)
     found = compare(other, foreign.probe, batches, largest_class)
-    assert found.differ > 0 and found.sites and "differ, at" in str(found)
+    assert found.differ > 0 and found.sites and "), at 2:linear0_input" in str(found)
+    assert 0 < found.origins <= found.differ and f"differ (they go back to {found.origins})" in str(found)
+
+
+def test_what_follows_from_one_count_is_told_apart() -> None:
+    counts = [("a", torch.zeros(2, 3)), ("b", torch.zeros(2, 3)), ("c", torch.zeros(2, 3))]
+    other = [(name, value.clone()) for name, value in counts]
+    other[1][1][0, 1] = 1.0  # the first input differs once at b, and then at c
+    other[2][1][0] = 1.0
+    output = torch.zeros(2, 4)
+    found = Comparison()
+    found.update((output, Answer([output], counts)), Answer([output], other), largest_class)
+    assert (found.counts, found.differ, found.origins, found.inputs) == (18, 4, 1, 2)
+    other[0][1][1, 2] = -2.0  # the second differs from a on
+    found.update((output, Answer([output], counts)), Answer([output], other), largest_class)
+    assert (found.differ, found.origins, found.sites["a"]) == (4 + 5, 1 + 2, [6, 1, 2])

@@ -60,7 +60,8 @@ def shown(done: Exported) -> None:
     found = done.comparison
     output.line(f"written to     {done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)")
     output.line(f"run by         {done.runtime}, on {found.inputs} inputs")
-    output.line(f"spike counts   {found.counts} compared, {found.differ} differ")
+    from_ = f", which go back to {found.origins}" if found.differ else ""
+    output.line(f"spike counts   {found.counts} compared, {found.differ} differ{from_}")
     for site, (compared, differ, largest) in list(found.sites.items())[:5]:
         output.line(f"               {site}: {differ} of {compared}, by at most {largest}")
     if len(found.sites) > 5:

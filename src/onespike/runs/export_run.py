@@ -59,7 +59,7 @@ def export_run(
     batch_size: int = 4,
 ) -> Exported:
     """Export the network of a run; an impossible format is refused before anything is loaded."""
-    prepare(format, integer)
+    prepare(format, integer, out)
     pair = load_run(folder)
     inputs = real_inputs(pair, data, limit, batch_size)
     return export(

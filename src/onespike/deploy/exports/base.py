@@ -156,8 +156,8 @@ def report_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.verified.json")
 
 
-def prepare(name: str, integer: bool | None) -> tuple[Format, bool]:
-    """Return a format and its form, if its runtime is installed and it has that form."""
+def prepare(name: str, integer: bool | None, out: Path | None = None) -> tuple[Format, bool]:
+    """Return a format and its form, if its runtime is installed, it has that form and the file may have that name."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     known = FORMATS[name]
@@ -166,6 +166,11 @@ def prepare(name: str, integer: bool | None) -> tuple[Format, bool]:
         what = "the integer form" if form else "the float form"
         raise UsageError(
             f"export: {name} cannot hold {what}. {'Leave --integer out.' if form else 'It is always on integers.'}"
+        )
+    if out is not None and known.suffix and out.suffix != known.suffix:
+        raise UsageError(
+            f"export: files of {name} end in {known.suffix}, by which other programs know them. "
+            f"Choose --out {out.with_suffix(known.suffix)}."
         )
     for package in known.needs:
         try:
@@ -201,7 +206,7 @@ def export(
         differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
     out = Path(out)
-    known, form = prepare(format, integer)
+    known, form = prepare(format, integer, out)
     check(snn)
     batches = list(inputs) if isinstance(inputs, list) else [inputs]
     if not batches or count(batches[0]) < 2:

@@ -86,6 +86,7 @@ class Comparison:
         counts: number of compared counts: one per neuron, input and site.
         active: number of counts that are not 0.
         differ: number of counts that differ.
+        origins: number of them at the first site where their input differs; all others follow from these.
         sites: site → [compared, differ, largest difference], for sites with a difference.
         output_difference: the largest absolute difference of an output.
         output_largest: the largest absolute output.
@@ -96,6 +97,7 @@ class Comparison:
     counts: int = 0
     active: int = 0
     differ: int = 0
+    origins: int = 0
     sites: dict[str, list[int]] = field(default_factory=dict)
     output_difference: float = 0.0
     output_largest: float = 0.0
@@ -104,11 +106,14 @@ class Comparison:
     def update(self, expected: tuple[Any, Answer], actual: Answer, differences: Differences) -> None:
         """Add one batch."""
         output, answer = expected
+        other = differences(output, in_form_of(output, actual.outputs))
+        inputs = len(other)
         named = [site for site, _ in answer.counts]
         if named != [site for site, _ in actual.counts]:
             raise UsageError(
                 "export: the file fires other sites than the network. This is an error of the format."
             )
+        same = torch.ones(inputs, dtype=torch.bool)  # inputs without another count so far
         for (site, before), (_, after) in zip(answer.counts, actual.counts, strict=True):
             apart = (before.double() - after.double()).abs()
             self.counts += before.numel()
@@ -120,13 +125,16 @@ class Comparison:
                 known[0] += before.numel()
                 known[1] += differ
                 known[2] = max(known[2], int(apart.max()))
+                each = before.numel() % inputs == 0  # else what fires here is the same for all inputs
+                found = (apart != 0).reshape(inputs if each else 1, -1).sum(1)
+                self.origins += int((found * (same if each else same.all())).sum())
+                same = same & (found == 0)
         for before, after in zip(answer.outputs, actual.outputs, strict=True):
             if before.is_floating_point() and before.numel():
                 self.output_difference = max(self.output_difference, float((before - after).abs().max()))
                 self.output_largest = max(self.output_largest, float(before.abs().max()))
-        other = differences(output, in_form_of(output, actual.outputs))
-        self.answers_differ += int((other.reshape(len(other), -1).sum(1) > 0).sum())
-        self.inputs += len(other)
+        self.answers_differ += int((other.reshape(inputs, -1).sum(1) > 0).sum())
+        self.inputs += inputs
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,8 +145,9 @@ class Comparison:
             if self.sites
             else ""
         )
+        from_ = f" (they go back to {self.origins})" if self.differ else ""
         return (
-            f"{self.differ} of {self.counts} spike counts differ{where}; "
+            f"{self.differ} of {self.counts} spike counts differ{from_}{where}; "
             f"{self.answers_differ} of {self.inputs} answers differ; outputs differ by at most "
             f"{self.output_difference:.2g} of {self.output_largest:.3g}"
         )

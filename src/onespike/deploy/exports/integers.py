@@ -22,7 +22,7 @@ from onespike.deploy.exports.base import Foreign, Request, example, export_forma
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.marks import Marked, marked
 from onespike.deploy.exports.thresholds import integer_thresholds
-from onespike.deploy.exports.tracing import trace
+from onespike.deploy.exports.tracing import inputs_of, trace
 from onespike.errors import UsageError
 from onespike.runtime.validated import parse
 
@@ -155,15 +155,13 @@ def _described(
     tensors: dict[str, Tensor] = {}
     nodes: list[dict[str, Any]] = []
     fires: dict[str, fx.Node] = {}
-    inputs = []
+    inputs = [node.name for node in inputs_of(program)]
     for node in program.graph.nodes:
         op = _name(node)
         if node.op == "placeholder" and node.name in held:
             renamed[node.name] = held[node.name].removeprefix("network.")
             if node.users:
                 tensors[renamed[node.name]] = stored[held[node.name]].detach()
-        elif node.op == "placeholder":
-            inputs.append(node.name)
         elif node.op != "call_function" or op in LEFT_OUT:
             continue
         elif op in SAME or (op.startswith("aten.to.") and _kind(node) == _kind(node.args[0])):

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.marks import Marked, marked
-from onespike.deploy.exports.tracing import trace
+from onespike.deploy.exports.tracing import inputs_of, trace
 from onespike.errors import UsageError
 
 PROBES = ".probes"
@@ -91,10 +91,10 @@ def translated(program: Any, outputs: list[str]) -> Any:
 
 def _inputs(program: Any) -> list[str]:
     """Return the names of a program's inputs, without the wrapper's."""
-    names = list(program.graph_signature.user_inputs)
+    names = [node.name for node in inputs_of(program)]
     if names == ["args_0"]:
         return ["input"]
-    return [str(name).removeprefix("kwargs_").replace("args_", "input") for name in names]
+    return [name.removeprefix("kwargs_").replace("args_", "input") for name in names]
 
 
 def _apart(sites: list[str]) -> list[str]:

@@ -6,14 +6,15 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from onespike.deploy.exports.comparison import by_name
 from onespike.errors import UsageError
 from onespike.runtime.forward import evaluating
 
 FIXED = "the size of its batch is fixed at {}: the network itself depends on it"
+LENGTH = "its inputs have {} tokens: the network itself, or a pass, depends on their number"
 
 
 def trace(module: nn.Module, batch: Any) -> tuple[Any, tuple[str, ...]]:
@@ -21,7 +22,10 @@ def trace(module: nn.Module, batch: Any) -> tuple[Any, tuple[str, ...]]:
     args, kwargs = by_name(module, batch)
 
     def batched(leaf: Any) -> Any:
-        return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() else None
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return None
+        # inputs that are not floats are tokens, whose number is left open, too
+        return dict.fromkeys(range(1 if leaf.is_floating_point() else leaf.dim()), torch.export.Dim.AUTO)
 
     # the wrapper's forward takes *args and **kwargs
     shapes: dict[str, Any] = {"args": tuple(tree_map(batched, a) for a in args)} if args else {}
@@ -38,11 +42,19 @@ def trace(module: nn.Module, batch: Any) -> tuple[Any, tuple[str, ...]]:
             f"export: torch.export cannot follow this network ({type(error).__name__}: {reason.rstrip('.')}). "
             "Its forward must not depend on values."
         ) from error
-    tensors = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
-    wanted = {
-        leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
-    }
-    open_ = any(
-        isinstance(size, torch.SymInt) for t in tensors if isinstance(t, Tensor) for size in t.shape[:1]
-    )
-    return program, () if open_ else (FIXED.format(max(wanted)),)
+    program._guards_code = []  # of several inputs they speak by names that only the network's own forward has
+    notes = []
+    for node in inputs_of(program):
+        fixed = [not isinstance(size, torch.SymInt) for size in node.meta["val"].shape]
+        if fixed[0]:
+            notes.append(FIXED.format(node.meta["val"].shape[0]))
+        if len(fixed) > 1 and fixed[1] and not node.meta["val"].is_floating_point():
+            notes.append(LENGTH.format(node.meta["val"].shape[1]))
+    return program, tuple(dict.fromkeys(notes))
+
+
+def inputs_of(program: Any) -> list[fx.Node]:
+    """The tensors that a program takes, in order; constants of the call, such as `use_cache=False`, are none of them."""
+    names = set(map(str, program.graph_signature.user_inputs))
+    found = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in names)
+    return [node for node in found if isinstance(node.meta["val"], Tensor) and node.meta["val"].dim()]
