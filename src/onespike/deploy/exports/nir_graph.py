@@ -90,6 +90,7 @@ def _chain(program: Any, shape: tuple[int, ...]) -> Chain:
     held |= signature.inputs_to_buffers
     tensors = {put: stored[name].detach() for put, name in held.items()}
     chain = Chain({"input": nir.Input(input_type={"input": _array(shape)})})
+    rectified = False
     before = next(n for n in program.graph.nodes if n.op == "placeholder" and n.name not in held)
     for node in program.graph.nodes:
         op = _name(node)
@@ -102,16 +103,16 @@ def _chain(program: Any, shape: tuple[int, ...]) -> Chain:
             continue
         if op in PRODUCTS:
             _check_product(node, op, chain)
-            chain.waiting = node
+            chain.waiting, rectified = node, False
         elif op in ("aten.relu.default", "aten.relu_.default") and chain.waiting is not None:
-            continue  # its neuron fires on positive inputs alone
+            rectified = True  # its neuron fires on positive inputs alone
         elif op in (*SHAPES, "aten.max_pool2d.default"):
             chain.after.append(node)
         elif op == "spikes.fire":
             _fire(node, chain, tensors)
         else:
             raise refuse(f"{op} stands before {_where(node)}")
-    if chain.waiting is None or chain.after:
+    if chain.waiting is None or chain.after or rectified:
         raise refuse("the network does not end with a product")
     _product(chain, tensors, "output_layer", None)
     size = chain.waiting.meta["val"].shape[1:]
@@ -137,6 +138,8 @@ def _check_product(node: fx.Node, op: str, chain: Chain) -> None:
             f"export: nir has no ReLU, and the input of the product before {_where(node)} stays analog. "
             "Convert with io='spiking'."
         )
+    if len(node.meta["val"].shape) != (4 if "conv" in op else 2):
+        raise refuse(f"the product before {_where(node)} is neither of vectors nor of images")
     if "conv" in op and node.args[
         9 if op == "spikes.conv" else 6 : (10 if op == "spikes.conv" else 7)
     ] not in ((1,), ()):
