@@ -10,37 +10,28 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
 import json
-import os
-import platform
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from comparators import exported, onnxruntime_int8, spikingjelly, torchao_int8
+from machine import processor
+from speed_networks import as_best, build, converted
 from torch import nn
 
 import onespike
 from onespike import kernels
-from onespike.calibration.thresholds import SiteThreshold
 from onespike.deploy.integer import optimize_
-from onespike.passes.axes import axes
 from onespike.runtime.atomic import write_atomically
 
-NETWORKS = {
-    "vit-tiny": ("timm", "vit_tiny_patch16_224"),
-    "vit-base": ("timm", "vit_base_patch16_224"),
-    "resnet18": ("torchvision", "resnet18"),
-}
 TOKENS = {197: 224, 577: 384, 1025: 512}
 """Tokens of a vision transformer with patches of 16 → side of its images."""
 STEPS = {"if": (8, 32), "ecmt": (4,)}
@@ -60,48 +51,6 @@ class LeftOutError(Exception):
     """Why a variant is not measured."""
 
 
-def build(name: str, size: int = 224) -> nn.Module:
-    library, model = NETWORKS[name]
-    torch.manual_seed(0)
-    if library == "timm":
-        import timm
-
-        extra = {"img_size": size} if size != 224 else {}
-        return timm.create_model(model, **extra).eval()
-    import torchvision
-
-    return torchvision.models.get_model(model, weights=None).eval()
-
-
-def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.Module:
-    return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
-
-
-def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """A network whose neurons have what those of `best` have, steps, centers and gains, of any value: same time."""
-    recipe = onespike.Recipe(rounding="nearest")
-    found = onespike.calibrate(model, [x[:2]], recipe)
-
-    def shaped(t: SiteThreshold, kept: tuple[int, ...], value: float) -> torch.Tensor:
-        return torch.full([t.shape[a] if a in kept else 1 for a in range(1 - len(t.shape), 0)], value)
-
-    entries = dict(found.entries)
-    for site, t in found.items():
-        along = axes(t, found.get(site.replace("_rhs", "_lhs")))
-        if t.role not in ("activation", "softmax") or not along.step:
-            continue
-        step = shaped(t, along.step, float(t.positive.max()))
-        changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
-        if along.center:
-            changes |= {"center": shaped(t, along.center, 0.01), "negative": step}
-        if along.position is not None:
-            gain = torch.ones(t.shape[along.position])
-            gain[0] = 0.5
-            changes["gain"] = gain.view(-1, *[1] * (-along.position - 1))
-        entries[site] = replace(t, **changes)
-    return onespike.convert(model, replace(found, entries=entries), recipe, share_weights=True)
-
-
 def variants(model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[Variant]:
     """The forms of the network itself: (name, what builds its forward), the ones that take long last."""
     snn = converted(model, x, onespike.Recipe())
@@ -118,14 +67,15 @@ def variants(model: nn.Module, x: torch.Tensor, quick: bool) -> Iterator[Variant
 
 def others(name: str, model: nn.Module, x: torch.Tensor, seconds: float) -> Iterator[Variant]:
     """What the converted network is compared with, likewise. Add a line for another comparison."""
-    yield "ONNX Runtime int8", lambda: _onnxruntime(model, x)
+    yield "exported ONNX integer", lambda: exported(converted(model, x, onespike.Recipe()), x)
+    yield "ONNX Runtime int8", lambda: onnxruntime_int8(model, x)
     yield "torchao int8 compiled", lambda: torch.compile(_torchao(model, x, seconds))
     yield "torchao int8 eager", lambda: _torchao(model, x, seconds)
     for preset, numbers in STEPS.items() if len(x) == 1 else ():
         for steps in numbers:
             yield f"{preset} T={steps}", lambda p=preset, t=steps: _stepped(model, x, p, t, seconds)
     for steps in STEPS["if"] if name == "resnet18" else ():
-        yield f"SpikingJelly T={steps}", lambda t=steps: _spikingjelly(model, x, t)
+        yield f"SpikingJelly T={steps}", lambda t=steps: spikingjelly(model, x, t)
 
 
 def _integer(snn: nn.Module) -> Forward:
@@ -150,49 +100,14 @@ def _check_time(times: float, model: nn.Module, x: torch.Tensor, seconds: float)
         raise LeftOutError(f"it could take {likely:.0f} s, and the case has {seconds:.0f} s; raise --budget")
 
 
-def _spikingjelly(model: nn.Module, x: torch.Tensor, steps: int) -> Forward:
-    """Rate coding with T passes of the whole network, as SpikingJelly's ann2snn does it."""
-    from spikingjelly.activation_based import ann2snn, functional
-
-    network = ann2snn.Converter(mode="max", dataloader=[(x[:2], None)])(model).eval()
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        functional.reset_net(network)
-        return torch.stack([network(x) for _ in range(steps)]).mean(0)
-
-    return run
-
-
 def _torchao(model: nn.Module, x: torch.Tensor, seconds: float) -> nn.Module:
     """Its product of bytes is a plain loop where a processor has no instruction for it."""
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
     numbers = torch.randn(256, 256)
     integers = numbers.to(torch.int8)
     products = ((torch._int_mm, integers), (torch.mm, numbers))
     loop, fast = (min(_clock(partial(product, a), a) for _ in range(3)) for product, a in products)
     _check_time(loop / fast, model, x, seconds)
-    quantized = copy.deepcopy(model)
-    quantize_(quantized, Int8DynamicActivationInt8WeightConfig())
-    return quantized
-
-
-def _onnxruntime(model: nn.Module, x: torch.Tensor) -> Forward:
-    """Its dynamic int8: bytes times bytes in linear maps, ranges taken from each input."""
-    import onnx
-    import onnxruntime
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    exported = io.BytesIO()
-    torch.onnx.export(model, (x,), exported, dynamo=False, input_names=["x"])
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        onnx.save(onnx.load_from_string(exported.getvalue()), before)
-        quantize_dynamic(before, after, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(after, options, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(None, {"x": x.numpy()})[0]
+    return torchao_int8(model)
 
 
 def _clock(forward: Forward, x: torch.Tensor) -> float:
@@ -377,22 +292,6 @@ def units() -> str:
     """What multiplies integers here."""
     path = kernels.best_path()
     return "no integer units" if path is None else path.name
-
-
-FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-"""What matters to these kernels and to those they are compared with, as Linux names it."""
-
-
-def processor() -> str:
-    """The processor's name and those of its features that matter here, as far as the system tells them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    has = set((said.get("flags") or said.get("Features") or "").split())
-    name = said.get("model name", platform.machine())
-    return f"{name}, {os.cpu_count()} cores; {' '.join(f for f in FEATURES if f in has) or 'none of ' + ' '.join(FEATURES)}"
 
 
 def main() -> None:

@@ -1,0 +1,61 @@
+"""The networks that `speed.py` times, and their converted forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import onespike
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.passes.axes import axes
+
+NETWORKS = {
+    "vit-tiny": ("timm", "vit_tiny_patch16_224"),
+    "vit-base": ("timm", "vit_base_patch16_224"),
+    "resnet18": ("torchvision", "resnet18"),
+}
+
+
+def build(name: str, size: int = 224) -> nn.Module:
+    library, model = NETWORKS[name]
+    torch.manual_seed(0)
+    if library == "timm":
+        import timm
+
+        extra = {"img_size": size} if size != 224 else {}
+        return timm.create_model(model, **extra).eval()
+    import torchvision
+
+    return torchvision.models.get_model(model, weights=None).eval()
+
+
+def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.Module:
+    return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
+
+
+def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """A network whose neurons have what those of `best` have, steps, centers and gains, of any value: same time."""
+    recipe = onespike.Recipe(rounding="nearest")
+    found = onespike.calibrate(model, [x[:2]], recipe)
+
+    def shaped(t: SiteThreshold, kept: tuple[int, ...], value: float) -> torch.Tensor:
+        return torch.full([t.shape[a] if a in kept else 1 for a in range(1 - len(t.shape), 0)], value)
+
+    entries = dict(found.entries)
+    for site, t in found.items():
+        along = axes(t, found.get(site.replace("_rhs", "_lhs")))
+        if t.role not in ("activation", "softmax") or not along.step:
+            continue
+        step = shaped(t, along.step, float(t.positive.max()))
+        changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
+        if along.center:
+            changes |= {"center": shaped(t, along.center, 0.01), "negative": step}
+        if along.position is not None:
+            gain = torch.ones(t.shape[along.position])
+            gain[0] = 0.5
+            changes["gain"] = gain.view(-1, *[1] * (-along.position - 1))
+        entries[site] = replace(t, **changes)
+    return onespike.convert(model, replace(found, entries=entries), recipe, share_weights=True)
