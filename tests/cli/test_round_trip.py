@@ -32,6 +32,9 @@ SCHEMA = {
     "kl_standard_error": float,
     "difference": float,
     "standard_error": float,
+    "intervals": dict.fromkeys(
+        ("ann.top1", "ann.top5", "snn.top1", "snn.top5", "difference", "agreement", "kl"), list
+    ),
     "energy": dict.fromkeys(COLUMNS, float),
     "energy_parts": dict,  # what each column is paid for depends on the network
     "profile": str,

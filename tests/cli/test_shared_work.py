@@ -156,6 +156,8 @@ def assert_same_figures(found: Path, expected: Path) -> None:
     assert left.pop("kl") == pytest.approx(right.pop("kl"), rel=0, abs=1e-11)
     if "kl_standard_error" in right:
         assert left.pop("kl_standard_error") == pytest.approx(right.pop("kl_standard_error"), rel=0, abs=1e-7)
+    bounds = [record.get("intervals", {}).pop("kl", None) for record in (left, right)]
+    assert bounds[0] == pytest.approx(bounds[1], rel=0, abs=1e-6)  # an error times 1.96
     del left["seconds"], right["seconds"]
     assert left == right
 

@@ -111,6 +111,17 @@ class TaskContract:
         found, expected = json.loads(json.dumps(first.compute())), json.loads(json.dumps(whole.compute()))
         assert _close(found, expected)
 
+    def test_figures_lie_within_their_intervals(self):
+        metric = self.task.metric(self.items(), NETWORK)
+        metric.update(self.output(0), self.output(0, 0.5), self.labels())
+        record = json.loads(json.dumps(metric.compute()))
+        bounds = {name: record["intervals"][name] for name in record["intervals"] if "." not in name}
+        assert bounds, "some figure has an interval"
+        for name, (low, high) in bounds.items():
+            assert low <= record[name] <= high, name
+        headline = self.task.headline(record)
+        assert headline.bounds is None or headline.bounds[0] <= headline.spiking <= headline.bounds[1]
+
     def test_every_objective_has_a_score(self):
         for name, objective in self.task.objectives.items():
             score = objective.score(self.items(), NETWORK)
@@ -118,6 +129,8 @@ class TaskContract:
             labels = self.labels() if objective.labeled else None
             score.update(expected, self.output(0), labels, self.inputs)
             assert isinstance(score.value(), float), name
+            low, high = score.interval() or (score.value(), score.value())
+            assert low <= score.value() <= high, name
         assert not self.task.objectives["kl"].maximize and not self.task.objectives["kl"].labeled
         assert self.task.front(self.items()) in self.task.objectives
         assert self.task.objective(self.items()) in self.task.objectives
@@ -146,4 +159,6 @@ class TaskContract:
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_close, a, b))
     return a == (pytest.approx(b) if isinstance(b, float) else b)

@@ -159,8 +159,13 @@ def _percent(value: float | None) -> str:
     return figure(None if value is None else 100 * value)
 
 
-def _columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-    return task_of(evaluation).columns(evaluation)
+def _columns(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Figures with their intervals."""
+    found = task_of(evaluation).columns(evaluation)
+    return {
+        name: figure(value, digits) + (f" ({interval})" if interval else "")
+        for name, (value, digits, interval) in found.items()
+    }
 
 
 def compare_markdown(records: Sequence[Mapping[str, Any]], differences: Mapping[str, Sequence[str]]) -> str:
@@ -171,10 +176,10 @@ def compare_markdown(records: Sequence[Mapping[str, Any]], differences: Mapping[
         e = record["evaluation"]
         rows.append([
             record["run"], record["network"]["spec"],
-            *(figure(value, digits) for value, digits in _columns(e).values()),
+            *_columns(e).values(),
             *(figure(e["energy"][c], 3) for c in energy), _percent(e["analog_share"]), _percent(e["dead_share"]),
             *(values[index] for values in differences.values()),
         ])  # fmt: skip
     headers = ["run", "network", *scored, *energy, "analog MACs %", "dead MACs %", *differences]
     prices = ", ".join(dict.fromkeys(record["evaluation"]["profile"] for record in records))
-    return f"# Runs compared\n\n{table(headers, rows)}\n\nEnergy at the prices of {prices}.\n"
+    return f"# Runs compared\n\n{table(headers, rows)}\n\n95 % intervals in parentheses. Energy at the prices of {prices}.\n"

@@ -112,13 +112,16 @@ def front(
 def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
     """Plot several runs, a metric against energy; each keeps its number from the table.
 
-    Bars are 95 % intervals of the difference to the original on the same inputs.
+    Bars are 95 % intervals of the difference to the original on the same inputs, or else of the figure itself.
     """
     made, axes = figure(6.4, 3.8)
     for number, row in enumerate(rows, 1):
         if row["energy"] is None:
             continue
         reach = None if row.get("error") is None else NORMAL * row["error"]
+        if reach is None and row.get("bounds") is not None:
+            low, high = row["bounds"]
+            reach = [[row["value"] - low], [high - row["value"]]]
         axes.errorbar(row["energy"], row["value"], reach, fmt="o", color=BLUE, ms=8, ecolor=GRAY, capsize=3)
         axes.annotate(
             str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10

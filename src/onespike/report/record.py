@@ -31,7 +31,7 @@ from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
 from onespike.tasks import Items, Objective, Score, limit
-from onespike.tasks.intervals import share_interval
+from onespike.tasks.intervals import Bounds, share_interval
 
 VERSION = 4
 PROBE_IMAGES = 32
@@ -175,37 +175,41 @@ def _swept(
     value, energy = pair.loaded.task.headline(evaluation).spiking, evaluation["energy"][column]
     if own is None or energy is None or value is None:
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
-    points = [{"scale": own, "value": value, "energy": energy}]
+    bounds = pair.loaded.task.headline(evaluation).bounds
+    points = [{"scale": own, "value": value, "energy": energy, **_reach(bounds)}]
     try:
         for scale in (scale for scale in DRAWN_SCALES if scale != own):
             set_scale_(pair.snn, scale)
             feed = progress(f"λ = {scale:g}", -(-len(items) // batch_size))(
                 pair.loaded.batches(items, batch_size)
             )
-            value, energy = _at(
-                original, pair.snn, feed, objective, objective.score(items, pair.loaded), column
+            score = objective.score(items, pair.loaded)
+            energy = _at(original, pair.snn, feed, objective, score, column)
+            points.append(
+                {"scale": scale, "value": score.value(), "energy": energy, **_reach(score.interval())}
             )
-            points.append({"scale": scale, "value": value, "energy": energy})
     finally:
         set_scale_(pair.snn, own)
-    points = [_bounded(point, objective, len(items)) for point in points]
     points.sort(key=lambda point: -point["scale"])
     return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
             "points": points, "chosen": own}  # fmt: skip
 
 
+def _reach(bounds: Bounds | None) -> dict[str, float]:
+    return {} if bounds is None else {"low": bounds[0], "high": bounds[1]}
+
+
 def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[str, Any]:
-    """A point with its 95 % interval, where that follows from the number of images."""
+    """A trial with its 95 % interval, where that follows from the number of images."""
     if not objective.share:
         return point
-    low, high = share_interval(point["value"], images)
-    return {**point, "low": low, "high": high}
+    return {**point, **_reach(share_interval(point["value"], images))}
 
 
 def _at(
     original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
-) -> tuple[float, float]:
-    """An objective's value and the energy of a network on these batches."""
+) -> float:
+    """Score a network on these batches; its energy."""
     if isinstance(original, Once):
         original.place = 0
     with evaluating(snn), metered(snn) as ledger:
@@ -213,7 +217,7 @@ def _at(
             inputs = to(inputs, device_of(snn))
             expected = call(original, inputs) if objective.compares else None
             score.update(expected, call(snn, inputs), labels, count(inputs))
-    return score.value(), ledger.ratio(column)
+    return ledger.ratio(column)
 
 
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:

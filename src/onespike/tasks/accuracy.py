@@ -8,6 +8,7 @@ from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
+from onespike.tasks.intervals import interval, known, share_interval
 
 
 class Accuracy:
@@ -94,6 +95,7 @@ class Accuracy:
         kl = self.divergence / self.images
         kl_variance = max(self.divergence_squares / self.images - kl**2, 0.0)
         variance = (self.gained + self.lost) / self.images - mean**2
+        error, kl_error = 100 * (variance / self.images) ** 0.5, (kl_variance / self.images) ** 0.5
         return {
             "task": "classification",
             **{
@@ -102,8 +104,22 @@ class Accuracy:
             },
             "agreement": percent(self.agreeing),
             "kl": kl,
-            "kl_standard_error": (kl_variance / self.images) ** 0.5,
+            "kl_standard_error": kl_error,
             "images": self.images,
             "difference": 100 * mean if self.labeled else None,
-            "standard_error": 100 * (variance / self.images) ** 0.5 if self.labeled else None,
+            "standard_error": error if self.labeled else None,
+            "intervals": known(
+                {
+                    **{
+                        f"{network}.{name}": share_interval(percent(hits), self.images)
+                        if self.labeled
+                        else None
+                        for network, scores in self.hits.items()
+                        for name, hits in scores.items()
+                    },
+                    "difference": interval(100 * mean, error) if self.labeled else None,
+                    "agreement": share_interval(percent(self.agreeing), self.images),
+                    "kl": interval(kl, kl_error),
+                }
+            ),
         }

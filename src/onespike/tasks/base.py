@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import logits
 from onespike.tasks.images import Item, Items
+from onespike.tasks.intervals import Bounds, interval, share_interval
 
 Drawing = Callable[[Any, Tensor], Tensor]
 """(output of some inputs, their places in the batch) → the summed log-probability of their samples."""
@@ -66,6 +67,9 @@ class Score(Protocol):
     def value(self) -> float:
         """Return the figure of everything added."""
 
+    def interval(self) -> Bounds | None:
+        """Its 95 % interval, where that is known."""
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -88,6 +92,14 @@ class Objective:
     labeled: bool = False
     partial: bool = True
     share: bool = False
+
+
+class Figure(NamedTuple):
+    """A figure of a table of runs: its value, the digits that are shown, and its 95 % interval in words."""
+
+    value: float | None
+    digits: int
+    interval: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,12 +152,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one."""
+    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one.
+
+    Attributes:
+        title: what it is.
+        original: network's figure.
+        spiking: network's figure.
+        error: the standard error of their difference, on the same inputs.
+        bounds: the 95 % interval of the spiking network's figure.
+    """
 
     title: str
     original: float | None
     spiking: float | None
     error: float | None = None
+    bounds: Bounds | None = None
 
     @property
     def difference(self) -> float | None:
@@ -221,8 +242,8 @@ class Task(Meaning, Protocol):
         """Summarize the figures of an evaluation for people."""
 
     @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
-        """The figures in a table of several runs: title → value and digits."""
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
+        """The figures in a table of several runs, by their titles."""
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
@@ -273,18 +294,36 @@ def exact(output: Any) -> Any:
 
 @dataclass
 class Mean:
-    """A score that is a mean over inputs of what a function finds for each batch of them."""
+    """A score that is a mean over inputs of what a function finds for each, or for a whole batch of them.
 
-    total_of: Callable[[Any, Any, Any], Tensor]
+    Attributes:
+        values_of: (expected, actual, labels) → one value per input, or their sum.
+        share: whether each value is 0 or 100, so that the mean is a share in percent.
+    """
+
+    values_of: Callable[[Any, Any, Any], Tensor]
+    share: bool = False
     total: float = 0.0
+    squares: float | None = 0.0
     inputs: int = 0
 
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        self.total += float(self.total_of(expected, actual, labels).detach())
+        found = self.values_of(expected, actual, labels).detach().double()
+        self.total += float(found.sum())
+        known = found.dim() == 1 and self.squares is not None
+        self.squares = self.squares + float(found.square().sum()) if known else None  # type: ignore[operator]
         self.inputs += size
 
     def value(self) -> float:
         return self.total / self.inputs
+
+    def interval(self) -> Bounds | None:
+        if self.share:
+            return share_interval(self.value(), self.inputs)
+        if self.squares is None or self.inputs < 2:
+            return None
+        variance = max(self.squares / self.inputs - self.value() ** 2, 0.0)
+        return interval(self.value(), (variance / (self.inputs - 1)) ** 0.5)
 
 
 def divergence(meaning: Meaning) -> Objective:

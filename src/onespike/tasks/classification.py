@@ -17,6 +17,7 @@ from onespike.tasks.accuracy import Accuracy
 from onespike.tasks.base import (
     Described,
     Drawing,
+    Figure,
     Headline,
     Mean,
     Metric,
@@ -28,7 +29,7 @@ from onespike.tasks.base import (
 )
 from onespike.tasks.class_folders import match_classes
 from onespike.tasks.images import Item, Items, list_images, read_image, thumbnail
-from onespike.tasks.intervals import interval, share_interval, spelled
+from onespike.tasks.intervals import beside, bounds_of, span
 
 BEST = 3
 """Classes that an example shows per network."""
@@ -41,12 +42,12 @@ def _scores(output: Any) -> Tensor:
 
 def _hit(expected: Any, actual: Any, labels: Tensor) -> Tensor:
     found = _scores(actual)
-    return 100.0 * (found.argmax(-1) == labels.to(found.device)).sum()
+    return 100.0 * (found.argmax(-1) == labels.to(found.device))
 
 
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
     found, wanted = (_scores(output) for output in (actual, expected))
-    return 100.0 * (found.argmax(-1) == wanted.argmax(-1)).sum()
+    return 100.0 * (found.argmax(-1) == wanted.argmax(-1))
 
 
 @task
@@ -68,12 +69,12 @@ class Classification:
     def objectives(self) -> Mapping[str, Objective]:
         return {
             "top1": Objective(
-                "top-1 accuracy, %", lambda items, network: Mean(_hit), labeled=True, share=True
+                "top-1 accuracy, %", lambda items, network: Mean(_hit, share=True), labeled=True, share=True
             ),
             "kl": divergence(self),
             "agreement": Objective(
                 "agreement with the original, %",
-                lambda items, network: Mean(_agreeing),
+                lambda items, network: Mean(_agreeing, share=True),
                 compares=True,
                 share=True,
             ),
@@ -178,27 +179,38 @@ class Classification:
         agreement, kl = evaluation["agreement"], evaluation["kl"]
         known = both[1]["top1"] is not None
         stated = "" if published is None else f"; published {published:.1f} %"
-        difference, divergence = _difference(evaluation), _divergence(evaluation)
+        difference, divergence = _difference(evaluation), beside(evaluation, "kl", 4)
         accuracy = (
             "top-1 accuracy",
             " → ".join(f"{row['top1']:.1f}" for row in both) + " %" if known else "",
             f"original → spiking, {images} images{stated}; {difference}",
         )
-        alike = spelled(share_interval(agreement, images))
+        alike = beside(evaluation, "agreement")
         same = (
             "agreement",
             f"{agreement:.1f} %",
-            f"same answer as the original ({alike}); KL {kl:.3f} nats{divergence}",
+            f"same answer as the original{alike}; KL {kl:.3f} nats{divergence}",
         )
         return Summary(
             title="Accuracy" if known else "Agreement with the original",
             networks=("ann", "snn"),
-            table=Table(("top-1 %", "top-5 %"), tuple((row["top1"], row["top5"]) for row in both)),
+            table=Table(
+                ("top-1 %", "95 %", "top-5 %", "95 %"),
+                tuple(
+                    (
+                        row["top1"],
+                        span(evaluation, f"{key}.top1"),
+                        row["top5"],
+                        span(evaluation, f"{key}.top5"),
+                    )
+                    for key, row in zip(("ann", "snn"), both, strict=True)
+                ),
+            ),
             note="; ".join(
                 filter(
                     None,
                     (
-                        f"agreement {agreement:.2f} % ({alike}), KL {kl:.4f} nats{divergence}, {images} images",
+                        f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{divergence}, {images} images",
                         difference,
                     ),
                 )
@@ -210,32 +222,36 @@ class Classification:
         )
 
     @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """Top-1 of both networks, agreement and KL."""
-        top1 = {f"{key.upper()} top-1 %": (evaluation[key]["top1"], 2) for key in ("ann", "snn")}
-        return {**top1, "agreement %": (evaluation["agreement"], 2), "KL nats": (evaluation["kl"], 4)}
+        top1 = {
+            f"{key.upper()} top-1 %": Figure(evaluation[key]["top1"], 2, span(evaluation, f"{key}.top1"))
+            for key in ("ann", "snn")
+        }
+        return {
+            **top1,
+            "agreement %": Figure(evaluation["agreement"], 2, span(evaluation, "agreement")),
+            "KL nats": Figure(evaluation["kl"], 4, span(evaluation, "kl", 4)),
+        }
 
     @staticmethod
     def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
         """Return top-1, or agreement without labels."""
         ann, snn = (evaluation[key]["top1"] for key in ("ann", "snn"))
         if labeled and snn is not None:
-            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"))
-        return Headline("agreement with the original, %", None, evaluation["agreement"])
+            bounds = bounds_of(evaluation, "snn.top1")
+            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"), bounds)
+        bounds = bounds_of(evaluation, "agreement")
+        return Headline("agreement with the original, %", None, evaluation["agreement"], bounds=bounds)
 
 
 def _difference(evaluation: Mapping[str, Any]) -> str:
     """Spiking minus original on the same images, with its interval; nothing without labels."""
-    value, error = evaluation.get("difference"), evaluation.get("standard_error")
-    if value is None or error is None:
+    value = evaluation.get("difference")
+    if value is None:
         return ""
     shown = f"{value:+.1f}".replace("-", "−")
-    return f"difference {shown} points ({spelled(interval(value, error), sign=True)})"
-
-
-def _divergence(evaluation: Mapping[str, Any]) -> str:
-    error = evaluation.get("kl_standard_error")
-    return "" if error is None else f" ({spelled(interval(evaluation['kl'], error), 4)})"
+    return f"difference {shown} points{beside(evaluation, 'difference', sign=True)}"
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:

@@ -16,6 +16,7 @@ from onespike.runtime.figures import picture, png
 from onespike.tasks.base import (
     Described,
     Drawing,
+    Figure,
     Headline,
     Metric,
     Objective,
@@ -32,6 +33,7 @@ from onespike.tasks.coco import (
     unlabeled,
 )
 from onespike.tasks.images import Item, Items, read_image
+from onespike.tasks.intervals import beside, bounds_of, span
 from onespike.tasks.objects import Found, drawn, parted, unlike
 from onespike.tasks.pictures import SMALLEST_SCORE, found_on, predictions
 from onespike.tasks.precision import AveragePrecision, Precision, Results
@@ -139,9 +141,14 @@ class Detection:
         coco = items.truth
         if not isinstance(coco, Coco):
             raise DataError(f"{network.spec}: boxes are scored with annotations. Give --annotations FILE.")
-        return AveragePrecision(
-            coco, self.results, self.masks, category_ids(network.class_names, coco.categories)
-        )
+        ids = category_ids(network.class_names, coco.categories)
+        return AveragePrecision(coco, self.results, self.masks, ids, self._apart)
+
+    def _apart(self, expected: Any, actual: Any) -> list[float]:
+        """The divergence of each image."""
+        with torch.no_grad():
+            both = zip(self.found(expected), self.found(actual), strict=True)
+            return [float(unlike(ann, snn)) for ann, snn in both]
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
         """Return None: patches of an image have no names."""
@@ -195,9 +202,19 @@ class Detection:
         ann, snn = evaluation["ann"], evaluation["snn"]
         rows = [(shape, key) for shape in ann for key in ("ann", "snn")]
         size = f"{evaluation['images']} images, {evaluation['objects']} objects"
+        kl = evaluation.get("kl")
+        apart = "" if kl is None else f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
         table = Table(
-            ("of", *SHOWN),
-            tuple((SHAPES[s], *(evaluation[key][s][f] for f in SHOWN)) for s, key in rows),
+            ("of", SHOWN[0], "95 %", *SHOWN[1:]),
+            tuple(
+                (
+                    SHAPES[s],
+                    evaluation[key][s][SHOWN[0]],
+                    span(evaluation, f"{key}.{s}.AP"),
+                    *(evaluation[key][s][f] for f in SHOWN[1:]),
+                )
+                for s, key in rows
+            ),
             digits=1,
         )
         classes = Table(
@@ -209,7 +226,7 @@ class Detection:
             (
                 f"{SHAPES[s]} AP",
                 f"{_figure(ann[s]['AP'])} → {_figure(snn[s]['AP'])} %",
-                f"original → spiking; AP50 {_figure(ann[s]['AP50'])} → {_figure(snn[s]['AP50'])}; "
+                f"original → spiking{_gap(evaluation, s)}; AP50 {_figure(ann[s]['AP50'])} → {_figure(snn[s]['AP50'])}; "
                 f"{evaluation['objects']} objects on {evaluation['images']} images",
             )
             for s in ann
@@ -218,7 +235,7 @@ class Detection:
             title="Precision",
             networks=tuple(key for _, key in rows),
             table=table,
-            note=f"{size}; figures in percent{_gap(evaluation)}",
+            note=f"{size}; figures in percent" + "".join(_gap(evaluation, s) for s in ann) + apart,
             cards=cards,
             details=classes,
             about_details="Average precision of each class",
@@ -227,14 +244,16 @@ class Detection:
         )
 
     @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """AP of boxes and masks.
 
         >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
         ['ANN box AP', 'SNN box AP']
         """
         return {
-            f"{key.upper()} {SHAPES[shape]} AP": (evaluation[key][shape]["AP"], 1)
+            f"{key.upper()} {SHAPES[shape]} AP": Figure(
+                evaluation[key][shape]["AP"], 1, span(evaluation, f"{key}.{shape}.AP")
+            )
             for shape in evaluation["ann"]
             for key in ("ann", "snn")
         }
@@ -244,15 +263,17 @@ class Detection:
         """Return AP of masks, or else of boxes."""
         shape = list(evaluation["ann"])[-1]
         ann, snn = (evaluation[network][shape]["AP"] for network in ("ann", "snn"))
-        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"))
+        bounds = bounds_of(evaluation, f"snn.{shape}.AP")
+        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"), bounds)
 
 
-def _gap(evaluation: Mapping[str, Any]) -> str:
+def _gap(evaluation: Mapping[str, Any], shape: str) -> str:
     """Spiking minus original in words, where it is known."""
-    headline = Detection.headline(evaluation)
-    if headline.difference is None or headline.error is None:
+    ann, snn = (evaluation[network][shape]["AP"] for network in ("ann", "snn"))
+    if ann is None or snn is None:
         return ""
-    return f"; {headline.title.removesuffix(', %')} {headline.difference:+.1f} ± {headline.error:.1f}, paired"
+    shown = f"{snn - ann:+.1f}".replace("-", "−")
+    return f"; {SHAPES[shape]} AP {shown}{beside(evaluation, f'difference.{shape}', sign=True)}"
 
 
 def _figure(value: float | None) -> str:

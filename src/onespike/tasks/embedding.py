@@ -13,9 +13,29 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from onespike.errors import DataError, UsageError
-from onespike.tasks.base import Described, Drawing, Headline, Mean, Metric, Objective, Summary, Table, task
+from onespike.tasks.base import (
+    Described,
+    Drawing,
+    Figure,
+    Headline,
+    Mean,
+    Metric,
+    Objective,
+    Summary,
+    Table,
+    task,
+)
 from onespike.tasks.base import divergence as divergence_objective
 from onespike.tasks.images import Item, Items
+from onespike.tasks.intervals import (
+    beside,
+    bounds_of,
+    correlation_interval,
+    interval,
+    known,
+    share_interval,
+    span,
+)
 from onespike.tasks.text import Document, documents
 
 ALIKE = 0.99
@@ -93,20 +113,35 @@ class Similarity:
         cosine = (ann * snn).sum(1)
         pairs, scores = self._pairs()
         alike = {name: self._alike(name, pairs) for name in ("ann", "snn")}
-        known = len(pairs) > 2 and len(scores) == len(pairs)
+        scored = len(pairs) > 2 and len(scores) == len(pairs)
+        ranked = {n: spearman(torch.tensor(scores), found) if scored else None for n, found in alike.items()}
+        paired = spearman(alike["ann"], alike["snn"]) if len(pairs) > 2 else None
+        mean, nearest = float(cosine.mean()), _retrieval(ann, snn)
+        error = float(cosine.std() / len(cosine) ** 0.5) if len(cosine) > 1 else None
+        correlations = {
+            **{f"{name}.spearman": value for name, value in ranked.items()},
+            "pair_spearman": paired,
+        }
         return {
             "task": Embedding.name,
-            "cosine": float(cosine.mean()),
-            "cosine_error": float(cosine.std() / len(cosine) ** 0.5) if len(cosine) > 1 else None,
+            "cosine": mean,
+            "cosine_error": error,
             "worst": float(cosine.min()),
-            "retrieval": _retrieval(ann, snn),
-            "pair_spearman": spearman(alike["ann"], alike["snn"]) if len(pairs) > 2 else None,
-            **{
-                name: {"spearman": spearman(torch.tensor(scores), alike[name]) if known else None}
-                for name in alike
-            },
+            "retrieval": nearest,
+            "pair_spearman": paired,
+            **{name: {"spearman": value} for name, value in ranked.items()},
             "texts": len(order),
             "pairs": len(pairs),
+            "intervals": known(
+                {
+                    "cosine": None if error is None else interval(mean, error),
+                    "retrieval": None if nearest is None else share_interval(nearest, len(order)),
+                    **{
+                        name: None if value is None else correlation_interval(value, len(pairs))
+                        for name, value in correlations.items()
+                    },
+                }
+            ),
         }
 
     def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
@@ -183,7 +218,7 @@ class Embedding:
             "cosine": Objective(
                 "cosine with the original",
                 lambda items, network: Mean(
-                    lambda expected, actual, labels: (vectors(expected) * vectors(actual)).sum()
+                    lambda expected, actual, labels: (vectors(expected) * vectors(actual)).sum(1)
                 ),
                 compares=True,
             ),
@@ -274,31 +309,45 @@ class Embedding:
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize Spearman of both networks if pairs have scores, cosine and retrieval."""
         cosine, worst, retrieval = (evaluation[name] for name in ("cosine", "worst", "retrieval"))
-        same = "" if retrieval is None else f", same nearest text {retrieval:.1f} %"
+        near, like = beside(evaluation, "retrieval"), beside(evaluation, "pair_spearman", 4)
+        same = "" if retrieval is None else f", same nearest text {retrieval:.1f} %{near}"
         paired = evaluation["pair_spearman"]
         similar = (
-            "" if paired is None else f", Spearman of pair similarities with the original's {paired:.4f}"
+            ""
+            if paired is None
+            else f", Spearman of pair similarities with the original's {paired:.4f}{like}"
         )
+        sure = beside(evaluation, "cosine", 4)
         return Summary(
             title="Similarity",
             networks=("ann", "snn"),
             table=Table(
-                ("Spearman with scores",),
-                tuple((evaluation[key]["spearman"],) for key in ("ann", "snn")),
+                ("Spearman with scores", "95 %"),
+                tuple(
+                    (evaluation[key]["spearman"], span(evaluation, f"{key}.spearman", 4))
+                    for key in ("ann", "snn")
+                ),
                 digits=4,
             ),
-            note=f"cosine with the original {cosine:.4f} (worst {worst:.4f}){same}{similar}; {evaluation['texts']} texts",
-            cards=(("cosine", f"{cosine:.4f}", f"with the original, {evaluation['texts']} texts{same}"),),
+            note=f"cosine with the original {cosine:.4f}{sure}, worst {worst:.4f}{same}{similar}; {evaluation['texts']} texts",
+            cards=(
+                ("cosine", f"{cosine:.4f}", f"with the original{sure}, {evaluation['texts']} texts{same}"),
+            ),
             examples="Texts whose embeddings are furthest apart come first.",
         )
 
     @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """Cosine, retrieval and Spearman."""
-        both = {f"{key.upper()} Spearman": (evaluation[key]["spearman"], 4) for key in ("ann", "snn")}
+        both = {
+            f"{key.upper()} Spearman": Figure(
+                evaluation[key]["spearman"], 4, span(evaluation, f"{key}.spearman", 4)
+            )
+            for key in ("ann", "snn")
+        }
         return {
-            "cosine": (evaluation["cosine"], 4),
-            "same nearest text %": (evaluation["retrieval"], 1),
+            "cosine": Figure(evaluation["cosine"], 4, span(evaluation, "cosine", 4)),
+            "same nearest text %": Figure(evaluation["retrieval"], 1, span(evaluation, "retrieval")),
             **both,
         }
 
@@ -307,5 +356,6 @@ class Embedding:
         """Return Spearman if pairs have scores, or else the cosine."""
         ann, snn = (evaluation[key]["spearman"] for key in ("ann", "snn"))
         if labeled and snn is not None and ann is not None:
-            return Headline("Spearman with scores", ann, snn)
-        return Headline("cosine with the original", None, evaluation["cosine"])
+            return Headline("Spearman with scores", ann, snn, bounds=bounds_of(evaluation, "snn.spearman"))
+        bounds = bounds_of(evaluation, "cosine")
+        return Headline("cosine with the original", None, evaluation["cosine"], bounds=bounds)

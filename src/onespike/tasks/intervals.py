@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NORMAL = 1.96
 """Standard errors on either side."""
 
+Bounds = tuple[float, float]
+"""Where a figure lies with 95 % confidence."""
 
-def share_interval(percent: float, inputs: int) -> tuple[float, float]:
+
+def share_interval(percent: float, inputs: int) -> Bounds:
     """The 95 % interval of a share of so many inputs, in percent (Wilson's, which holds near 0 and 100, too).
 
     >>> low, high = share_interval(100.0, 100)
@@ -23,13 +28,62 @@ def share_interval(percent: float, inputs: int) -> tuple[float, float]:
     return min(low, percent), max(high, percent)  # also where rounding says otherwise
 
 
-def interval(value: float, error: float) -> tuple[float, float]:
+def interval(value: float, error: float) -> Bounds:
     """Return the 95 % interval of a figure with this standard error."""
     return value - NORMAL * error, value + NORMAL * error
 
 
-def spelled(bounds: tuple[float, float], digits: int = 1, sign: bool = False) -> str:
-    """Return an interval as text.
+def correlation_interval(value: float, pairs: int) -> Bounds | None:
+    """Return the 95 % interval of a rank correlation of so many pairs, by Fisher's transformation; None for three or fewer.
+
+    >>> low, high = correlation_interval(0.8, 100)
+    >>> round(low, 2), round(high, 2)
+    (0.71, 0.87)
+    """
+    if pairs < 4 or abs(value) >= 1:
+        return None
+    reach = NORMAL * 1.03 / math.sqrt(pairs - 3)  # ranks vary by 6 % more than values
+    return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)
+
+
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
+    """Return the standard error of Σ parts / Σ wholes over independent inputs; None for one input.
+
+    >>> round(ratio_error([1.0, 3.0, 2.0, 2.0], [10.0, 10.0, 10.0, 10.0]), 4)
+    0.0408
+    """
+    count, ratio = len(parts), math.fsum(parts) / math.fsum(wholes)
+    if count < 2:
+        return None
+    rest = math.fsum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes, strict=True))
+    return math.sqrt(rest * count / (count - 1)) / math.fsum(wholes)
+
+
+def known(found: Mapping[str, Bounds | None]) -> dict[str, Bounds]:
+    """Return intervals by the name of their figure, such as `snn.top1`, without those that are not known."""
+    return {name: bounds for name, bounds in found.items() if bounds is not None}
+
+
+def bounds_of(evaluation: Mapping[str, Any], figure: str) -> Bounds | None:
+    """Return the interval of a figure of a stored evaluation, such as `snn.top1`, where it has one."""
+    found = evaluation.get("intervals", {}).get(figure)
+    return None if found is None else (found[0], found[1])
+
+
+def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
+    """Write an interval for a cell of a table."""
+    found = bounds_of(evaluation, figure)
+    return None if found is None else spelled(found, digits).removeprefix("95 %: ")
+
+
+def beside(evaluation: Mapping[str, Any], figure: str, digits: int = 1, sign: bool = False) -> str:
+    """Write an interval behind its figure, in parentheses; nothing where there is none."""
+    found = bounds_of(evaluation, figure)
+    return "" if found is None else f" ({spelled(found, digits, sign)})"
+
+
+def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:
+    """Write an interval in words.
 
     >>> spelled((-1.46, 0.51), sign=True)
     '95 %: −1.5 to +0.5'

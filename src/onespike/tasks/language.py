@@ -11,9 +11,21 @@ import torch
 from torch import Generator, Tensor
 
 from onespike.errors import UsageError
-from onespike.tasks.base import Described, Drawing, Headline, Mean, Metric, Objective, Summary, Table, task
+from onespike.tasks.base import (
+    Described,
+    Drawing,
+    Figure,
+    Headline,
+    Mean,
+    Metric,
+    Objective,
+    Summary,
+    Table,
+    task,
+)
 from onespike.tasks.base import divergence as divergence_objective
 from onespike.tasks.images import Item, Items
+from onespike.tasks.intervals import beside, bounds_of, span
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity, divergence, scores_of
 from onespike.tasks.windows import Tokenizer, pack, pack_short, windows_of
 
@@ -25,7 +37,7 @@ ALIKE = 0.1
 
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
     same = scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)
-    return 100 * same.double().mean(1).sum()
+    return 100 * same.double().mean(1)
 
 
 @task
@@ -199,37 +211,59 @@ class Language:
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize perplexity by both conventions, bits per byte of both networks, agreement and KL."""
         names = ("perplexity", "word_perplexity", "bits_per_byte")
-        rows = tuple(tuple(evaluation[key][name] for name in names) for key in ("ann", "snn"))
-        ann, snn, windows = rows[0][0], rows[1][0], evaluation["windows"]
+        found = {key: [evaluation[key][name] for name in names] for key in ("ann", "snn")}
+        ann, snn, windows = found["ann"][0], found["snn"][0], evaluation["windows"]
         length = evaluation["tokens"] // windows
         ratio = "" if ann is None or snn is None else f", ×{snn / ann:.3f}"
         agreement, kl = evaluation["agreement"], evaluation["kl"]
+        same, apart = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
+        gap = evaluation.get("difference")
+        difference = (
+            ""
+            if gap is None
+            else f", difference {gap:+.3f}".replace("-", "−") + beside(evaluation, "difference", 3, sign=True)
+        )
         return Summary(
             title="Perplexity",
             networks=("ann", "snn"),
-            table=Table(("perplexity per token", "per word", "bits per byte"), rows, digits=3),
-            note=f"next token as the original {agreement:.2f} %, KL {kl:.4f} nats per token{ratio}; "
+            table=Table(
+                ("perplexity per token", "95 %", "per word", "bits per byte"),
+                tuple(
+                    (row[0], span(evaluation, f"{key}.perplexity", 3), *row[1:]) for key, row in found.items()
+                ),
+                digits=3,
+            ),
+            note=f"next token as the original {agreement:.2f} %{same}, KL {kl:.4f} nats per token{apart}{ratio}{difference}; "
             f"{windows} windows of {length} tokens; per token as GPTQ counts, per word as lm-eval does",
             cards=(
                 (
                     "perplexity",
                     " → ".join("–" if p is None else f"{p:.2f}" for p in (ann, snn)),
-                    f"original → spiking, per token, {windows} windows of {length} tokens",
+                    f"original → spiking, per token, {windows} windows of {length} tokens{difference}",
                 ),
-                ("next token", f"{agreement:.1f} %", f"same as the original; KL {kl:.3f} nats per token"),
+                (
+                    "next token",
+                    f"{agreement:.1f} %",
+                    f"same as the original{same}; KL {kl:.3f} nats per token{apart}",
+                ),
             ),
             parts=("token", evaluation["tokens"]),
             examples="Each example is the place of its window where the two networks are furthest apart.",
         )
 
     @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, tuple[float | None, int]]:
+    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """Perplexity of both networks, agreement and KL."""
-        both = {f"{key.upper()} perplexity": (evaluation[key]["perplexity"], 3) for key in ("ann", "snn")}
+        both = {
+            f"{key.upper()} perplexity": Figure(
+                evaluation[key]["perplexity"], 3, span(evaluation, f"{key}.perplexity", 3)
+            )
+            for key in ("ann", "snn")
+        }
         return {
             **both,
-            "next token as the original %": (evaluation["agreement"], 2),
-            "KL nats per token": (evaluation["kl"], 4),
+            "next token as the original %": Figure(evaluation["agreement"], 2, span(evaluation, "agreement")),
+            "KL nats per token": Figure(evaluation["kl"], 4, span(evaluation, "kl", 4)),
         }
 
     @staticmethod
@@ -237,5 +271,7 @@ class Language:
         """Return perplexity per token."""
         ann, snn = (evaluation[key]["perplexity"] for key in ("ann", "snn"))
         if labeled:
-            return Headline("perplexity per token", ann, snn, evaluation.get("standard_error"))
-        return Headline("next tokens as the original, %", None, evaluation["agreement"])
+            bounds = bounds_of(evaluation, "snn.perplexity")
+            return Headline("perplexity per token", ann, snn, evaluation.get("standard_error"), bounds)
+        bounds = bounds_of(evaluation, "agreement")
+        return Headline("next tokens as the original, %", None, evaluation["agreement"], bounds=bounds)

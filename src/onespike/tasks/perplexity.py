@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
+from onespike.tasks.intervals import Bounds, interval, known, ratio_error
 from onespike.tasks.windows import Window
 
 POSITIONS = 256
@@ -48,6 +49,16 @@ def divergence(expected: Tensor, actual: Tensor) -> Tensor:
     return terms.masked_fill(log_p == -torch.inf, 0.0).sum(-1)
 
 
+class _Row(NamedTuple):
+    """A window: −log p per token and of all tokens by each network, KL, equal answers, and positions."""
+
+    mean: dict[str, float]
+    every: dict[str, float]
+    unlike: float
+    agreeing: int
+    positions: int
+
+
 class Perplexity:
     """Perplexity of both networks, the KL of each next token (nats) and the agreement on the best one (percent).
 
@@ -58,12 +69,9 @@ class Perplexity:
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
         self.windows = windows
-        self.count = self.positions = self.agreeing = 0
         self.words: int | None = 0
         self.bytes: int | None = 0
-        self.divergence = 0.0
-        self.all = {"ann": 0.0, "snn": 0.0}
-        self.sums, self.squares = {"ann": 0.0, "snn": 0.0}, {"ann": 0.0, "snn": 0.0, "both": 0.0}
+        self.rows: list[_Row] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add both networks' scores for the windows with these numbers."""
@@ -74,7 +82,7 @@ class Perplexity:
             self._update({name: scores[row] for name, scores in both.items()}, self.windows[number])
 
     def _update(self, scores: dict[str, Tensor], window: Window) -> None:
-        mean = {}
+        mean, every, unlike, agreeing = {}, {}, 0.0, 0
         for name, found in scores.items():
             logs = predicted(found, window)
             if bool(logs.isnan().any()):
@@ -82,65 +90,79 @@ class Perplexity:
                     f"the output of the {NETWORKS[name]} network is NaN. Check its weights, and this text."
                 )
             mean[name] = -float(logs[: len(window.ids) - 1].mean())
-            self.all[name] -= float(logs.sum())
-            self.sums[name] += mean[name]
-            self.squares[name] += mean[name] ** 2
-        self.squares["both"] += mean["ann"] * mean["snn"]
+            every[name] = -float(logs.sum())
         for ann, snn in zip(*(scores[name].split(POSITIONS) for name in ("ann", "snn")), strict=True):
-            self.divergence += float(divergence(ann.float(), snn.float()).double().sum())
-            self.agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
-        self.count += 1
-        self.positions += len(window.ids)
+            unlike += float(divergence(ann.float(), snn.float()).double().sum())
+            agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
+        self.rows.append(_Row(mean, every, unlike, agreeing, len(window.ids)))
         self.words = None if self.words is None or window.words is None else self.words + window.words
         self.bytes = None if self.bytes is None or window.bytes is None else self.bytes + window.bytes
 
     def merge(self, other: Perplexity) -> None:
         """Take in what another one has seen."""
-        for name in ("count", "positions", "agreeing", "divergence"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.rows += other.rows
         for name in ("words", "bytes"):
             mine, more = getattr(self, name), getattr(other, name)
             setattr(self, name, None if mine is None or more is None else mine + more)
-        for table in ("all", "sums", "squares"):
-            mine, more = getattr(self, table), getattr(other, table)
-            setattr(self, table, {name: mine[name] + more[name] for name in mine})
 
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
-        if not self.count:
+        if not self.rows:
             raise DataError("no window was scored. Give a text.")
         found = {name: self._figures(name) for name in NETWORKS}
         ann, snn = (found[name]["perplexity"] for name in ("ann", "snn"))
+        error = self._error(ann, snn)
+        positions = [row.positions for row in self.rows]
+        unlike, same = [row.unlike for row in self.rows], [100.0 * row.agreeing for row in self.rows]
+        kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
+        of_kl, of_agreement = (ratio_error(parts, positions) for parts in (unlike, same))
         return {
             "task": "language",
             **found,
-            "agreement": 100 * self.agreeing / self.positions,
-            "kl": self.divergence / self.positions,
-            "windows": self.count,
-            "tokens": self.positions,
+            "agreement": agreement,
+            "kl": kl,
+            "windows": len(self.rows),
+            "tokens": sum(positions),
             "difference": None if ann is None or snn is None else snn - ann,
-            "standard_error": self._error(ann, snn),
+            "standard_error": error,
+            "intervals": known(
+                {
+                    **{f"{name}.perplexity": self._interval(name) for name in NETWORKS},
+                    "difference": None if error is None else interval(snn - ann, error),  # type: ignore[operator]
+                    "kl": None if of_kl is None else interval(kl, of_kl),
+                    "agreement": None if of_agreement is None else interval(agreement, of_agreement),
+                }
+            ),
         }
 
     def _figures(self, name: str) -> dict[str, float | None]:
-        words = None if not self.words else _exp(self.all[name] / self.words)
-        bits = None if not self.bytes else self.all[name] / self.bytes / math.log(2)
-        figures = {"word_perplexity": words, "bits_per_byte": bits}
-        return {"perplexity": _exp(self.sums[name] / self.count), **figures}
+        every = math.fsum(row.every[name] for row in self.rows)
+        words = None if not self.words else _exp(every / self.words)
+        bits = None if not self.bytes else every / self.bytes / math.log(2)
+        return {"perplexity": _exp(self._mean(name)), "word_perplexity": words, "bits_per_byte": bits}
+
+    def _mean(self, name: str) -> float:
+        return math.fsum(row.mean[name] for row in self.rows) / len(self.rows)
+
+    def _variance(self, one: str, other: str) -> float:
+        """Of the mean over windows; the covariance of two networks' means, whose windows are the same."""
+        means = self._mean(one), self._mean(other)
+        moments = ((row.mean[one] - means[0]) * (row.mean[other] - means[1]) for row in self.rows)
+        return math.fsum(moments) / len(self.rows) / (len(self.rows) - 1)
+
+    def _interval(self, name: str) -> Bounds | None:
+        """Of perplexity: a mean of logarithms and its error, both taken through exp."""
+        if len(self.rows) < 2:
+            return None
+        low, high = map(_exp, interval(self._mean(name), math.sqrt(self._variance(name, name))))
+        return None if low is None or high is None else (low, high)
 
     def _error(self, ann: float | None, snn: float | None) -> float | None:
         """The standard error of the difference, paired window by window, to first order."""
-        if self.count < 2 or ann is None or snn is None:
+        if len(self.rows) < 2 or ann is None or snn is None:
             return None
-        n = self.count
-        a, s = self.sums["ann"] / n, self.sums["snn"] / n
-        moments = {
-            "ann": self.squares["ann"] / n - a * a,
-            "snn": self.squares["snn"] / n - s * s,
-            "both": self.squares["both"] / n - a * s,
-        }
-        variance = snn**2 * moments["snn"] + ann**2 * moments["ann"] - 2 * ann * snn * moments["both"]
-        return math.sqrt(max(variance, 0.0) / (n - 1))
+        own = snn**2 * self._variance("snn", "snn") + ann**2 * self._variance("ann", "ann")
+        return math.sqrt(max(own - 2 * ann * snn * self._variance("ann", "snn"), 0.0))
 
 
 def _exp(value: float) -> float | None:
@@ -152,13 +174,20 @@ class WindowPerplexity:
     """The perplexity per token of one network, for searches."""
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
-        self.windows, self.total, self.count = windows, 0.0, 0
+        self.windows = windows
+        self.means: list[float] = []
 
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
         for scores, number in zip(scores_of(actual).detach(), labels.tolist(), strict=True):
             window = self.windows[number]
-            self.total -= float(predicted(scores, window)[: len(window.ids) - 1].mean())
-            self.count += 1
+            self.means.append(-float(predicted(scores, window)[: len(window.ids) - 1].mean()))
 
     def value(self) -> float:
-        return math.exp(min(self.total / self.count, 700.0))
+        return math.exp(min(math.fsum(self.means) / len(self.means), 700.0))
+
+    def interval(self) -> Bounds | None:
+        error = ratio_error(self.means, [1.0] * len(self.means))
+        if error is None:
+            return None
+        low, high = (min(bound, 700.0) for bound in interval(math.fsum(self.means) / len(self.means), error))
+        return math.exp(low), math.exp(high)

@@ -13,12 +13,12 @@ from onespike.errors import DataError
 from onespike.tasks.coco import (
     Coco,
     Result,
-    average_precision,
     evaluated,
     figures_of,
     pycocotools_classes,
     resampled,
 )
+from onespike.tasks.intervals import Bounds, interval, known, ratio_error
 
 DRAWS = 100
 """The number of image samples whose spread is the standard error of AP."""
@@ -37,13 +37,19 @@ class AveragePrecision:
         masks: whether masks are scored as well as boxes.
         categories: the network's class numbers → category ids; results of other classes are dropped. None if the
             results name category ids already.
+        apart: (original's output, spiking one's) → the divergence of each image, in nats, where there is one.
     """
 
     def __init__(
-        self, coco: Coco, results: Results, masks: bool = False, categories: Mapping[int, int] | None = None
+        self,
+        coco: Coco,
+        results: Results,
+        masks: bool = False,
+        categories: Mapping[int, int] | None = None,
+        apart: Callable[[Any, Any], Iterable[float]] | None = None,
     ) -> None:
         pycocotools_classes()
-        self.coco, self.results, self.categories = coco, results, categories
+        self.coco, self.results, self.categories, self.apart = coco, results, categories, apart
         self.kinds = ("bbox", "segm") if masks else ("bbox",)
         bare = next((a for a in coco.record["annotations"] if not a.get("segmentation")), None)
         if masks and bare is not None:
@@ -53,10 +59,13 @@ class AveragePrecision:
             )
         self.found: dict[str, list[Result]] = {"ann": [], "snn": []}
         self.images: list[int] = []
+        self.unlike: list[float] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add both networks' outputs for the images with these ids."""
         numbers = _ids(labels)
+        if self.apart is not None:
+            self.unlike.extend(self.apart(ann, snn))
         for network, output in (("ann", ann), ("snn", snn)):
             self.found[network].extend(self.checked(output, network, numbers))
         self.images.extend(numbers)
@@ -66,6 +75,7 @@ class AveragePrecision:
         for network, found in other.found.items():
             self.found[network].extend(found)
         self.images.extend(other.images)
+        self.unlike.extend(other.unlike)
 
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         """Return an output's results on the images with these ids, with the annotations' categories."""
@@ -98,6 +108,7 @@ class AveragePrecision:
         if not self.images:
             raise DataError("no image was scored. Give at least one annotated image.")
         record: dict[str, Any] = {"task": "detection", "ann": {}, "snn": {}, "classes": {}}
+        bounds: dict[str, Bounds | None] = {}
         for kind in self.kinds:
             evaluators = self.evaluators(kind)
             for network, evaluator in evaluators.items():
@@ -105,19 +116,39 @@ class AveragePrecision:
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
-        ann, snn = (record[network][kind]["AP"] for network in evaluators)  # of the headline's shape
-        record["difference"] = None if ann is None or snn is None else snn - ann
-        record["standard_error"] = paired_error(list(evaluators.values()))
+            ann, snn = (record[network][kind]["AP"] for network in evaluators)
+            record["difference"] = (
+                None if ann is None or snn is None else snn - ann
+            )  # the last shape is the headline
+            errors = bootstrap_errors(list(evaluators.values()))
+            record["standard_error"] = errors["difference"]
+            values = {
+                f"ann.{kind}.AP": ann,
+                f"snn.{kind}.AP": snn,
+                f"difference.{kind}": record["difference"],
+            }
+            for (name, value), error in zip(values.items(), errors.values(), strict=True):
+                bounds[name] = None if value is None or error is None else interval(value, error)
+        if self.unlike:
+            record["kl"], error = (
+                math.fsum(self.unlike) / len(self.unlike),
+                ratio_error(self.unlike, [1.0] * len(self.unlike)),
+            )
+            bounds["kl"] = None if error is None else interval(record["kl"], error)
+        record["intervals"] = known(bounds)
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
         record["results"] = {network: len(found) for network, found in self.found.items()}
         return record
 
 
-def paired_error(evaluators: Sequence[Any]) -> float | None:
-    """The standard error of the difference between two networks' AP, by a bootstrap over images; None for one image."""
-    gaps = [after - before for before, after in resampled(evaluators, DRAWS)]
-    known = torch.tensor([gap for gap in gaps if not math.isnan(gap)], dtype=torch.float64)
-    return float(known.std()) if len(known) > 1 and len(evaluators[0].params.imgIds) > 1 else None
+def bootstrap_errors(evaluators: Sequence[Any]) -> dict[str, float | None]:
+    """Standard errors by a bootstrap over images: of each network's AP, and of their difference on the same images."""
+    drawn = torch.tensor(list(resampled(evaluators, DRAWS)), dtype=torch.float64)
+    drawn = drawn[~drawn.isnan().any(1)]
+    if len(drawn) < 2 or len(evaluators[0].params.imgIds) < 2:
+        return dict.fromkeys(("ann", "snn", "difference"))
+    columns = {"ann": drawn[:, 0], "snn": drawn[:, -1], "difference": drawn[:, -1] - drawn[:, 0]}
+    return {name: float(column.std()) for name, column in columns.items()}
 
 
 def _ids(labels: Tensor | None) -> list[int]:
@@ -143,7 +174,13 @@ class Precision:
     def value(self) -> float:
         """Return AP in percent."""
         coco, kind = self.metric.coco, self.metric.kinds[-1]
-        figure = average_precision(coco, self.found, kind, self.images)[0]["AP"]
+        self.evaluator = evaluated(coco, self.found, kind, self.images)
+        figure = figures_of(self.evaluator)[0]["AP"]
         if figure is None:
             raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
         return figure
+
+    def interval(self) -> Bounds | None:
+        """By a bootstrap over images."""
+        value, error = self.value(), bootstrap_errors([self.evaluator])["snn"]
+        return None if error is None else interval(value, error)

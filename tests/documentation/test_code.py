@@ -1,0 +1,100 @@
+"""Every block of code of README and documentation runs; doctests are run by `tests/test_docs.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pages import PAGES, ROOT, Block, blocks, parts
+from stand_ins import made, small_detector
+from torch import nn
+
+import onespike
+from onespike import tasks
+from onespike.recipe import DEFAULT, PRESETS, Preset
+
+CODE = {page: [text for text in blocks(page, "python") if ">>>" not in text] for page in PAGES}
+READ = {"python", "pycon", "yaml", "json", "bibtex", "", "sh", "bash"}
+
+
+def given(page: str) -> dict[str, Any]:
+    """What a page takes for granted before its code begins."""
+    if page == "detection":
+        from torchvision.transforms.functional import to_tensor
+
+        return {"model": small_detector(), "transform": to_tensor}
+    if page == "export":
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        inputs = torch.randn(16, 4)
+        snn = onespike.convert(model, onespike.calibrate(model, [inputs]))
+        return {"onespike": onespike, "snn": snn, "batches": [inputs[:8], inputs[8:]]}
+    if page == "design":
+        from onespike.sites import Operand, Visitor, visiting
+
+        return {"Operand": Operand, "Tensor": torch.Tensor, "visiting": visiting, "visitor": Visitor(),
+                "model": nn.Linear(2, 2)}  # fmt: skip
+    return {}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=lambda page: page.stem)
+def test_python_runs(page, tmp_path, monkeypatch, capsys):
+    """As it stands: of bundled images it gets a few, and the default preset has one pass in place of many."""
+    monkeypatch.chdir(made(tmp_path) if page.stem == "detection" else tmp_path)
+    every = tasks.list_images
+    monkeypatch.setattr(tasks, "list_images", lambda name: tasks.limit(every(name), 8))
+    one_pass = Preset("one pass", settings={"passes": ("nearest",), "budget": 0.2, "energy": "binary"})
+    monkeypatch.setitem(PRESETS, DEFAULT, one_pass)
+    for program in CODE[page]:
+        exec(compile(program, page.name, "exec"), given(page.stem))
+    printed = capsys.readouterr().out.strip()
+    if page.name == "README.md":
+        [shown] = re.findall(
+            r"^```python\n.*?^```\n\n```\n(.*?)\n```", page.read_text(), re.DOTALL | re.MULTILINE
+        )
+        assert re.sub(r"[\d.]+", "0", printed) == re.sub(r"[\d.]+", "0", shown)
+
+
+def test_recipes_and_profiles_can_be_read(tmp_path):
+    from onespike.energy import profile
+    from onespike.runs.recipe_file import read_recipe
+
+    recipes = [text for page in PAGES for text in blocks(page, "yaml")]
+    profiles = [text for page in PAGES for text in blocks(page, "json")]
+    assert recipes and profiles
+    for text in recipes:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(text)
+        assert read_recipe(file)
+    for text in profiles:
+        file = tmp_path / "profile.json"
+        file.write_text(text)
+        assert profile(str(file)).name == json.loads(text)["name"]
+
+
+def test_no_block_is_of_another_kind():
+    every = [part for page in PAGES for part in parts(page.read_text()) if isinstance(part, Block)]
+    assert {block.language for block in every} <= READ
+
+
+def test_the_figure_of_fronts_is_drawn_from_the_page_s_own_tables():
+    made = runpy.run_path(str(ROOT / "benchmarks/fronts_figure.py"))
+    found = made["tables"](made["PAGE"].read_text(encoding="utf-8"))
+    assert len(found) == 4
+    for rows in found.values():
+        assert sum(row.name.startswith("the paper") for row in rows) == 6
+        assert all(row.error >= 0 and 0 < row.energy < 1.5 for row in rows)
+    literal = next(row for row in found["ViT-Tiny, ImageNet"] if row.name == "the paper, λ = 0.25")
+    assert (literal.difference, literal.error, literal.energy) == (-19.3, 1.6, 0.273)
+    assert len(made["drawn"](found).axes) == 4
+
+
+def test_the_citation_is_everywhere_the_same():
+    from onespike.report.markdown import CITATION
+
+    assert blocks(ROOT / "README.md", "bibtex") == [CITATION + "\n"]
+    assert "Chen" in Path(ROOT / "CITATION.cff").read_text()

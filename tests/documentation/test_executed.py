@@ -1,0 +1,205 @@
+"""Every command of README and documentation runs, word for word, on tiny stand-ins for what it names.
+
+A command is given as it is printed, in the order of its page, with options behind it that keep it small. Words that a
+reader replaces are replaced. What cannot run here is listed by name, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import PAGES, ROOT, commands
+from stand_ins import RUNS, made, small_detector, small_vit
+from test_typed import whole
+
+from onespike.cli import main
+from onespike.recipe import DEFAULT, PRESETS, Preset
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+
+HOURS = "takes minutes to hours on weights or images that the tests do not have: its figures stand in docs/"
+LAUNCHED = "starts processes of its own: tests/cli/test_shared_work.py launches two"
+CAMPAIGN = "takes long: tests/test_faults.py runs it in small"
+ELSEWHERE = {
+    "make demo": "makes an environment, then runs `onespike demo`",
+    "make demo TORCH=cpu TORCH_INDEX=URL": "the same, from an index of the reader's",
+    "make test": "runs this very test",
+    "make matrix": "runs many of these tests again",
+    "make check": "is a part of `make test`, which .github/workflows/ci.yml runs",
+    "make format": "writes into the sources; `make check` is the same without writing",
+    "make help": "prints the targets, which tests/documentation/test_typed.py reads",
+    "make docs": "tests/test_docs.py builds the pages by the same command",
+    "make bench": HOURS,
+    "make bench BENCH=--quick": HOURS,
+    'make bench BENCH="--goals --budget 1400"': HOURS,
+    'make bench BENCH="--budget 1500"': HOURS,
+    "onespike demo": "takes the bundled networks whole: tests/cli/test_demo.py runs it on few images",
+    "onespike demo --task segmentation": "likewise: tests/cli/test_scenes_command.py",
+    "onespike reproduce all": "takes minutes: tests/test_reproduce.py runs every study",
+    "onespike search run --data DIR --trials 50 --resume --storage postgresql+psycopg://USER@HOST/DATABASE": (
+        "needs a server: tests/test_postgresql.py starts one"
+    ),
+    "onespike evaluate run --tasks piqa,arc_easy --limit 200 --batch-size 8": (
+        "fetches questions: tests/cli/test_language_command.py asks some of its own"
+    ),
+    "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
+        "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it"
+    ),
+    "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
+    "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
+    "python benchmarks/faults --json faults.json": CAMPAIGN,
+    "python benchmarks/faults --only records --mutations 500": CAMPAIGN,
+    "python benchmarks/faults --seed 1 --work DIR --case records:17": CAMPAIGN,
+}
+"""Command → why it does not run here. An entry that no page has any more fails."""
+SCRIPTS = ("fetch_language.py", "front.py", "headline.py", "speed.py", "yolo11_coco.py")
+"""Benchmarks that take HOURS or fetch weights, with any options."""
+FEW = "--limit 6"
+SIZES = {
+    "run": "--limit 8 --images 4",
+    "convert": FEW,
+    "evaluate": FEW,
+    "search": "--limit 8 --trials 2",
+    "doctor": FEW,
+    "ablate": "--limit 6 --passes nearest,center",
+    "report": FEW,
+    "compare": FEW,
+    "benchmark": "--limit 4 --forms original,eager,integer",
+    "reproduce": "--limit 4 --calibration-images 4",
+    "generate": "--tokens 4",
+    "verify": "--trials 1",
+    "benchmarks/language.py": "--windows 2 --calibration-windows 2 --length 16 --calibration-length 16",
+}
+"""Command → options that keep it small; of an option that is given twice the last counts."""
+REPLACED = {"MODEL": "timm:vit_small_patch16_224 --pretrained", "TEXT": "'the cat'", "FORMAT": "onnx"}
+NAMES = {"export": "onnx", "reproduce": "table-percentile"}
+
+
+def reason(line: str) -> str | None:
+    """Why a command does not run here."""
+    script = re.match(r"python benchmarks/(\S+)", line)
+    return HOURS if script and script[1] in SCRIPTS else ELSEWHERE.get(line)
+
+
+def lines(page: Path) -> list[str]:
+    """The commands of a page that run, without those that a sentence only names."""
+    chosen = [command for command in commands(page) if reason(command.line) is None]
+    return [c.line for c in chosen if not c.inline or _whole(shlex.split(c.line))]
+
+
+def _whole(words: list[str]) -> bool:
+    return whole(words[1:]) if words[0] == "onespike" else len(words) > 2
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory) -> Path:
+    return made(tmp_path_factory.mktemp("stand-ins"))
+
+
+@pytest.fixture(scope="session")
+def stand_in_runs(tmp_path_factory, stand_ins) -> dict[str, Path]:
+    """A run of a network for images, and one of a network for text."""
+    from onespike import runs
+    from onespike.adapters import load_model
+    from onespike.recipe import Recipe
+
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        small(patch)
+        stories = load_model(f"transformers:{stand_ins / 'stories15M'}", pretrained=True)
+        networks = {
+            "images": (load_model("timm:vit_base_patch16_224", pretrained=True), "imagenet/calibration"),
+            "text": (stories.with_length(16), "text.txt"),
+        }
+        for kind, (loaded, data) in networks.items():
+            items = runs.choose(str(stand_ins / data), 4, loaded.task)
+            runs.save_run(folder / kind, runs.convert_network(loaded, items, Recipe(), batch_size=2))
+            found[kind] = folder / kind
+    return found
+
+
+def small(patch: pytest.MonkeyPatch) -> None:
+    """Networks of libraries in a tiny size, the default preset with two passes, and nobody at the other end."""
+    import timm
+    import torchvision.models
+    from huggingface_hub import HfApi
+
+    from onespike.report import record
+    from onespike.report.server import LiveServer
+
+    def interrupted(server: Any) -> None:
+        raise KeyboardInterrupt
+
+    patch.setattr(timm, "create_model", lambda name, **_: small_vit())
+    patch.setattr(torchvision.models, "get_model", lambda name, **_: small_detector())
+    patch.setattr(record, "DRAWN_SCALES", (0.5,))
+    patch.setattr("onespike.cli.plan.TRIALS", 2)
+    few = Preset("two passes", settings={"passes": ("nearest", "center"), "budget": 0.4, "energy": "binary"})
+    patch.setitem(PRESETS, DEFAULT, few)
+    patch.setattr(LiveServer, "serve_forever", interrupted)
+    patch.setattr(HfApi, "create_repo", lambda api, name, **_: f"https://example.org/{name}")
+    patch.setattr(HfApi, "upload_folder", lambda api, **_: None)
+
+
+def words_of(line: str) -> list[str]:
+    """What is typed for a command that is printed."""
+    words = [w for word in shlex.split(line) for w in shlex.split(REPLACED.get(word, shlex.quote(word)))]
+    words = [NAMES.get(words[1], word) if word == "NAME" else word for word in words]
+    return [*words, *SIZES.get(words[1], "").split()]
+
+
+def prepared(words: list[str], run: Path, own: set[str]) -> None:
+    """Runs that the page itself has made are kept, others are new; what a command is to write is not there."""
+    places = [words[place + 1] for place, word in enumerate(words) if word in ("--out", "--json")]
+    for name in places:
+        shutil.rmtree(name, ignore_errors=True)
+        Path(name).unlink(missing_ok=True)
+    for name in set(words) & set(RUNS) - own - set(places):
+        shutil.rmtree(name, ignore_errors=True)
+        shutil.copytree(run, name)
+    own.update(name for name in places if name.islower())  # RUN is any run
+
+
+def typed(words: list[str], patch: pytest.MonkeyPatch) -> int:
+    """The exit code of a command, in this process."""
+    handler = signal.getsignal(signal.SIGINT)
+    patch.setattr(sys, "argv", words[words[0] == "python" :])
+    try:
+        if words[0] == "python":
+            runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+            return 0
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return int(exit_.value.code or 0)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if lines(page)], ids=lambda page: page.stem)
+def test_commands_run(page, stand_ins, stand_in_runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small(monkeypatch)
+    shutil.copytree(stand_ins, tmp_path, dirs_exist_ok=True)
+    own: set[str] = set()
+    for line in lines(page):
+        words = words_of(line)
+        text = page.stem == "language" or words[1] == "generate"
+        prepared(words, stand_in_runs["text" if text else "images"], own)
+        assert typed(words, monkeypatch) == 0, f"{shlex.join(words)}\n{capsys.readouterr().err}"
+        assert capsys.readouterr().out, f"{line} says nothing"
+
+
+def test_what_does_not_run_is_still_there_and_so_is_what_runs_it_instead():
+    every = {command.line for page in PAGES for command in commands(page)}
+    assert sorted(set(ELSEWHERE) - every) == []
+    assert [name for name in SCRIPTS if not any(f"python benchmarks/{name}" in line for line in every)] == []
+    places = {place for text in ELSEWHERE.values() for place in re.findall(r"[\w./]+\.(?:py|yml)", text)}
+    assert places and [place for place in places if not (ROOT / place).is_file()] == []

@@ -1,0 +1,95 @@
+"""Do 95 % intervals hold the truth in 95 % of all draws? Each kind against what numpy or a simulation says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+
+from onespike.tasks.base import Mean
+from onespike.tasks.intervals import beside, bounds_of, correlation_interval, interval, ratio_error, span
+from onespike.tasks.perplexity import Perplexity, WindowPerplexity
+from onespike.tasks.windows import Window
+
+DRAWS = 400
+HELD = range(int(0.92 * DRAWS), int(0.98 * DRAWS) + 1)
+"""95 %, give or take what chance allows in so many draws."""
+
+
+def windows(count: int, length: int, generator: torch.Generator) -> dict[int, Window]:
+    every = torch.randint(4, (count, length), generator=generator)
+    return {n: Window(ids, 0, None, None) for n, ids in enumerate(every)}
+
+
+def test_a_ratio_of_sums():
+    random = numpy.random.default_rng(0)
+    wholes = random.integers(5, 20, (DRAWS, 60)).astype(float)
+    parts = random.gamma(2.0, 0.5, wholes.shape) * wholes  # the ratio is 1
+    found = [
+        interval(sum(p) / sum(w), ratio_error(p, w))
+        for p, w in zip(parts.tolist(), wholes.tolist(), strict=True)
+    ]
+    assert sum(low <= 1.0 <= high for low, high in found) in HELD
+    assert ratio_error([1.0], [2.0]) is None
+
+
+def test_a_mean_of_values_is_numpy_s():
+    values = torch.tensor([0.1, 0.7, 0.4, 0.9])
+    score = Mean(lambda expected, actual, labels: actual)
+    score.update(None, values[:3], None, 3)
+    score.update(None, values[3:], None, 1)
+    error = values.double().numpy().std(ddof=1) / 2
+    assert score.interval() == pytest.approx(interval(float(values.double().mean()), error))
+    score.update(None, values.sum(), None, 4)  # a sum says nothing of its parts
+    assert score.interval() is None
+
+
+def test_a_correlation_of_ranks():
+    random, held, truth = (
+        numpy.random.default_rng(0),
+        0,
+        6 / math.pi * math.asin(0.35),
+    )  # Spearman at Pearson 0.7
+    for _ in range(DRAWS):
+        x, noise = random.normal(size=(2, 50))
+        y = 0.7 * x + math.sqrt(1 - 0.49) * noise
+        ranks = [numpy.argsort(numpy.argsort(v)) for v in (x, y)]
+        low, high = correlation_interval(float(numpy.corrcoef(*ranks)[0, 1]), 50)
+        held += low <= truth <= high
+    assert held in HELD
+    assert correlation_interval(0.5, 3) is None and correlation_interval(1.0, 9) is None
+
+
+def test_perplexity_and_its_difference():
+    """Windows whose next tokens both networks know with probabilities that vary from window to window."""
+    generator, held, paired = torch.Generator().manual_seed(0), 0, 0
+    known = windows(30, 6, generator)
+    for _ in range(DRAWS // 4):
+        metric, alone, numbers = Perplexity(known), WindowPerplexity(known), torch.arange(30)
+        sure = 2 + torch.randn(30, 1, generator=generator)  # logit of the right token; the others have 0
+        less = sure - 0.5 + 0.1 * torch.randn(30, 1, generator=generator)
+        targets = torch.stack([known[n].targets for n in range(30)])
+        length = targets.shape[1]
+        ann, snn = (
+            torch.zeros(30, length, 4).scatter_(2, targets[..., None], s[..., None].expand(-1, length, 1))
+            for s in (sure, less)
+        )
+        metric.update(ann, snn, numbers)
+        alone.update(None, snn, numbers, 30)
+        record = metric.compute()
+        assert alone.interval() == pytest.approx(bounds_of(record, "snn.perplexity"))
+        logits = 2 + numpy.random.default_rng(1).normal(size=100_000)
+        truth = numpy.exp(numpy.log1p(3 * numpy.exp(-logits)).mean())
+        low, high = bounds_of(record, "ann.perplexity")
+        held += low <= truth <= high
+        low, high = bounds_of(record, "difference")
+        paired += low > 0  # the spiking one is worse by far less than windows differ, and that is seen
+    assert held in range(88, 100) and paired == DRAWS // 4
+
+
+def test_words():
+    record = {"kl": 0.5, "intervals": {"kl": [0.4, 0.6]}}
+    assert beside(record, "kl") == " (95 %: 0.4 to 0.6)" and span(record, "kl", 2) == "0.40 to 0.60"
+    assert beside({"kl": 0.5}, "kl") == "" and span(record, "top1") is None
