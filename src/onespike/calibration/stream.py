@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from onespike.neurons import NEURONS, parse_levels
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import in_turn
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
-from onespike.sites.tracer import Trace, Tracer, merge_traces
+from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
+from onespike.sites.unfused import plain
 
 
 class _SiteObserver:
@@ -113,30 +115,34 @@ def calibrate(
     if any(isinstance(module, Places) for module in model.modules()):
         raise UsageError("calibrate: this network is converted already. Call revert_ on it first.")
     observers: dict[Site, _SiteObserver] = {}
+    activations, device, outputs = recipe.placement == "activation", device_of(model), _Variation()
 
-    padding: list[Tensor | None] = [None]
+    def observed(batch: Any) -> tuple[int, Trace]:
+        padding, size = mask_of(batch), count(batch)
 
-    def observe(site: Site, x: Tensor) -> None:
-        observer = observers.get(site)
-        if observer is None:
-            observer = observers[site] = _SiteObserver(site, x, recipe)
-        if x.numel():  # a detector that finds nothing hands nothing to its later stages
-            for part in without_padding(site, x, padding[0]):
-                observer.update(site, part)
+        def observe(site: Site, x: Tensor) -> None:
+            observer = observers.get(site)
+            if observer is None:
+                observer = observers[site] = _SiteObserver(site, x, recipe)
+            if x.numel():  # a detector that finds nothing hands nothing to its later stages
+                for part in without_padding(site, x, padding):
+                    observer.update(site, part)
 
-    activations = recipe.placement == "activation"
-    tracer, device = Tracer(model, observe, activations), device_of(model)
-    samples, outputs = 0, _Variation()
-    with evaluating(model):
-        for batch in progress(batches):
-            batch = to(inputs_of(model, batch), device)
-            size = count(batch)
-            if not size:  # a batch without inputs has nothing to observe
-                continue
-            padding[0] = mask_of(batch)
-            outputs.update(call(tracer.run, batch), size)
-            samples += size
-    trace = merge_traces(processes.exchange(tracer.trace))
+        tracer = Tracer(model, observe, activations, varying)
+        outputs.update(call(tracer.run, batch), size)
+        return size, tracer.trace
+
+    samples, trace, varying = 0, Trace(), set[Site]()
+    with evaluating(model), plain(model):
+        inputs = (to(inputs_of(model, batch), device) for batch in progress(batches))
+        # a batch without inputs has nothing to observe
+        works = (partial(observed, batch) for batch in inputs if count(batch))
+        for number, (size, of_batch) in enumerate(in_turn(model, works)):
+            for facts in of_batch.sites.values():
+                facts.first = number
+            samples, trace = samples + size, joined(trace, of_batch)
+            varying.update(site for site, facts in trace.sites.items() if facts.varies)
+    trace = merge_traces(processes.exchange(trace))
     samples, varies = sum(processes.exchange(samples)), _vary(processes.exchange(outputs))
     if not samples:
         raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import in_turn, waited
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Accuracy, Metric
 
@@ -87,19 +89,33 @@ def evaluate(
         )
     ledger = ledger if ledger is not None else Ledger()
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
-    device = device_of(ann)
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(ann))
-        stack.enter_context(evaluating(snn))
-        for inputs, labels in progress(batches):
-            inputs = to(inputs, device)
+    device, every = device_of(ann), ledger.every
+
+    def original(inputs: Any) -> tuple[Any, Ledger]:
+        output, taken = _timed(ann, inputs)
+        seconds["ann"] += taken
+        return output, Ledger()
+
+    def spiking(inputs: Any) -> tuple[Any, Ledger]:
+        with metered(snn, Ledger(every=every)) as counted:
+            output, taken = _timed(snn, inputs)
+        seconds["snn"] += taken - counted.seconds
+        return output, counted
+
+    with evaluating(ann), evaluating(snn):
+        given: deque[tuple[Any, Any]] = deque()
+
+        def forwards() -> Iterator[Callable[[], tuple[Any, Ledger]]]:
+            for inputs, labels in progress(batches):
+                given.append((to(inputs, device), labels))
+                yield from (partial(network, given[-1][0]) for network in (original, spiking))
+
+        outputs = in_turn(ann, forwards())
+        for (expected, _), (actual, counted) in zip(outputs, outputs, strict=True):
+            inputs, labels = given.popleft()
             if not images:
                 dead = _dead_share(snn, inputs)
-            expected, seconds["ann"] = _timed(ann, inputs, seconds["ann"])
-            with metered(snn, ledger):
-                before = ledger.seconds
-                actual, seconds["snn"] = _timed(snn, inputs, seconds["snn"])
-                seconds["snn"] -= ledger.seconds - before
+            ledger.merge(counted)
             metric.update(expected, actual, labels)
             images += count(inputs)
     metric, ledger, images, seconds = _merged(processes, metric, ledger, images, seconds)
@@ -131,13 +147,14 @@ def _merged(
     return metric, ledger, sum(part[2] for part in parts), totals
 
 
-def _timed(model: nn.Module, inputs: Any, before: float) -> tuple[Any, float]:
+def _timed(model: nn.Module, inputs: Any) -> tuple[Any, float]:
+    """The output, and the seconds it took, without those in which others had their turn."""
     device = device_of(model)
     _synchronize(device)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), waited()
     output = call(model, inputs)
     _synchronize(device)
-    return output, before + time.perf_counter() - started
+    return output, time.perf_counter() - started - (waited() - before)
 
 
 def _synchronize(device: torch.device) -> None:

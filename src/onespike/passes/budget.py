@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan, log
 from typing import Any
 
@@ -19,6 +20,7 @@ from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
 from onespike.runtime.batches import call, split, take_first, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import in_turn
 
 IMAGES, PART = 32, 4
 """Inputs that the energy is measured on, and how many of them give one sample of its spread."""
@@ -56,13 +58,18 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
     With few inputs they are the same ones; steps spend less on the inputs that chose them.
     """
     whole, ratios = Ledger(), list[float]()
+
+    def spent(part: Any) -> Ledger:
+        with metered(snn) as ledger:
+            call(snn, to(part, device_of(snn)))
+        return ledger
+
+    batches = take_first(reversed(inputs), max(IMAGES // steps_of(snn), PART))
     with evaluating(snn):
-        for batch in take_first(reversed(inputs), max(IMAGES // steps_of(snn), PART)):
-            for part in split(batch, PART):
-                with metered(snn) as ledger:
-                    call(snn, to(part, device_of(snn)))
-                ratios.append(ledger.ratio(column))
-                whole.merge(ledger)
+        works = (partial(spent, part) for batch in batches for part in split(batch, PART))
+        for ledger in in_turn(snn, works):
+            ratios.append(ledger.ratio(column))
+            whole.merge(ledger)
     each = torch.tensor(ratios, dtype=torch.float64)
     error = (
         float(each.std() / len(each) ** 0.5 / each.mean()) if len(each) > 1 and bool(each.mean() > 0) else 0.0

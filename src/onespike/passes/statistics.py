@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import in_turn
+from onespike.runtime.way_back import Work, backwards
 from onespike.sites import Operand, Visit, visiting
 from onespike.sites.padding import mask_of, real
+from onespike.tasks.base import Drawing
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
 PART = 4
@@ -108,6 +112,59 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
         yield
 
 
+Heard = Callable[[Tensor], None]
+"""Takes in the gradient of one operand."""
+
+
+def gradients(
+    title: str,
+    state: PassState,
+    given: PassContext,
+    inputs: int,
+    seed: int,
+    see: Callable[[Operand, Tensor, Tensor | None], Heard],
+) -> None:
+    """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output.
+
+    `see(operand, value, padding)` is shown the operands of all sites that spike, and returns what takes in their gradients.
+    """
+    model, generator = unspiked(state, given), torch.Generator().manual_seed(seed)
+    batches = take_first(given.inputs, inputs)
+
+    def visit(padding: Tensor | None, site: str, x: Tensor, operand: Operand) -> Tensor:
+        if not torch.is_grad_enabled():  # this block will be run again on the way back
+            return x
+        heard, value = list[bool](), x.detach()
+        hear = see(operand, value, padding)
+
+        def once(gradient: Tensor) -> None:
+            if heard:
+                raise UsageError(
+                    f"passes: the gradient at {site} comes in parts, since several blocks read it. Leave out the passes that "
+                    "need gradients, or take another --device-map."
+                )
+            heard.append(True)
+            hear(gradient)
+
+        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
+        x.register_hook(once)
+        return x
+
+    def log_probability(part: Any, places: Tensor, drawn: Drawing) -> Tensor:
+        with torch.enable_grad():
+            return drawn(call(model, to(part, device_of(model))), places)
+
+    def works() -> Iterator[Work]:
+        for batch in given.progress(title, len(batches))(batches):
+            drawn = given.task.drawing(count_of(batch), generator)
+            for places in torch.arange(count_of(batch)).split(PART):
+                part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
+                seen = partial(probing, model, partial(visit, mask_of(part)))
+                yield Work(partial(log_probability, part, places, drawn), seen)
+
+    backwards(model, works())
+
+
 def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
     """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
@@ -120,42 +177,30 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
         return kept
     found: dict[str, Fisher] = {}
     axes = {site: state.axes(site) for site in state.spiking}
-    padding: list[Tensor | None] = [None]
 
-    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
+    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
+        site = str(operand.site)
         place = axes[site]
         fixed = place.position is not None and given.task.positional
         keep = place.center + place.step + ((place.position,) if fixed and place.position is not None else ())
         fan = operand.synapses.mean_fan_out
-        tokens = real(operand.site, x, padding[0])
-        size = reduced((x.detach() if tokens is None else x.detach() * tokens).abs().double(), keep)
+        tokens = real(operand.site, value, padding)
+        size = reduced((value if tokens is None else value * tokens).abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
         if row.magnitude.shape != size.shape:
             raise one_size(site, list(row.magnitude.shape), list(size.shape))
         row.magnitude += size
         share = 1.0 if tokens is None else float(tokens.double().mean())
-        row.elements += share * x.numel() / size.numel()
-        value = x.detach()
-        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
+        row.elements += share * value.numel() / size.numel()
 
-        def add(gradient: Tensor) -> None:
+        def hear(gradient: Tensor) -> None:
             row.information += reduced(gradient.double().pow(2), keep)
             if operand.site.operation == "linear" and value.dim() > 1:
                 row.add_rows(value, gradient)
 
-        x.register_hook(add)
-        return x
+        return hear
 
-    model, generator = unspiked(state, given), torch.Generator().manual_seed(given.seed)
-    batches = take_first(given.inputs, FISHER_IMAGES)
-    for batch in given.progress("sensitivity", len(batches))(batches):
-        log_probability = given.task.drawing(count_of(batch), generator)
-        for places in torch.arange(count_of(batch)).split(PART):
-            part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
-            padding[0] = mask_of(part)
-            with torch.enable_grad(), probing(model, visit):
-                output = call(model, to(part, device_of(model)))
-                log_probability(output, places).backward()
+    gradients("sensitivity", state, given, FISHER_IMAGES, given.seed, see)
     given.memory["fisher"] = found
     return found
 
@@ -189,9 +234,8 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}
-    padding: list[Tensor | None] = [None]
 
-    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
+    def visit(padding: Tensor | None, site: str, x: Tensor, operand: Operand) -> Tensor:
         place, gain = axes[site], state.thresholds[site].gain
         groups = found.setdefault(site, [])
         if not groups:
@@ -203,7 +247,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
                     groups.append((value, (flat == value).nonzero().flatten(), [], [0]))
         for _, positions, rows, seen in groups:
             if place.position is not None:
-                part, tokens = x.movedim(place.position, 1), real(operand.site, x, padding[0])
+                part, tokens = x.movedim(place.position, 1), real(operand.site, x, padding)
                 part = (part if positions is None else part[:, positions]).flatten(0, 1)
                 if tokens is not None and positions is None:
                     part = part[tokens.flatten()]
@@ -223,10 +267,14 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
         return x
 
     model = unspiked(state, given)
-    with torch.inference_mode(), probing(model, visit):
-        for batch in given.progress("sampling", len(batches))(batches):
-            padding[0] = mask_of(batch)
+
+    def sampled(batch: Any) -> None:
+        with torch.inference_mode(), probing(model, partial(visit, mask_of(batch))):
             call(model, to(batch, device_of(model)))
+
+    reading = given.progress("sampling", len(batches))(batches)
+    for _ in in_turn(model, (partial(sampled, batch) for batch in reading)):
+        pass
     images = sum(count_of(batch) for batch in batches)
     result = {}
     for site, groups in found.items():
@@ -276,7 +324,12 @@ def divergence(state: PassState, given: PassContext, batches: list[Any]) -> floa
     model = given.model
     total, snn = 0.0, convert(model, state.thresholds, state.recipe, share_weights=True)
     with evaluating(model), evaluating(snn):
-        for batch in batches:
-            batch = to(batch, device_of(model))
-            total += float(given.task.divergence(call(model, batch), call(snn, batch)))
+        works = (
+            partial(call, network, to(batch, device_of(model)))
+            for batch in batches
+            for network in (model, snn)
+        )
+        outputs = in_turn(model, works)
+        for expected, actual in zip(outputs, outputs, strict=True):
+            total += float(given.task.divergence(expected, actual))
     return total

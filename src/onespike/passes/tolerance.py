@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from onespike.passes.budget import spending
 from onespike.passes.statistics import held_out
 from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import in_turn
 
 START, LEAST, MOST = 0.2, 0.01, 8.0
 """The first budget to try if none is given, and how far others may be from 0 and from it."""
@@ -69,13 +71,13 @@ def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
     """Judge without labels, on calibration inputs: the loss that the original's output expects of other answers."""
     model, task, device = given.model, given.task, device_of(given.model)
     with evaluating(model):
-        originals = [call(model, to(batch, device)) for batch in held]
+        originals = list(in_turn(model, (partial(call, model, to(batch, device)) for batch in held)))
 
     def judge(snn: nn.Module) -> Loss:
         lost, differing, divergence = list[Tensor](), list[Tensor](), 0.0
         with evaluating(snn):
-            for batch, expected in zip(held, originals, strict=True):
-                output = call(snn, to(batch, device))
+            outputs = in_turn(snn, (partial(call, snn, to(batch, device)) for batch in held))
+            for output, expected in zip(outputs, originals, strict=True):
                 lost.append(task.lost(expected, output).detach().cpu())
                 differing.append((task.differences(expected, output) > 0).float().cpu())
                 divergence += float(task.divergence(expected, output).detach())

@@ -12,10 +12,7 @@ from onespike.neurons import Neuron
 from onespike.passes.allocate import Curve, Curves, allocated, curves_before
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
-from onespike.passes.statistics import PART, divergence, held_out, probing, unspiked
-from onespike.runtime.batches import call, take, take_first, to
-from onespike.runtime.batches import count as count_of
-from onespike.runtime.forward import device_of
+from onespike.passes.statistics import Heard, divergence, gradients, held_out
 from onespike.sites import Operand
 
 IMAGES = 64
@@ -64,30 +61,18 @@ def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
     pass per input serves all sites.
     """
     found: dict[str, Together] = {}
-    model = unspiked(state, given)
 
-    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
-        value = x.detach()
-        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
+    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
         neuron = operand.place.standing(operand)
-        row = found.setdefault(site, Together.none())
+        row = found.setdefault(str(operand.site), Together.none())
 
-        def add(gradient: Tensor) -> None:
+        def hear(gradient: Tensor) -> None:
             for index, factor in enumerate(FACTORS):
                 row.add(index, gradient * (with_steps(neuron, factor)(value) - value))
 
-        x.register_hook(add)
-        return x
+        return hear
 
-    generator = torch.Generator().manual_seed(given.seed + 2)
-    batches = take_first(given.inputs, IMAGES)
-    for batch in given.progress("weighing", len(batches))(batches):
-        log_probability = given.task.drawing(count_of(batch), generator)
-        for places in torch.arange(count_of(batch)).split(PART):
-            part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
-            with torch.enable_grad(), probing(model, visit):
-                output = call(model, to(part, device_of(model)))
-                log_probability(output, places).backward()
+    gradients("weighing", state, given, IMAGES, given.seed + 2, see)
     return found
 
 

@@ -25,8 +25,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network computes: its first weight's place, or the one that accelerate's hooks move its inputs to."""
+    """Where a network computes: its first weight's place, or the one that hooks move its weights or inputs to."""
     for module in model.modules():
+        if "_execution_device" in module.__dict__:
+            return torch.device(module.__dict__["_execution_device"])
         hook: Any = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):
             if getattr(part, "execution_device", None) is not None:

@@ -6,7 +6,7 @@ the first products, the classifier head and operands that act as weights are fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,14 +151,20 @@ class Descent(TorchFunctionMode):
 class Tracer(Visitor):
     """Run forwards of a network and gather a `Trace`; `observe(site, x)` sees every operand.
 
-    With `activations` the inputs of ReLUs are sites too.
+    With `activations` the inputs of ReLUs are sites too. Sites that are known to vary are not asked again.
     """
 
     blockwise = True
     coverage: Coverage
 
-    def __init__(self, model: nn.Module, observe: Observe | None = None, activations: bool = False) -> None:
-        self.model, self.observe, self.activations = model, observe, activations
+    def __init__(
+        self,
+        model: nn.Module,
+        observe: Observe | None = None,
+        activations: bool = False,
+        varying: Collection[Site] = (),
+    ) -> None:
+        self.model, self.observe, self.activations, self.varying = model, observe, activations, varying
         self.owners, self.coverage = Owners(model), Coverage()
         self.modules = dict(model.named_modules())
         self.trace = Trace()
@@ -194,7 +200,9 @@ class Tracer(Visitor):
         facts = self.trace.sites.get(site)
         if facts is None:
             shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])
-            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), self.trace.forwards)
+            facts = self.trace.sites[site] = SiteFacts(
+                site, tuple(shape), self.trace.forwards, varies=site in self.varying
+            )
         if not operand.again:
             facts.calls += 1
             facts.moments = (0, 0.0, 0.0)
@@ -284,10 +292,18 @@ def discover(model: nn.Module, *batches: Any) -> Trace:
 
 def merge_traces(parts: Sequence[Trace]) -> Trace:
     """One trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
+    for number, part in enumerate(parts):
+        for facts in part.sites.values():
+            facts.first = facts.first * len(parts) + number
+    return joined(*parts)
+
+
+def joined(*parts: Trace) -> Trace:
+    """One trace of all batches; sites stand by the batch that reached them first, and within a batch as they ran."""
     if len(parts) == 1:
         return parts[0]
     whole = Trace()
-    for facts in _in_order(parts):
+    for facts in sorted((f for part in parts for f in part.sites.values()), key=lambda facts: facts.first):
         known = whole.sites.get(facts.site)
         whole.sites[facts.site] = facts if known is None else _both(known, facts)
     for part in parts:
@@ -303,16 +319,6 @@ def merge_traces(parts: Sequence[Trace]) -> Trace:
         whole.output_depends |= part.output_depends
     whole.heads -= whole.consumed
     return whole
-
-
-def _in_order(parts: Sequence[Trace]) -> list[SiteFacts]:
-    """The sites of all parts by the batch that reached them first, and within a batch as they ran."""
-    every = [
-        (facts.first * len(parts) + number, facts)
-        for number, part in enumerate(parts)
-        for facts in part.sites.values()
-    ]
-    return [facts for _, facts in sorted(every, key=lambda pair: pair[0])]
 
 
 def _both(known: SiteFacts, other: SiteFacts) -> SiteFacts:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onespike.errors import UsageError
+from onespike.runtime.lockstep import family
 from onespike.sites.coverage import Coverage, Owners
 from onespike.sites.product import Operand, Product
 from onespike.sites.rules import rule_of
@@ -160,29 +161,43 @@ class Sites(TorchFunctionMode):
 class Places(nn.ModuleDict):
     """The neurons or analog sites of one module of a converted network, and their present visitor."""
 
-    visit_of: tuple[int, Visitor] | None = None
-    """The thread that lets a visitor in, and the visitor: what one forward counts, another must not disturb."""
+    visits: dict[int, tuple[int, Visitor]] | None = None
+    """The threads that let a visitor in, on whose behalf they run, and the visitor: what one forward counts, another
+    must not disturb."""
 
     @property
     def visitor(self) -> Visitor | None:
-        """Who sees the operands instead of the neurons, if anybody does.
+        """Who sees the operands instead of the neurons, if anybody does: the visitor of this thread, or of the one that
+        takes its forward in step with others.
 
         Raises:
             UsageError: another thread has let a visitor in.
         """
-        if self.visit_of is None:
+        if self.visits is None:
             return None
-        thread, visitor = self.visit_of
-        if not torch.compiler.is_compiling() and thread != get_ident():
+        if torch.compiler.is_compiling():
+            return next(visitor for _, visitor in self.visits.values())
+        of_family = family()
+        _, visitor = self.visits.get(get_ident()) or self.visits.get(of_family) or (0, None)
+        if visitor is None and any(other != of_family for other, _ in self.visits.values()):
             raise UsageError(
                 "this network is metered or observed in another thread. Give each thread a network of its own "
                 "(copy.deepcopy) and a ledger of its own, and add them up with Ledger.merge."
             )
         return visitor
 
+    def let_in(self, visit: tuple[int, Visitor] | None) -> tuple[int, Visitor] | None:
+        """Let a visitor of this thread in, or out; returns who was there before."""
+        visits = dict(self.visits or {})
+        before = visits.pop(get_ident(), None)
+        if visit is not None:
+            visits[get_ident()] = visit
+        self.visits = visits or None
+        return before
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles take no visitor along."""
-        return {name: value for name, value in self.__dict__.items() if name != "visit_of"}
+        return {name: value for name, value in self.__dict__.items() if name != "visits"}
 
 
 @contextmanager
@@ -204,11 +219,10 @@ def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
         with plain(model), owners.following(), Sites(visitor, owners):
             yield
         return
-    before = [place.visit_of if place.visitor else None for place in places]
-    for place in places:
-        place.visit_of = get_ident(), visitor
+    _ = [place.visitor for place in places]  # refused where another thread is visiting
+    before = [place.let_in((family(), visitor)) for place in places]
     try:
         yield
     finally:
         for place, earlier in zip(places, before, strict=True):
-            place.visit_of = earlier
+            place.let_in(earlier)
