@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, unknown
+from onespike.runtime.stored import Stored
 from onespike.tasks import Classification, Items, Task, batches
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class LoadedModel:
         length: tokens that the network is fed with at once; None for one that does not read text.
         of_length: the same network, fed with another number of tokens.
         size: the shorter side that images are resized to and the crop, where the user gave them.
+        stored: where its parameters are, if they stay on disk; the network then has none in memory.
         doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
     """
 
@@ -67,6 +69,7 @@ class LoadedModel:
     of_length: Callable[[int], LoadedModel] | None = None
     size: tuple[int, int] | None = None
     doubt: str = ""
+    stored: Mapping[str, Stored] | None = None
 
     def with_length(self, length: int) -> LoadedModel:
         """Return the same network for this many tokens per input."""
@@ -130,6 +133,7 @@ def load_model(
     pretrained: bool = False,
     random_weights: bool = False,
     attention: str | None = None,
+    on_disk: bool = False,
 ) -> LoadedModel:
     """Load the network that `spec` names, in evaluation mode.
 
@@ -139,6 +143,7 @@ def load_model(
         pretrained: take the weights that the library publishes.
         random_weights: leave the network as it is initialized.
         attention: `sdpa` or `eager`; the library's own choice if not given.
+        on_disk: leave its parameters where they are, if that is in safetensors files under the network's own names.
     """
     kind, colon, name = spec.partition(":")
     if not colon or not name:
@@ -153,7 +158,16 @@ def load_model(
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
     file = None if weights is None else Path(weights)
-    loaded = ADAPTERS[kind].load(name, Source(file, pretrained, random_weights, attention))
+    source = Source(file, pretrained, random_weights, attention)
+    if on_disk:
+        from onespike.adapters.on_disk import files_of, load_from_disk
+
+        files = files_of(name, source)
+        if files:
+            loaded = load_from_disk(kind, name, source, files)
+            loaded.model.eval()
+            return loaded
+    loaded = ADAPTERS[kind].load(name, source)
     loaded.model.eval()
     return loaded
 

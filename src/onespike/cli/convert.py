@@ -98,7 +98,7 @@ def convert(
     from onespike import runs
     from onespike.adapters import load_model, renormalized, resized
     from onespike.passes import check_recipe
-    from onespike.runtime.devices import check_device
+    from onespike.runtime.devices import check_device, in_blocks
     from onespike.tasks import check
 
     recipe = recipe.replace(passes=check_recipe(recipe))
@@ -109,8 +109,9 @@ def convert(
     check_device(device)
     refuse_several(device_map)
     loaded = load_model(
-        model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention
-    )
+        model, weights=weights, pretrained=pretrained, random_weights=random_weights, attention=attention,
+        on_disk=in_blocks(device_map),
+    )  # fmt: skip
     if length is not None:
         loaded = loaded.with_length(length)
     items = runs.choose(calibrate, limit, loaded.task)
@@ -140,6 +141,7 @@ def convert(
         processes=processes_of(),
         work=work,
         validation=None if validate is None else runs.choose_labeled(loaded, validate),
+        told=lambda estimate: output.line(f"blocks         {estimate}"),
     )
     if processes_of().is_main:
         runs.save_run(out, pair, reference_weights=weights if reference_weights else None)

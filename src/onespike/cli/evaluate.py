@@ -87,6 +87,7 @@ def evaluate(
     from onespike.energy.profiles import DEFAULT
     from onespike.energy.profiles import profile as profile_of
     from onespike.runs.search_run import measurable, searched
+    from onespike.runtime.devices import in_blocks
     from onespike.tasks import check
 
     if tasks is not None:
@@ -95,6 +96,11 @@ def evaluate(
         raise UsageError("evaluate: there is nothing to measure on. Give --data DIR, or --tasks NAMES.")
     refuse_several(device_map)
     prices = profile_of(profile or DEFAULT)
+    if in_blocks(device_map) and (integer or compare):
+        raise UsageError(
+            "--integer and --compare make integers of all weights in memory, and --device-map blocks keeps them on disk. "
+            "Leave one of them out."
+        )
     if compare and (integer or processes_of().count > 1):
         raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")
     pair = runs.load_run(run, device=device, device_map=device_map)
@@ -110,6 +116,8 @@ def evaluate(
         seen = runs.overlap(used, items)
         if seen:
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
+    if (found := runs.estimate_of(pair.loaded, pair.ann, items, batch_size)) is not None:
+        output.line(f"blocks         {found}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
     result = runs.evaluate_pair(

@@ -84,7 +84,7 @@ DeviceMap = Annotated[
     str | None,
     typer.Option(
         metavar="MAP",
-        help="auto, balanced, sequential or a JSON file: accelerate's device maps.",
+        help="auto, balanced, sequential or a JSON file: accelerate's device maps; blocks or blocks:8GB: one block at a time.",
         rich_help_panel=DEVICE,
     ),
 ]

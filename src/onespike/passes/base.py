@@ -108,12 +108,14 @@ PASSES: dict[str, Pass] = {}
 
 NEEDS: dict[str, tuple[str, ...]] = {}
 CONFLICTS: dict[str, tuple[str, ...]] = {}
+WHOLE: set[str] = set()
+"""Passes that change or train weights, and need all of them in memory."""
 
 
 def calibration_pass(
-    name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = ()
+    name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = (), whole: bool = False
 ) -> Callable[[Pass], Pass]:
-    """Registers a pass under the name that recipes and the command line know.
+    """Registers a pass under the name that recipes and the command line know; `whole` if it needs all weights in memory.
 
     >>> @calibration_pass("nearest")
     ... def again(state, given): ...
@@ -125,6 +127,8 @@ def calibration_pass(
         if name in PASSES:
             raise UsageError(f"the pass '{name}' is registered already. Choose another name.")
         PASSES[name], NEEDS[name], CONFLICTS[name] = function, needs, conflicts
+        if whole:
+            WHOLE.add(name)
         return function
 
     return register

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
-from onespike.errors import OnespikeWarning
-from onespike.passes.base import PASSES, PassContext, PassState, Progress, check_passes
+from onespike.errors import OnespikeWarning, UsageError
+from onespike.passes.base import PASSES, WHOLE, PassContext, PassState, Progress, check_passes
 from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
 from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
 from onespike.runtime.batches import count, split
+from onespike.runtime.blocks import blocks_of
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Inferred, Meaning
 
@@ -31,6 +33,22 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)
     return check_passes(recipe.passes)
+
+
+def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
+    """Refuse what needs all weights in memory of a network that lies in blocks."""
+    if blocks_of(model) is None:
+        return
+    whole = [name for name in recipe.passes if name in WHOLE]
+    if whole:
+        rest = ",".join(name for name in recipe.passes if name not in WHOLE)
+        raise UsageError(
+            f"blocks: {' and '.join(whole)} change weights, and need all of them in memory. Leave them out: --passes {rest}."
+        )
+    if recipe.fold_batchnorm and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        raise UsageError(
+            "blocks: BatchNorm cannot be folded into weights that are not in memory. Give --fold-batchnorm no."
+        )
 
 
 def prepare(
@@ -63,6 +81,7 @@ def prepare(
         judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     check_recipe(recipe)
+    refuse_whole(model, recipe)
     thresholds = calibrate(
         model,
         batches,
@@ -100,6 +119,7 @@ def improve(
         judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
     """
     names = check_recipe(recipe)
+    refuse_whole(model, recipe)
     if not names:
         return thresholds
     state = PassState(

@@ -66,7 +66,7 @@ def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
     return table.view(shape).expand(*x.shape[:-1], 1).reshape(-1, 1) / table.mean()
 
 
-@calibration_pass("refit", needs=("allocate",))
+@calibration_pass("refit", needs=("allocate",), whole=True)
 def refit(state: PassState, given: PassContext) -> PassState:
     """Fit W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
 

@@ -131,7 +131,7 @@ def check_symmetric(t: SiteThreshold) -> None:
         )
 
 
-@calibration_pass("tune", needs=("allocate",))
+@calibration_pass("tune", needs=("allocate",), whole=True)
 def tune(state: PassState, given: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 

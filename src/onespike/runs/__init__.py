@@ -4,6 +4,7 @@ from onespike.passes import no_progress as no_progress
 from onespike.passes.base import Progress as Progress
 from onespike.runs.converting import check_forward as check_forward
 from onespike.runs.converting import convert_network as convert_network
+from onespike.runs.converting import estimate_of as estimate_of
 from onespike.runs.converting import in_scope as in_scope
 from onespike.runs.evaluating import evaluate_pair as evaluate_pair
 from onespike.runs.evaluating import metric_for as metric_for

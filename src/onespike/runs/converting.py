@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,8 +25,10 @@ from onespike.runs.contents import digest
 from onespike.runs.inputs import Inputs, batches_of, steps
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, to
+from onespike.runtime.blocks import Estimate, blocks_of
 from onespike.runtime.devices import place_
 from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.lockstep import estimate
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Items
 
@@ -44,14 +48,16 @@ def convert_network(
     processes: Processes = ALONE,
     work: Path | None = None,
     validation: Items | None = None,
+    told: Callable[[Estimate], None] = lambda estimate: None,
 ) -> NetworkPair:
     """Calibrate a loaded network on images, apply the recipe's passes, and convert a copy of it.
 
     A long pass keeps what it needs to resume in the folder `work`. Labeled images in `validation` judge the recipe's
-    `max_drop`. What the network spends on the last calibration images is kept with the thresholds.
+    `max_drop`. What the network spends on the last calibration images is kept with the thresholds. Of a network in
+    blocks, `told` is given what it takes before anything else is computed.
     """
-    ann = place_(loaded.model, device, device_map)
-    check_forward(loaded, ann, items)
+    ann = place_(loaded.model, device, device_map, loaded.stored)
+    check_forward(loaded, ann, items, batch_size, told)
     if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
         warnings.warn(
             f"{loaded.spec}: {100 * share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
@@ -100,12 +106,25 @@ def depthwise_share(model: nn.Module) -> float:
     return sum(m.groups == m.in_channels > 1 for m in every) / max(len(every), 1)
 
 
-def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
-    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours."""
+def check_forward(
+    loaded: LoadedModel,
+    ann: nn.Module,
+    items: Items,
+    batch_size: int = 1,
+    told: Callable[[Estimate], None] = lambda estimate: None,
+) -> None:
+    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours.
+
+    A network in blocks goes as far as its first block, with a whole batch, to see what it takes.
+    """
     first = dataclasses.replace(items, items=items.items[:1])
     try:
         with evaluating(ann), torch.inference_mode():
-            call(ann, to(next(batches_of(first, loaded, 1)), device_of(ann)))
+            found = estimate_of(loaded, ann, items, batch_size)
+            if found is None:
+                call(ann, to(next(batches_of(first, loaded, 1)), device_of(ann)))
+            else:
+                told(found)
     except OnespikeError:
         raise
     except Exception as error:  # any exception of a network and its preprocessing
@@ -115,6 +134,18 @@ def check_forward(loaded: LoadedModel, ann: nn.Module, items: Items) -> None:
             f"{loaded.spec}: the network fails on {first[0].name} after its own preprocessing "
             f"({loaded.preprocessing}): {first_line(error)}. Correct its configuration."
         ) from error
+
+
+def estimate_of(loaded: LoadedModel, ann: nn.Module, items: Items, batch_size: int) -> Estimate | None:
+    """What a network in blocks takes for these inputs; None for one in memory."""
+    if blocks_of(ann) is None:
+        return None
+
+    def forward() -> Any:
+        return call(ann, to(next(batches_of(items, loaded, batch_size)), device_of(ann)))
+
+    with evaluating(ann):
+        return estimate(ann, forward, steps(items, batch_size, ALONE))
 
 
 def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:

@@ -10,7 +10,7 @@ from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normali
 from onespike.conversion.network import convert
 from onespike.runs import storage
 from onespike.runs.pair import NetworkPair
-from onespike.runtime.devices import check_device, place_
+from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.validated import understood
 
 
@@ -42,17 +42,19 @@ def load_run(folder: Path, *, device: str = "cpu", device_map: str | None = None
     check_device(device)
     run = storage.load(folder)
     with understood(folder, storage.REMEDY):
-        loaded = _load_network(run)
-        ann = place_(loaded.model, device, device_map)
+        loaded = _load_network(run, on_disk=in_blocks(device_map))
+        ann = place_(loaded.model, device, device_map, loaded.stored)
         snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
     return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
 
 
-def _load_network(run: storage.Run) -> LoadedModel:
+def _load_network(run: storage.Run, on_disk: bool = False) -> LoadedModel:
     spec, attention = run.network["spec"], run.network["attention"]
     if (run.folder / storage.CONFIGURATION).is_dir():
         spec = f"{spec.partition(':')[0]}:{run.folder / storage.CONFIGURATION}"
-    if run.holds_weights:  # under the names that the network has in memory
+    if on_disk:
+        loaded = load_model(spec, weights=run.weights_file, attention=attention, on_disk=True)
+    elif run.holds_weights:  # under the names that the network has in memory
         loaded = load_model(spec, random_weights=True, attention=attention)
         load_checkpoint_(loaded.model, run.weights_file)
     else:  # under the names that their publisher gave them

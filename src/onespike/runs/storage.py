@@ -18,7 +18,9 @@ from onespike.errors import LoadError
 from onespike.recipe import Recipe
 from onespike.runs.schema import RunRecord
 from onespike.runtime.atomic import atomic_directory, sha256, write_atomically
+from onespike.runtime.blocks import blocks_of
 from onespike.runtime.devices import state_of
+from onespike.runtime.stored import write
 from onespike.runtime.validated import parse, sealed, understood, unsealed
 
 VERSION = 1
@@ -80,8 +82,7 @@ def save(
     with atomic_directory(folder) as partial:
         save_file(_tensors(thresholds), partial / THRESHOLDS)
         if reference_weights is None:
-            state = {name: tensor.detach().cpu().contiguous() for name, tensor in state_of(model).items()}
-            save_file(_unshared(state), partial / WEIGHTS)
+            _save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
         inside = sorted(file for file in partial.rglob("*") if file.is_file())
@@ -104,6 +105,18 @@ def save(
         (partial / RECORD).write_text(sealed(record), encoding="utf-8")
         for file in inside:  # safetensors makes its files unreadable for others
             shutil.copymode(partial / RECORD, file)
+
+
+def _save_weights(file: Path, model: nn.Module) -> None:
+    """All weights in one file; those of a network in blocks are copied one by one."""
+    from safetensors.torch import save_file
+
+    blocks = blocks_of(model)
+    if blocks is not None:
+        write(file, {n: blocks.names[n] if t.is_meta else t for n, t in model.state_dict().items()})
+        return
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state_of(model).items()}
+    save_file(_unshared(state), file)
 
 
 def replace_recipe(folder: Path, recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onespike.errors import UsageError
 from onespike.runtime.memory import available, in_words
@@ -184,6 +184,7 @@ def lie_in_blocks_(
     for name, parameter in model.named_parameters(remove_duplicate=False):  # tied ones are stored once
         if name in tensors or id(parameter) not in named:
             named[id(parameter)] = name
+    names = {n: tensors[named[id(p)]] for n, p in model.named_parameters(remove_duplicate=False)}
     units, resident = list[Unit](), 0
     inside, sizes = set[int](), dict[str, int]()
     blocks = list(_blocks(model))
@@ -229,8 +230,7 @@ def lie_in_blocks_(
         module = model.get_submodule(unit.name)
         module.register_forward_pre_hook(unit.before, with_kwargs=True)
         module.register_forward_hook(unit.behind, with_kwargs=True, always_call=True)
-    state = {name: tensors[name] for name in model.state_dict() if name in tensors}
-    placed = model.__dict__[PLACE] = Blocks(units, resident, device, memory, state)
+    placed = model.__dict__[PLACE] = Blocks(units, resident, device, memory, names)
     placed.estimate()
     return model
 
@@ -274,7 +274,3 @@ def _written(model: nn.Module) -> dict[str, Stored]:
     file = Path(folder) / "weights.safetensors"
     write(file, dict(model.named_parameters()))
     return stored_in([file])
-
-
-def tensor_of(entry: Stored | Tensor) -> Tensor:
-    return entry.read() if isinstance(entry, Stored) else entry

@@ -17,10 +17,25 @@ from onespike.errors import LoadError, UsageError
 from onespike.runtime.validated import read
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import Tensor, nn
 
+    from onespike.runtime.stored import Stored
+
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+BLOCKS = "blocks"
+"""The map of a network whose weights stay on disk and come one block at a time: `blocks`, or `blocks:8GB`."""
+
+
+def in_blocks(device_map: str | None) -> bool:
+    """Whether a map asks for one block at a time.
+
+    >>> in_blocks("blocks:8GB"), in_blocks("auto"), in_blocks(None)
+    (True, False, False)
+    """
+    return device_map is not None and device_map.partition(":")[0] == BLOCKS
 
 
 def check_device(device: str) -> torch.device:
@@ -35,15 +50,28 @@ def check_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None) -> nn.Module:
-    """Put a network on one device or, with a device map, on several.
+def place_(
+    model: nn.Module,
+    device: str = "cpu",
+    device_map: str | None = None,
+    stored: Mapping[str, Stored] | None = None,
+) -> nn.Module:
+    """Put a network on one device or, with a device map, on several, or on disk.
 
     Args:
         model: the network, all of it in memory.
-        device: where it goes as a whole.
+        device: where it goes as a whole, or one block at a time.
         device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
-            (a number, a device's name, `cpu` or `disk`).
+            (a number, a device's name, `cpu` or `disk`); `blocks` for one block at a time, `blocks:8GB` within so much.
+        stored: for `blocks`, where the parameters are on disk already, of a network that has none in memory.
     """
+    if device_map is not None and in_blocks(device_map):
+        from onespike.runtime.blocks import lie_in_blocks_
+        from onespike.runtime.memory import parse_size
+
+        size = device_map.partition(":")[2]
+        memory = parse_size(size) if size else None
+        return lie_in_blocks_(model, stored, device=check_device(device), memory=memory)
     if device_map is None:
         return model.to(check_device(device))
     if device != "cpu":
@@ -101,7 +129,7 @@ def _unsplit(model: nn.Module) -> list[str]:
 def _read(model: nn.Module, path: str) -> dict[str, Any]:
     if not Path(path).exists():
         raise UsageError(
-            f"device map {path!r}: neither a strategy ({', '.join(STRATEGIES)}) nor a file. Give one of them."
+            f"device map {path!r}: neither a strategy ({', '.join((*STRATEGIES, BLOCKS))}) nor a file. Give one of them."
         )
     found = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
     modules = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}

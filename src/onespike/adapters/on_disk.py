@@ -1,0 +1,66 @@
+"""Networks that are built without memory for their parameters, which stay in their files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onespike.adapters.base import ADAPTERS, LoadedModel, Source, require
+from onespike.adapters.checkpoints import REAL, refuse_differences
+from onespike.errors import LoadError
+from onespike.runtime.stored import Stored, stored_in
+
+
+def files_of(name: str, source: Source) -> list[Path]:
+    """The safetensors files that hold a network's weights; none where they are not at hand as such."""
+    if source.file is not None:
+        return [source.file] if source.file.suffix == ".safetensors" and source.file.is_file() else []
+    return sorted(Path(name).glob("*.safetensors")) if source.pretrained and Path(name).is_dir() else []
+
+
+def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
+    """The network, and where in these files its parameters and buffers are."""
+    accelerate = require("accelerate", "accelerate", f"{kind}:{name} in blocks")
+    with accelerate.init_empty_weights(include_buffers=False):
+        loaded = ADAPTERS[kind].load(name, Source(random=True, attention=source.attention))
+    model: Any = loaded.model
+    if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
+        model.tie_weights()
+    return _stored(loaded, _matching(f"{files[0].parent}", loaded, stored_in(files)), source.describe())
+
+
+def _matching(place: str, loaded: LoadedModel, found: dict[str, Stored]) -> dict[str, Stored]:
+    """What the network has of these tensors, if all of it is there, in its shape and of a type that it can take."""
+    model = loaded.model
+    wanted = model.state_dict()
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in found:
+            first.setdefault(id(parameter), name)
+    tied = {n: first.get(id(p), n) for n, p in model.named_parameters(remove_duplicate=False)}
+    missing = [name for name in wanted if tied.get(name, name) not in found]
+    known = {name: found[tied.get(name, name)] for name in wanted if name not in missing}
+    other = [
+        (n, entry.shape, wanted[n].shape) for n, entry in known.items() if entry.shape != wanted[n].shape
+    ]
+    try:
+        refuse_differences(place, model, missing, [], other)
+    except LoadError as error:
+        raise LoadError(
+            f"{error} Names that a library translates are read into memory only: without --device-map blocks."
+        ) from error
+    for name, entry in known.items():
+        if wanted[name].dtype in REAL and entry.dtype not in REAL:
+            raise LoadError(
+                f"{place}: the tensor {name} is of type {entry.dtype}, and the network needs {wanted[name].dtype}. "
+                "Save the weights as floating-point numbers."
+            )
+    return known
+
+
+def _stored(loaded: LoadedModel, tensors: Mapping[str, Stored], weights: str) -> LoadedModel:
+    longer = loaded.of_length
+    again = None if longer is None else lambda length: _stored(longer(length), tensors, weights)
+    return dataclasses.replace(loaded, stored=tensors, weights=weights, of_length=again)
