@@ -284,7 +284,6 @@ from pathlib import Path
 import torch
 from onespike import calibrate
 from onespike.adapters import load_model
-from onespike.errors import out_of_memory
 from onespike.runtime.devices import place_
 
 def data():
@@ -300,19 +299,19 @@ print(weights, len(calibrate(place_(loaded.model, device_map="blocks", stored=lo
 try:
     calibrate(load_model(spec, pretrained=True).model, ids)
 except Exception as error:
-    print(out_of_memory(error) or out_of_memory(error.__cause__), error)
+    print(error)
 """
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
 def test_weights_that_exceed_the_memory_of_the_process(tmp_path):
-    """137 MB of weights in 9 blocks, and a limit that leaves half of that beside what the libraries take."""
+    """172 MB of weights in 5 blocks, and a limit that leaves half of that beside what the libraries take."""
     folder = llama(
         tmp_path / "llama",
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=9,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=5,
         num_attention_heads=8,
         spread=0.02,
     )
@@ -321,5 +320,6 @@ def test_weights_that_exceed_the_memory_of_the_process(tmp_path):
         cwd=Path(__file__).parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    size, sites, lacking, *_ = done.stdout.split()
-    assert (int(size), int(sites), lacking) == (136_943_616, 9 * 11 + 1, "True"), done.stdout
+    found, message = done.stdout.splitlines()
+    assert found == f"171181056 {5 * 11 + 1}"
+    assert "its weights do not fit into memory" in message and message.endswith(": --device-map blocks.")

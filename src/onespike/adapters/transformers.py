@@ -24,7 +24,7 @@ from onespike.adapters.base import (
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import backbone_of, padded, processed
 from onespike.adapters.writing import causal, encoder, takes_first
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError, UsageError, out_of_memory
 from onespike.tasks import Classification
 
 if TYPE_CHECKING:
@@ -196,6 +196,11 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except (LoadError, UsageError):
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise LoadError(
+                f"{spec}: its weights do not fit into memory ({first_line(error)}). Read them one block at a time: "
+                "--device-map blocks."
+            ) from error
         if Path(name).is_dir():
             raise LoadError(
                 f"{spec}: the folder holds no network that can be loaded ({first_line(error)}). "
