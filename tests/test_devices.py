@@ -101,7 +101,7 @@ def test_bad_maps(write, devices, message):
 
 
 def test_bad_words():
-    message = r"^device map 'all': neither a strategy \(auto, balanced, balanced_low_0, sequential\) nor a file\. Give one"
+    message = r"^device map 'all': neither a strategy \(auto, balanced, balanced_low_0, sequential, blocks\) nor a file\. Give one"
     with pytest.raises(UsageError, match=message):
         place_(transformer(), device_map="all")
     with pytest.raises(
