@@ -93,8 +93,8 @@ def calibrate(
 ) -> Thresholds:
     """Run the unlabeled batches through the network and take a threshold for every site.
 
-    The network is left unchanged. Memory does not grow with the number of batches, and their order and split do not
-    change the result.
+    The network is left unchanged. Memory does not grow with the number of batches (of a network in blocks: by the hidden
+    states of each), and their order and split do not change the result.
 
     Args:
         model: any network; it is run in evaluation mode on the device where it is.

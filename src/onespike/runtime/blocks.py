@@ -25,6 +25,8 @@ from onespike.runtime.stored import Stored, write
 
 SMALL = 1 / 16
 """What is smaller than this part of the largest block stays in memory."""
+SHARE = 3 / 4
+"""The part of the free memory that weights and activations between blocks may take; a block's own work needs the rest."""
 PLACE, HELD = "_in_blocks", "_held_for_blocks"
 """Where a network keeps its `Blocks`, and a module whose weights are there what stood in their place."""
 
@@ -143,7 +145,9 @@ class Blocks:
 
     def estimate(self, carried: int = 0, most: int = 1) -> Estimate:
         """What it takes, where a batch carries this much; refused where one batch does not fit."""
-        there = available(self.device) if self.memory is None else self.memory - self.resident
+        free = available(self.device) if self.memory is None else None
+        there = None if free is None else int(SHARE * free)
+        there = there if self.memory is None else self.memory - self.resident
         largest = self.largest
         if there is not None and largest.size + carried > there:
             raise UsageError(
@@ -176,7 +180,7 @@ def lie_in_blocks_(
         model: the network, in memory, or built without memory for its parameters, which are then in `tensors`.
         tensors: parameters and buffers by their names in the network; by default they are written to a temporary file.
         device: where it computes.
-        memory: bytes that weights and activations between blocks may take; by default what is free.
+        memory: bytes that weights and activations between blocks may take; by default three quarters of what is free.
     """
     device = torch.device(device)
     tensors = _written(model) if tensors is None else tensors
@@ -185,46 +189,29 @@ def lie_in_blocks_(
         if name in tensors or id(parameter) not in named:
             named[id(parameter)] = name
     names = {n: tensors[named[id(p)]] for n, p in model.named_parameters(remove_duplicate=False)}
-    units, resident = list[Unit](), 0
-    inside, sizes = set[int](), dict[str, int]()
-    blocks = list(_blocks(model))
-    for _, block in blocks:
-        inside |= {id(module) for module in block.modules()}
-    sizes = {name: sum(p.numel() * p.itemsize for p in block.parameters()) for name, block in blocks}
-    alone = [
-        (name, module)
-        for name, module in model.named_modules()
-        if id(module) not in inside
-        and not any(True for _ in module.children())
-        and any(True for _ in module.parameters())
-    ]
-    sizes |= {name: sum(p.numel() * p.itemsize for p in module.parameters()) for name, module in alone}
-    least = SMALL * max((sizes[name] for name, _ in blocks or alone), default=0)
-    chosen = [*((name, block, True) for name, block in blocks)]
-    chosen += [(name, module, False) for name, module in alone if sizes[name] >= least]
-    taken = set[int]()
-    for name, module, repeats in chosen:
-        weights = {}
-        for path, parameter in module.named_parameters(remove_duplicate=False):
-            weights[path] = (tensors[named[id(parameter)]], parameter.dtype)
+    units = []
+    for name, module, repeats in _coming_and_going(model):
+        weights = {
+            path: (tensors[named[id(parameter)]], parameter.dtype)
+            for path, parameter in module.named_parameters(remove_duplicate=False)
+        }
         units.append(Unit(name, weights, repeats, device))
-        taken |= {id(part) for part in module.modules()}
     if not units:
         raise UsageError("blocks: this network has no weights. Leave --device-map out.")
+    away = {id(part) for unit in units for part in model.get_submodule(unit.name).modules()}
+    resident = 0
     for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
         for own, parameter in list(module.named_parameters(recurse=False)):
-            stored = tensors[named[id(parameter)]]
-            if id(module) in taken:
-                empty = torch.empty(stored.shape, dtype=parameter.dtype, device="meta")
-                placeholder = nn.Parameter(empty, requires_grad=False)
+            if id(module) in away:
+                value = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
             else:
-                placeholder = nn.Parameter(stored.read().to(device, parameter.dtype), requires_grad=False)
-                resident += placeholder.numel() * placeholder.itemsize
-            setattr(module, own, placeholder)
+                value = names[prefix + own].read().to(device, parameter.dtype)
+                resident += value.numel() * value.itemsize
+            setattr(module, own, nn.Parameter(value, requires_grad=False))
         for own, buffer in list(module.named_buffers(recurse=False)):
-            path = f"{name}.{own}" if name else own
-            value = tensors[path].read().to(buffer.dtype) if path in tensors else buffer
-            setattr(module, own, value.to(device))
+            stored = tensors.get(prefix + own)
+            setattr(module, own, (buffer if stored is None else stored.read().to(buffer.dtype)).to(device))
         module.__dict__["_execution_device"] = device
     for unit in units:
         module = model.get_submodule(unit.name)
@@ -233,6 +220,24 @@ def lie_in_blocks_(
     placed = model.__dict__[PLACE] = Blocks(units, resident, device, memory, names)
     placed.estimate()
     return model
+
+
+def _coming_and_going(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """The modules whose weights come and go, and whether they repeat: blocks, and what else is large and has no parts."""
+    blocks = list(_blocks(model))
+    inside = {id(part) for _, block in blocks for part in block.modules()}
+    alone = [
+        (name, module)
+        for name, module in model.named_modules()
+        if id(module) not in inside and not any(True for _ in module.children())
+    ]
+    least = SMALL * max((_bytes(module) for _, module in blocks or alone), default=0)
+    yield from ((name, block, True) for name, block in blocks)
+    yield from ((name, module, False) for name, module in alone if _bytes(module) >= max(least, 1))
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
 
 
 def _blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
