@@ -11,6 +11,7 @@ how many of them a stage takes per input. The random Llama is measured twice, in
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import resource
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ NETWORKS: dict[str, tuple[Any, ...]] = {
 
 
 def random_llama(folder: Path, assets: Path) -> Path:
-    """134 million parameters: 12 layers of width 896, and the tokenizer of stories15M."""
+    """129 million parameters: 12 layers of width 896, and the tokenizer of stories15M."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -89,17 +91,18 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     given: dict[str, Any] = {} if spec.startswith("bundled") else {"pretrained": True}
     given = {"weights": assets / weights} if weights else given
     data = {p: p if p.startswith("bundled") else str(assets / p) for p in (calibration, test)}
+    for library in ("timm", "transformers", "accelerate"):
+        importlib.import_module(library)
     before, clock = peak(), Clock()
     loaded = load_model(spec, **given, on_disk=in_blocks)
     loaded = loaded if length is None else loaded.with_length(length)
+    parameters = sum(p.numel() for p in loaded.model.parameters())
     model = place_(loaded.model, device_map="blocks" if in_blocks else None, stored=loaded.stored)
     items = runs.choose(data[calibration], count, loaded.task)
     inputs = list(runs.Inputs(items, loaded, size))
     recipe = preset("fast" if passes else "sformer").replace(passes=passes)
 
     def forwards(network: Any) -> None:
-        from functools import partial
-
         with evaluating(network):
             for _ in in_turn(network, (partial(call, network, batch) for batch in inputs)):
                 pass
@@ -126,7 +129,7 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     files = {file.name: file.stat().st_size / 1e6 for file in folder.iterdir() if file.is_file()}
     return {
         "network": name,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": parameters,
         "macs": thresholds.macs,
         "inputs": len(items),
         "tokens": length,
