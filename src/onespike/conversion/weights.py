@@ -1,5 +1,5 @@
 """Weights that a conversion changes and restores: BatchNorm merged into the convolution before it, so that no analog
-norm follows a CNN's products, and linear maps re-fitted to their spikes.
+norm follows a CNN's products, and weights re-fitted to the spikes that they receive.
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
 
 
 def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
-    """Add each change to a linear map's weight, and its last column to the bias."""
+    """Add each change to the weight of a linear map or convolution, and its last column to the bias."""
     for name, change in changes.items():
-        linear: Any = model.get_submodule(name)
-        if linear.weight.is_meta:
+        module: Any = model.get_submodule(name)
+        if module.weight.is_meta:
             raise ConversionError(
                 f"convert: the weights of {name} are not in memory, so they cannot be re-fitted. "
                 "Keep them there with another device map, or leave the pass 'refit' out."
             )
-        kept = Folded(linear.weight, linear.bias, "weights re-fitted to spikes")
-        added = change.to(linear.weight)
-        linear.weight = nn.Parameter(kept.weight + added[:, :-1], kept.trains)
-        bias = added[:, -1] if kept.bias is None else kept.bias + added[:, -1]
-        linear.bias = nn.Parameter(bias.clone(), kept.trains)
-        linear.folded = kept
+        weight, bias, added = module.weight.detach(), module.bias, change.to(module.weight)
+        kept = module._modules.get("folded")
+        if isinstance(kept, Folded):
+            kept.what += ", re-fitted to spikes"
+        else:
+            kept = module.folded = Folded(module.weight, bias, "weights re-fitted to spikes")
+        module.weight = nn.Parameter(weight + added[:, :-1].view_as(weight), kept.trains)
+        moved = added[:, -1].clone() if bias is None else bias.detach() + added[:, -1]
+        module.bias = nn.Parameter(moved, kept.trains)
 
 
 def unfold_(model: nn.Module) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
 
 from onespike.conversion.attach import named_neurons
 from onespike.passes.base import PassContext, PassState, calibration_pass
@@ -17,12 +18,14 @@ from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site
 
 RIDGE = 1.0
-"""Added to the spikes' variances, relative to their mean: with less, few inputs decide too much."""
+"""What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
+LARGEST, PLACES = 1280, 4096
+"""The most inputs of one output whose products are summed, and how many places of a batch a convolution is fitted at."""
 
 
 @dataclass
 class Moments:
-    """Weighted sums over rows at one site: of the spikes' values s, of the errors r = x − s, and of products."""
+    """Weighted sums over rows at one site, by group of channels: of the spikes' values s, of the errors r = x − s, of products."""
 
     weight: Tensor
     value: Tensor
@@ -31,35 +34,59 @@ class Moments:
     cross: Tensor
 
     @classmethod
-    def none(cls, inputs: int, like: Tensor) -> Moments:
-        shapes: tuple[tuple[int, ...], ...] = ((), (inputs,), (inputs,), (inputs, inputs), (inputs, inputs))
+    def none(cls, groups: int, inputs: int, like: Tensor) -> Moments:
+        vector, matrix = (groups, inputs), (groups, inputs, inputs)
+        shapes: tuple[tuple[int, ...], ...] = ((), vector, vector, matrix, matrix)
         return cls(*(like.new_zeros(shape) for shape in shapes))
 
     def add(self, value: Tensor, missed: Tensor, weight: Tensor) -> None:
+        """Add rows of [groups, rows, inputs], each with a weight of [rows, 1]."""
         weighted = value * weight
         self.weight += weight.sum()
-        self.value += weighted.sum(0)
-        self.missed += (missed * weight).sum(0)
-        self.square += weighted.T @ value
-        self.cross += weighted.T @ missed
+        self.value += weighted.sum(1)
+        self.missed += (missed * weight).sum(1)
+        self.square += weighted.mT @ value
+        self.cross += weighted.mT @ missed
 
     def change(self, weight: Tensor) -> Tensor:
         """[D | d] of least Σ g·‖W·x − (W + D)·s − d‖² + ridge·‖D‖²: D = W·C·(H + ridge)⁻¹, d = W·E[r] − D·E[s]."""
         value, missed = self.value / self.weight, self.missed / self.weight
-        square = (self.square - self.weight * torch.outer(value, value)).double()
-        cross = (self.cross - self.weight * torch.outer(value, missed)).double()
-        diagonal = square.diagonal()
-        diagonal += RIDGE * diagonal.mean() + torch.finfo(weight.dtype).tiny
-        matrix = weight.detach().double().to(square.device)
-        added = torch.linalg.solve(square, cross @ matrix.T).T
-        bias = matrix @ missed.double() - added @ value.double()
-        return torch.cat((added, bias[:, None]), 1).float().cpu()
+        square = (self.square - self.weight * value[:, :, None] * value[:, None]).double()
+        cross = (self.cross - self.weight * value[:, :, None] * missed[:, None]).double()
+        diagonal = square.diagonal(dim1=1, dim2=2)
+        diagonal += RIDGE * diagonal.mean(1, keepdim=True) + torch.finfo(weight.dtype).tiny
+        matrix = weight.detach().double().to(square.device).reshape(len(value), -1, value.shape[1])
+        added = torch.linalg.solve(square, cross @ matrix.mT).mT
+        bias = matrix @ missed.double()[:, :, None] - added @ value.double()[:, :, None]
+        return torch.cat((added, bias), 2).flatten(0, 1).float().cpu()
 
 
-def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
-    """Return the Fisher information of each row of [.., inputs], as a column; 1 where there are no positions."""
-    if position is None:
-        return x.new_ones(x[..., 0].numel(), 1)
+def rows_of(module: nn.Module, both: Tensor, generator: Generator) -> Tensor:
+    """What each output of a linear map or a convolution sums up, of two operands: [2, groups, rows, inputs].
+
+    Of a convolution these are patches at some places.
+    """
+    if not isinstance(module, nn.Conv2d):
+        return both.flatten(1, -2)[:, None]
+    part: Any = {"dilation": module.dilation, "padding": module.padding, "stride": module.stride}
+    patches: Tensor = F.unfold(both.flatten(0, 1), module.kernel_size, **part)
+    patches = patches.mT.reshape(2, -1, patches.shape[1])
+    chosen = torch.randperm(patches.shape[1], generator=generator)[:PLACES].to(both.device)
+    rows: Tensor = patches[:, chosen].unflatten(-1, (module.groups, -1)).transpose(1, 2)
+    return rows
+
+
+def weight_of(module: Any) -> Tensor | None:
+    """Return the weight of a linear map, or of a convolution with few inputs per output; None of any other module."""
+    kind = type(module)
+    if kind is nn.Conv2d and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
+        return None
+    fits = kind is nn.Linear or (kind is nn.Conv2d and module.weight[0].numel() <= LARGEST)
+    return module.weight if fits else None
+
+
+def importance(row: Fisher, position: int, x: Tensor) -> Tensor:
+    """Return the Fisher information of each row of [.., inputs], as a column."""
     table = row.information.movedim(position, 0).flatten(1).sum(1).to(x)
     shape = [1] * x.dim()
     shape[position] = len(table)
@@ -68,40 +95,43 @@ def importance(row: Fisher, position: int | None, x: Tensor) -> Tensor:
 
 @calibration_pass("refit", needs=("allocate",), whole=True)
 def refit(state: PassState, given: PassContext) -> PassState:
-    """Fit W + D and b + d for every linear map behind spikes, from x and its spikes in the original network.
+    """Fit W + D and b + d for linear maps and convolutions behind spikes, from x and its spikes in the original network.
 
-    Rows are weighted by Fisher information: the class token is one in hundreds. Then the energy is met again, and the
-    result is kept if it is nearer to the original network on inputs that it was not fitted to.
+    Rows are weighted by Fisher information: the class token is one in hundreds. A convolution is a linear map of the
+    patches that it sees; one with more than 1,280 inputs per output keeps its weights. Then the energy is met again, and
+    the result is kept if it is nearer to the original network on inputs that it was not fitted to.
     """
     free, held = held_out("refit", given)
     goal, known = least(state, given), fisher(state, given)
-    modules = dict(given.model.named_modules())
-    linear = {
-        site: modules[Site.parse(site).owner]
+    model, batches = unspiked(state, given), take_first(given.inputs, FISHER_IMAGES)[: len(free)]
+    modules = {
+        site: module
         for site, t in state.spiking.items()
-        if type(modules[Site.parse(site).owner]) is nn.Linear and t.calls == 1
+        if weight_of(module := model.get_submodule(Site.parse(site).owner)) is not None and t.calls == 1
     }
+    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(model)}
+    generator = torch.Generator().manual_seed(given.seed + 3)
     sums: dict[str, Moments] = {}
 
     def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
-        if site in linear:
+        if site in modules:
             # half precision is too small for sums of squares
-            exact, value = x.float(), fired[site](x).float()
+            exact, value, module = x.float(), fired[site](x).float(), modules[site]
+            rows, missed = rows_of(module, torch.stack((value, exact - value)), generator)
             if site not in sums:
-                sums[site] = Moments.none(x.shape[-1], exact)
-            rows = importance(known[site], state.axes(site).position, exact)
-            sums[site].add(value.flatten(0, -2), (exact - value).flatten(0, -2), rows)
+                sums[site] = Moments.none(len(rows), rows.shape[-1], exact)
+            position = state.axes(site).position
+            weight = exact.new_ones(1, 1) if position is None else importance(known[site], position, exact)
+            sums[site].add(rows, missed, weight.expand(rows.shape[1], 1))
         return x
 
-    model, batches = unspiked(state, given), take_first(given.inputs, FISHER_IMAGES)[: len(free)]
-    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(model)}
     with torch.inference_mode(), probing(model, visit):
         for batch in given.progress("re-fitting", len(batches))(batches):
             call(model, to(batch, device_of(model)))
         changes = {
-            site: {"change": of_site.change(linear[site].weight)}
+            site: {"change": of_site.change(weight)}
             for site, of_site in sums.items()
-            if bool(of_site.weight > 0)
+            if bool(of_site.weight > 0) and (weight := weight_of(modules[site])) is not None
         }
     fitted = fit(state.with_sites(changes), given, goal)
     judges = [given.inputs[i] for i in held]
