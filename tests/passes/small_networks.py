@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onespike import calibrate, preset
+from onespike import calibrate, convert, preset
 from onespike.passes import PassContext, PassState
+from onespike.runtime.forward import evaluating
+
+ALL = ("nearest", "layout", "positions", "center", "allocate")
 
 
 class Block(nn.Module):
@@ -61,3 +64,10 @@ def tokens(count: int = 48, seed: int = 2) -> list[torch.Tensor]:
 def start(model: nn.Module, inputs: list[torch.Tensor], **given) -> tuple[PassState, PassContext]:
     recipe = preset("sformer")
     return PassState(calibrate(model, inputs, recipe), recipe), PassContext(model, inputs, **given)
+
+
+def divergence(model, state, inputs) -> float:
+    snn = convert(model, state.thresholds, state.recipe)
+    with evaluating(snn), evaluating(model):
+        p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
+    return float((p.exp() * (p - q)).sum(-1).mean())

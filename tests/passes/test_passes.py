@@ -7,10 +7,10 @@ import importlib
 
 import pytest
 import torch
-from small_networks import attention, convolutional, start, tokens
+from small_networks import ALL, attention, convolutional, divergence, start, tokens
 from torch import nn
 
-from onespike import convert, metered, revert_
+from onespike import convert, metered
 from onespike.conversion.attach import named_neurons
 from onespike.errors import UsageError
 from onespike.neurons import AffineFire, ScaleFire
@@ -18,18 +18,8 @@ from onespike.passes import PASSES, chain, check_passes, parse_passes, statistic
 from onespike.passes.budget import spending
 from onespike.passes.correct import weighted_mean
 from onespike.passes.layout import digit_levels
-from onespike.passes.refit import RIDGE, Moments
 from onespike.passes.statistics import Fisher, fisher
 from onespike.runtime.forward import evaluating
-
-ALL = ("nearest", "layout", "positions", "center", "allocate")
-
-
-def divergence(model, state, inputs) -> float:
-    snn = convert(model, state.thresholds, state.recipe)
-    with evaluating(snn), evaluating(model):
-        p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
-    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def test_centered_neuron_by_hand():
@@ -277,65 +267,3 @@ def test_conflicting_passes_are_named(monkeypatch):
     monkeypatch.setitem(base.CONFLICTS, "layout", ("center",))
     with pytest.raises(UsageError, match="'layout' and 'center' exclude each other"):
         check_passes(("layout", "center"))
-
-
-def test_refitted_weights_are_the_ridge_solution():
-    """Against a least-squares solver on the rows themselves: weights, bias and ridge as more rows."""
-    torch.manual_seed(0)
-    rows, weight = torch.randn(200, 6).double(), torch.randn(4, 6).double()
-    value, importance = (rows * 2).round() / 2 + 0.1, torch.rand(200, 1).double()
-    sums = Moments.none(6, rows)
-    for part in (slice(0, 80), slice(80, 200)):
-        sums.add(value[part], (rows - value)[part], importance[part])
-    found = sums.change(weight).double()
-    mean = (importance * value).sum(0) / importance.sum()
-    ridge = RIDGE * (importance * (value - mean) ** 2).sum(0).mean()
-    unknowns = torch.cat((value, torch.ones(200, 1)), 1) * importance.sqrt()
-    wanted = (rows - value) @ weight.T * importance.sqrt()
-    penalty = torch.eye(6, 7).double() * ridge.sqrt()
-    expected = torch.linalg.lstsq(
-        torch.cat((unknowns, penalty)), torch.cat((wanted, torch.zeros(6, 4)))
-    ).solution
-    assert torch.allclose(found, expected.T, atol=1e-5)
-
-
-def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
-    model = attention()
-    state, given = start(model, tokens(128), budget=0.08)
-    plain, fitted = (chain(state, given, names) for names in (ALL, (*ALL, "refit")))
-    assert spending(fitted, given) == pytest.approx(0.08, rel=0.011)
-    others = tokens(128, seed=9)
-    assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
-    changed = {site for site, t in fitted.thresholds.items() if t.change is not None}
-    assert "blocks.0.fc2:linear0_input" in changed
-    assert all(site.endswith("linear0_input") for site in changed)
-
-
-def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
-    module = importlib.import_module("onespike.passes.refit")
-    judged = []
-
-    def worse_each_time(state, model, batches):
-        judged.append(len(batches))
-        return len(judged)
-
-    monkeypatch.setattr(module, "divergence", worse_each_time)
-    kept = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
-    assert judged == [1, 1]
-    assert all(t.change is None for t in kept.thresholds.values())
-
-
-def test_a_refitted_network_goes_back_to_its_own_weights():
-    model = attention()
-    state, given = start(model, tokens(128), budget=0.08)
-    fitted = chain(state, given, (*ALL, "refit"))
-    snn = convert(model, fitted.thresholds, fitted.recipe, share_weights=True)
-    name = "blocks.0.fc2.weight"
-    assert not torch.equal(snn.state_dict()[name], model.state_dict()[name])
-    assert "re-fitted to spikes" in repr(snn.get_submodule("blocks.0.fc2"))
-    revert_(snn)
-    assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())
-    excluded = fitted.recipe.replace(exclude=("blocks.0.fc2:*",))
-    assert torch.equal(
-        convert(model, fitted.thresholds, excluded).state_dict()[name], model.state_dict()[name]
-    )

@@ -19,7 +19,7 @@ from onespike.sites import Operand, Site
 
 RIDGE = 1.0
 """What is added to the spikes' variances, as a part of their mean: with less, few inputs decide too much."""
-LARGEST, PLACES = 1280, 4096
+LARGEST, PLACES = 1280, 1024
 """The most inputs of one output whose products are summed, and how many places of a batch a convolution is fitted at."""
 
 

@@ -25,7 +25,7 @@ from onespike.sites import Operand, Visit, visiting
 from onespike.sites.padding import mask_of, real
 from onespike.tasks.base import Drawing
 
-FISHER_IMAGES, SAMPLED_IMAGES, HELD = 128, 64, 64
+FISHER_IMAGES, SAMPLED_IMAGES, HELD = 256, 64, 128
 PART = 4
 """Inputs per backward pass, few enough that it keeps little beside a forward of a whole batch."""
 SAMPLES = 2**17

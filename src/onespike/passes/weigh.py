@@ -15,7 +15,7 @@ from onespike.passes.budget import least
 from onespike.passes.statistics import Heard, divergence, gradients, held_out
 from onespike.sites import Operand
 
-IMAGES = 64
+IMAGES = 128
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors on the present steps to try."""
 DOUBT = 8.0

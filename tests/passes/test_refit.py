@@ -1,0 +1,142 @@
+"""Pass `refit`: weights of linear maps and convolutions against a least-squares solver, and what is kept of them."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from small_networks import ALL, attention, divergence, start, tokens
+from torch import nn
+
+from onespike import convert, revert_
+from onespike.passes import chain
+from onespike.passes.budget import spending
+from onespike.passes.refit import RIDGE, Moments, rows_of, weight_of
+
+CONVOLUTION = ("nearest", "layout", "center", "allocate")
+
+
+def test_refitted_weights_are_the_ridge_solution():
+    """Against a least-squares solver on the rows themselves: weights, bias and ridge as more rows."""
+    torch.manual_seed(0)
+    rows, weight = torch.randn(200, 6).double(), torch.randn(4, 6).double()
+    value, importance = (rows * 2).round() / 2 + 0.1, torch.rand(200, 1).double()
+    sums = Moments.none(1, 6, rows)
+    for part in (slice(0, 80), slice(80, 200)):
+        sums.add(value[None, part], (rows - value)[None, part], importance[part])
+    found = sums.change(weight).double()
+    mean = (importance * value).sum(0) / importance.sum()
+    ridge = RIDGE * (importance * (value - mean) ** 2).sum(0).mean()
+    unknowns = torch.cat((value, torch.ones(200, 1)), 1) * importance.sqrt()
+    wanted = (rows - value) @ weight.T * importance.sqrt()
+    penalty = torch.eye(6, 7).double() * ridge.sqrt()
+    expected = torch.linalg.lstsq(
+        torch.cat((unknowns, penalty)), torch.cat((wanted, torch.zeros(6, 4)))
+    ).solution
+    assert torch.allclose(found, expected.T, atol=1e-5)
+
+
+def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
+    model = attention()
+    state, given = start(model, tokens(128), budget=0.08)
+    plain, fitted = (chain(state, given, names) for names in (ALL, (*ALL, "refit")))
+    assert spending(fitted, given) == pytest.approx(0.08, rel=0.011)
+    others = tokens(128, seed=9)
+    assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
+    changed = {site for site, t in fitted.thresholds.items() if t.change is not None}
+    assert "blocks.0.fc2:linear0_input" in changed
+    assert all(site.endswith("linear0_input") for site in changed)
+
+
+def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
+    module = importlib.import_module("onespike.passes.refit")
+    judged = []
+
+    def worse_each_time(state, model, batches):
+        judged.append(len(batches))
+        return len(judged)
+
+    monkeypatch.setattr(module, "divergence", worse_each_time)
+    kept = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
+    assert judged == [1, 1]
+    assert all(t.change is None for t in kept.thresholds.values())
+
+
+def test_a_refitted_network_goes_back_to_its_own_weights():
+    model = attention()
+    state, given = start(model, tokens(128), budget=0.08)
+    fitted = chain(state, given, (*ALL, "refit"))
+    snn = convert(model, fitted.thresholds, fitted.recipe, share_weights=True)
+    name = "blocks.0.fc2.weight"
+    assert not torch.equal(snn.state_dict()[name], model.state_dict()[name])
+    assert "re-fitted to spikes" in repr(snn.get_submodule("blocks.0.fc2"))
+    revert_(snn)
+    assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())
+    excluded = fitted.recipe.replace(exclude=("blocks.0.fc2:*",))
+    assert torch.equal(
+        convert(model, fitted.thresholds, excluded).state_dict()[name], model.state_dict()[name]
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 6, 1, stride=2),
+        nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        nn.Conv2d(4, 6, 3, padding=2, dilation=2, groups=2),
+    ],
+    ids=["dense", "pointwise", "depthwise", "dilated"],
+)
+def test_the_rows_of_a_convolution_give_its_outputs(module):
+    x = torch.randn(2, 4, 7, 5)
+    rows = rows_of(module, torch.stack((x, -x)), torch.Generator().manual_seed(0))
+    weight = weight_of(module).reshape(module.groups, -1, rows.shape[-1])
+    found = (rows[0] @ weight.mT).transpose(0, 1).flatten(1) + module.bias
+    wanted = module(x).movedim(1, -1).flatten(0, 2)
+    assert torch.equal(rows[1], -rows[0])
+    for output in (found, wanted):  # places are shuffled
+        assert len(output) == module(x)[:, 0].numel()
+    assert torch.allclose(found.sort(0).values, wanted.sort(0).values, atol=1e-5)
+
+
+def pixels(count: int, seed: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(count, 2, 6, 6, generator=generator).split(16))
+
+
+def normalized() -> nn.Module:
+    """Dense, depthwise and pointwise convolutions with BatchNorm, as mobile networks have them."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
+    )  # fmt: skip
+    with torch.no_grad():
+        for _ in range(20):
+            model(torch.randn(64, 2, 6, 6))
+        model[-1].weight *= 4
+    return model.eval()
+
+
+def test_convolutions_are_refitted_after_their_batchnorm_and_go_back():
+    model = normalized()
+    state, given = start(model, pixels(192), budget=0.05)
+    plain, fitted = (chain(state, given, names) for names in (CONVOLUTION, (*CONVOLUTION, "refit")))
+    others = pixels(192, seed=9)
+    assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
+    changed = {site.partition(":")[0] for site, t in fitted.thresholds.items() if t.change is not None}
+    assert {"3", "6"} <= changed
+    snn = convert(model, fitted.thresholds, fitted.recipe)
+    assert "BatchNorm merged into the weights, re-fitted to spikes" in repr(snn[3])
+    revert_(snn)
+    assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())
+
+
+def test_convolutions_that_are_too_wide_or_pad_otherwise_keep_their_weights():
+    assert weight_of(nn.Conv2d(256, 8, 3)) is None
+    assert weight_of(nn.Conv2d(2, 4, 3, padding="same")) is None
+    assert weight_of(nn.Conv2d(2, 4, 3, padding_mode="reflect")) is None
+    assert weight_of(nn.Conv1d(2, 4, 3)) is None and weight_of(nn.ReLU()) is None
