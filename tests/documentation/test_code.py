@@ -44,7 +44,7 @@ def given(page: str) -> dict[str, Any]:
 @pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=lambda page: page.stem)
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
     """As it stands: of bundled images it gets a few, and the default preset has one pass in place of many."""
-    monkeypatch.chdir(made(tmp_path) if page.stem == "detection" else tmp_path)
+    monkeypatch.chdir(made(tmp_path) if page.stem in ("detection", "scale") else tmp_path)
     every = tasks.list_images
     monkeypatch.setattr(tasks, "list_images", lambda name: tasks.limit(every(name), 8))
     one_pass = Preset("one pass", settings={"passes": ("nearest",), "budget": 0.2, "energy": "binary"})

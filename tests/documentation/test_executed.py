@@ -55,12 +55,13 @@ ELSEWHERE = {
     ),
     "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
     "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
+    "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --main_process_ip HOST --main_process_port 29500 -m onespike evaluate run --data imagenet/val --json result.json": LAUNCHED,
     "python benchmarks/faults --json faults.json": CAMPAIGN,
     "python benchmarks/faults --only records --mutations 500": CAMPAIGN,
     "python benchmarks/faults --seed 1 --work DIR --case records:17": CAMPAIGN,
 }
 """Command → why it does not run here. An entry that no page has any more fails."""
-SCRIPTS = ("fetch_language.py", "front.py", "headline.py", "speed.py", "yolo11_coco.py")
+SCRIPTS = ("fetch_language.py", "front.py", "headline.py", "scale.py", "speed.py", "yolo11_coco.py")
 """Benchmarks that take HOURS or fetch weights, with any options."""
 FEW = "--limit 6"
 SIZES = {
