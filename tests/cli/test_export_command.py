@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import TEST, Command
+
+from onespike.deploy.exports import FORMATS
 
 
 def test_a_run_becomes_a_program(cli: Command, vit_run: Path, tmp_path: Path) -> None:
@@ -27,6 +30,17 @@ def test_refusals(cli: Command, vit_run: Path, tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "a.pt2"
     words = ("export", vit_run, "--out", out, "--format")
     assert cli(*words, "pt3").message().startswith("unknown format 'pt3'. Did you mean 'pt2'? Known: ")
+    assert cli(*words, "onnx").message() == (
+        f"export: files of onnx end in .onnx, by which other programs know them. Choose --out {tmp_path / 'a.onnx'}."
+    )
+    for name in ("onnx", "openvino", "nir"):
+        known = FORMATS[name]
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, known.needs[0], None)
+            missing = cli("export", vit_run, "--out", tmp_path / f"a{known.suffix}", "--format", name)
+        assert missing.message() == (
+            f"export: {name} needs {known.needs[0]}. Install it with: pip install 'onespike[{name}]'"
+        )
     assert cli(*words, "pt2", "--limit", 1).message() == (
         "export: at least two inputs are needed, so that the size of a batch can be left open."
     )

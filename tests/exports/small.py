@@ -75,6 +75,7 @@ class InPlace(nn.Module):
 
 SHAPES = {InPlace: (3, 6, 6), Convolutions: (3, 12, 12), Attention: (5, 6), Deep: (6,)}
 AFFINE = Recipe(passes=("nearest", "positions", "center"), levels="mixed:6")
+TOKENS = Recipe(passes=("nearest", "tokens"))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, Attention, Convolutions, Deep, InPlace, small
+from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, InPlace, small
+from exports.small import SHAPES as SMALL_SHAPES
 from onespike.deploy.exports import Exported
 from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
 from onespike.errors import LoadError, UsageError
@@ -24,6 +26,7 @@ CASES = {
     "convolutions": (Convolutions, None),
     "attention": (Attention, None),
     "affine attention": (Attention, AFFINE),
+    "steps by token": (Attention, TOKENS),
     "affine convolutions": (Convolutions, AFFINE),
     "in place": (InPlace, None),
     "in place, affine": (InPlace, AFFINE),
@@ -62,28 +65,64 @@ def test_the_script_is_short() -> None:
     assert all(len(line) <= 125 for line in lines)
 
 
-@pytest.mark.parametrize("kind", [Deep, Convolutions])
-def test_integer_thresholds_decide_as_neurons_do(kind: type[nn.Module], tmp_path: Path) -> None:
-    written(kind, None, tmp_path / "a")
+class Signed(nn.Sequential):
+    """Linear maps with nothing between, so that neurons fire counts of both signs."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 16), nn.Linear(16, 12), nn.Linear(12, 8), nn.Linear(8, 3))
+
+
+SMALL_SHAPES[Signed] = (6,)
+CHANNEL = Recipe(granularity="channel", io="spiking")
+CENTERED = Recipe(passes=("nearest", "center"), io="spiking")
+DECIDED = {
+    "a chain": (Deep, None, 1),
+    "convolutions": (Convolutions, None, 1),
+    "steps by channel": (Deep, CHANNEL, 3),
+    "centers": (Deep, CENTERED, 3),
+    "both signs": (Signed, Recipe(io="spiking"), 3),
+    "both signs, centers": (Signed, CENTERED, 3),
+    "centers in convolutions": (Convolutions, CENTERED, 1),
+}
+"""Network, recipe, and how many of its neurons are decided by sums alone."""
+
+
+@pytest.mark.parametrize(("kind", "recipe", "decided"), DECIDED.values(), ids=DECIDED)
+def test_integer_thresholds_decide_as_neurons_do(
+    kind: type[nn.Module], recipe: Recipe | None, decided: int, tmp_path: Path
+) -> None:
+    written(kind, recipe, tmp_path / "a")
     replay = Replay.read(tmp_path / "a")
-    decided = 0
-    for site in replay.record["sites"].values():
-        if site["thresholds"] is None:
-            continue
-        first = replay.tensors[site["thresholds"]].long()
-        product = next(node for node in replay.record["nodes"] if node["name"] == site["of"])
+    sites = [site for site in replay.record["sites"].values() if site["of"] is not None]
+    assert len(sites) == decided
+    for site in sites:
+        nodes = {node["name"]: node for node in replay.record["nodes"]}
+        product = nodes[site["of"]]
         scale, bias = (replay.tensors[arg["value"]] for arg in product["args"][2:4])
-        step, levels = replay.tensors[site["steps"][0]], [0, *site["levels"]]
-        sums = torch.cat(
-            [first - 1, first, first + 1], 1
-        )  # [outputs, sums]: at every threshold and beside it
-        value = (sums * scale[:, None] + bias[:, None]).clamp(min=0)
-        bounds = torch.tensor(site["bounds"], dtype=torch.float64)
-        fired = torch.bucketize(value / step + 0.5, bounds, right=True)
-        passed = (sums[:, :, None] >= first[:, None, :]).sum(-1)
-        assert torch.equal(torch.tensor(levels)[passed], torch.tensor(levels)[fired])
-        decided += 1
-    assert decided == {Deep: 1, Convolutions: 1}[kind]
+        names = [name for name in (site["thresholds"], site["below"]) if name is not None]
+        first = torch.cat([replay.tensors[name].long() for name in names], 1)
+        # at every threshold and beside it, [outputs, sums]; sums end before ±2³¹, which stand for never and always
+        near = torch.cat([first - 1, first, first + 1], 1).clamp(-(2**30), 2**30)
+        rectified = nodes[nodes[site["fires"]]["args"][0]["value"]]["op"] != product["op"]
+        value = near * scale[:, None] + bias[:, None]
+        value = value.clamp(min=0) if rectified else value
+        fired = torch.ops.spikes.fire(
+            value, *(_by_output(replay, site, part) for part in (site["steps"][0], site["steps"][1], site["center"])),
+            None, site["sides"], site["levels"], site["bounds"], "",
+        )  # fmt: skip
+        table = torch.tensor([0, *site["levels"]])
+        passed = torch.zeros_like(near)
+        if site["thresholds"] is not None:
+            passed += table[
+                (near[:, :, None] >= replay.tensors[site["thresholds"]].long()[:, None, :]).sum(-1)
+            ]
+        if site["below"] is not None:
+            passed -= table[(near[:, :, None] <= replay.tensors[site["below"]].long()[:, None, :]).sum(-1)]
+        assert torch.equal(passed, fired.long()) and fired.count_nonzero() > 0
+
+
+def _by_output(replay: Replay, site: dict[str, Any], name: str | None) -> torch.Tensor | None:
+    return None if name is None else replay.tensors[name].reshape(-1, 1)
 
 
 def test_record_and_schema(tmp_path: Path) -> None:
@@ -92,6 +131,8 @@ def test_record_and_schema(tmp_path: Path) -> None:
     record = json.loads(text)
     parse(NetworkRecord, text, "network.json", "")
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
+    published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
+    assert json.loads(published.read_text()) == schema()
     assert record["version"] == 1 and record["facts"] == {"scale": 0.25}
     ops = {node["op"] for node in record["nodes"]}
     assert {"spikes.fire", "spikes.linear", "spikes.conv"} <= ops

@@ -104,8 +104,8 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
         "aten.avg_pool2d.default stands before 4:linear0_input",
     ),
     "another shape": (
-        lambda: converted(chain(nn.Unflatten(1, (2, 2)), nn.Flatten(2, 3), nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), 2, 4, 4),
-        "the shape changes before 4:conv0_input",
+        lambda: converted(chain(nn.Flatten(2), nn.Linear(16, 8), nn.ReLU()), 2, 4, 4),
+        "the shape changes before 3:linear0_input",
     ),
     "tokens": (
         lambda: converted(Deep(), 5, 6, recipe=Recipe(io="spiking", exclude=("0:*",))),

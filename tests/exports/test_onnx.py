@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, Attention, Convolutions, Deep, small
+from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, small
 from onespike.deploy.exports import onnx_file
 from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
 from onespike.deploy.exports.marks import marked
@@ -25,6 +25,7 @@ CASES = {
     "attention": (Attention, None, False),
     "attention on integers": (Attention, None, True),
     "affine on integers": (Attention, AFFINE, True),
+    "steps by token on integers": (Attention, TOKENS, True),
 }
 
 

@@ -56,7 +56,8 @@ class SiteRecord:
         gain: powers of two by which the steps of a row are larger, by its position.
         typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
         thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
-            nothing but ReLU, max-pooling and changes of shape stands between.
+            nothing but ReLU and max-pooling stands between.
+        below: likewise the largest sums that fire each negative level.
         of: that product.
         shape: of the counts on the golden inputs.
     """
@@ -72,6 +73,7 @@ class SiteRecord:
     offset: str | None
     typical: str | None
     thresholds: str | None
+    below: str | None
     of: str | None
     shape: list[int]
 
@@ -248,8 +250,8 @@ def _site(
     typical = None
     if isinstance(gain, fx.Node) and _name(gain) == "spikes.row_gain":
         _, typical, _, gain = gain.args
-    if found is not None:
-        tensors[f"thresholds.{name}"] = found[1]
+    decides = {"thresholds": found and found.above, "below": found and found.below}
+    tensors |= {f"{side}.{name}": sums for side, sums in decides.items() if sums is not None}
 
     def tensor(of: Any) -> str | None:
         return None if of is None else renamed[of.name]
@@ -261,8 +263,8 @@ def _site(
         "center": tensor(center), "gain": tensor(gain),
         "offset": None if values is None or values["args"][4] is None else values["args"][4][VALUE],
         "typical": tensor(typical),
-        "thresholds": None if found is None else f"thresholds.{name}",
-        "of": None if found is None else found[0], "shape": [],
+        **{side: None if sums is None else f"{side}.{name}" for side, sums in decides.items()},
+        "of": found and found.product, "shape": [],
     }  # fmt: skip
 
 

@@ -1,74 +1,106 @@
 """Integer thresholds: which sums of a product fire which level, its bias folded in.
 
-    (scale·S + bias)/step + ½ ≥ bound   ⟺   S ≥ T,   T one integer for each output and level
+    (scale·S + bias − center)/step + ½ ≥ bound   ⟺   S ≥ T,   T one integer for each output and level
 
-This holds where only ReLU, max-pooling and changes of shape are between a product and the neuron behind it.
+Negative levels likewise, from the other side. That holds where nothing but ReLU, max-pooling and functions that change
+no value stand between a product and the neuron behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+RELU = ("aten.relu.default", "aten.relu_.default")
 MONOTONE = (
-    "aten.relu.default", "aten.relu_.default", "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.dropout.default",
-    "aten.to.dtype", "aten.contiguous.default",
+    *RELU, "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.dropout.default", "aten.to.dtype",
+    "aten.contiguous.default",
 )  # fmt: skip
+LARGEST = 2**31 - 1
 
 
-def product_before(node: fx.Node) -> fx.Node | None:
-    """Return the one product with a weight whose sums decide this neuron's counts, if there is one."""
-    from_: Any = node.args[0]
-    while isinstance(from_, fx.Node) and str(from_.target) in MONOTONE:
-        from_ = from_.args[0]
-    is_product = isinstance(from_, fx.Node) and str(from_.target) in (
-        "spikes.linear.default",
-        "spikes.conv.default",
-    )
-    return from_ if is_product else None
+class Sums(NamedTuple):
+    """Which sums of a product fire which level, [outputs, levels] each; None for a side that is off."""
+
+    product: str
+    above: Tensor | None
+    below: Tensor | None
 
 
-def integer_thresholds(
-    node: fx.Node, tensors: dict[str, Tensor], renamed: dict[str, str]
-) -> tuple[str, Tensor] | None:
-    """Return (product, [outputs, levels] int32) for a neuron that fires on positive inputs; None if sums do not decide."""
-    _, positive, _, center, gain, sides, _, bounds, _ = node.args
-    product = product_before(node)
-    if product is None or center is not None or gain is not None or sides != "positive":
+def integer_thresholds(node: fx.Node, tensors: dict[str, Tensor], renamed: dict[str, str]) -> Sums | None:
+    """Return the thresholds of a neuron in sums of the product before it; None where sums do not decide."""
+    at, positive, negative, center, gain, sides, _, bounds, _ = node.args
+    rectified = False
+    while isinstance(at, fx.Node) and str(at.target) in MONOTONE:
+        rectified, at = rectified or str(at.target) in RELU, at.args[0]
+    kind = str(at.target) if isinstance(at, fx.Node) else ""
+    if gain is not None or kind not in ("spikes.linear.default", "spikes.conv.default"):
         return None
-    args = product.args
-    if str(product.target) == "spikes.linear.default" and args[6] is not None:  # gains by row
+    product: Any = at
+    if kind == "spikes.linear.default" and product.args[6] is not None:  # gains by row
         return None
+    weight = tensors[renamed[product.args[1].name]]
 
-    def tensor(of: Any) -> Tensor | None:
-        return None if of is None else tensors[renamed[of.name]].double()
+    def by_output(of: Any) -> Tensor | None:
+        """One number for each output, in double; None where it differs along another axis."""
+        if of is None:
+            return torch.zeros(len(weight), dtype=torch.float64)
+        value = tensors[renamed[of.name]].double()
+        axis = -1 if weight.dim() == 2 else 1 - weight.dim()
+        fits = value.numel() == 1 or (
+            value.dim() >= -axis and value.shape[axis] == value.numel() == len(weight)
+        )
+        return value.flatten().expand(len(weight)) if fits else None
 
-    step, scale, bias = tensor(positive), tensor(args[2]), tensor(args[3])
-    if step is None or scale is None or step.numel() > 1 or (bias is not None and bias.dim() > 1):
+    scale = tensors[renamed[product.args[2].name]].double()
+    added = product.args[3]
+    bias = torch.zeros_like(scale) if added is None else tensors[renamed[added.name]].double()
+    up, down, middle = by_output(positive), by_output(negative), by_output(center)
+    if up is None or down is None or middle is None or bias.dim() > 1:
         return None
-    added = torch.zeros_like(scale) if bias is None else bias
-    return product.name, level_thresholds(scale, added, step, bounds)  # type: ignore[arg-type]
+    low = 0.0 if rectified else -torch.inf
+    above = level_thresholds(scale, bias, up, bounds, middle, low)  # type: ignore[arg-type]
+    below = -level_thresholds(scale, -bias, down, bounds, -middle, -torch.inf, -low)  # type: ignore[arg-type]
+    return Sums(product.name, None if sides == "negative" else above, None if sides == "positive" else below)
 
 
-def level_thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence[float]) -> Tensor:
-    """Return the smallest sum that fires each level, [outputs, levels].
+def level_thresholds(
+    scale: Tensor,
+    bias: Tensor,
+    step: Tensor,
+    bounds: Sequence[float],
+    center: Tensor | float = 0.0,
+    low: float = 0.0,
+    high: float = torch.inf,
+) -> Tensor:
+    """Return the smallest sum that fires each level, [outputs, levels]; the largest integer where none does.
+
+    Values are scale·S + bias, clamped to [low, high].
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> level_thresholds(0.5 * one, 0.25 * one, one, (1.0, 2.0))
     tensor([[1, 3]], dtype=torch.int32)
+    >>> level_thresholds(one, 0 * one, one, (1.0, 9.0), -one, 0.0, 4.0)  # at 0, which is 1 above the center; never
+    tensor([[-2147483647,  2147483647]], dtype=torch.int32)
     """
     jumps = torch.tensor(bounds, dtype=torch.float64)
+    scale, bias, step, middle = (
+        torch.as_tensor(x, dtype=torch.float64).expand(len(scale))[:, None]
+        for x in (scale, bias, step.flatten(), center)
+    )
 
     def fires(sums: Tensor) -> Tensor:
-        value = sums * scale[:, None] + bias[:, None]
+        value = (sums * scale + bias).clamp(low, high) - middle
         return value.clamp(min=0) / step + 0.5 >= jumps
 
-    first = (((jumps - 0.5) * step - bias[:, None]) / scale[:, None]).ceil()
-    # the quotient is rounded: the threshold may be a neighboring integer
+    first = (((jumps - 0.5) * step + middle - bias) / scale).ceil()
+    # the quotient is rounded: the threshold may be the integer beside it
     for _ in range(2):
         first = torch.where(fires(first - 1), first - 1, first)
         first = torch.where(fires(first), first, first + 1)
-    return first.clamp(-(2**31), 2**31 - 1).int()
+    edges = torch.full_like(first, LARGEST)
+    first = torch.where(fires(-edges), -edges, torch.where(fires(edges), first, edges))
+    return first.clamp(-LARGEST, LARGEST).int()
