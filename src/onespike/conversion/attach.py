@@ -131,7 +131,7 @@ class Neurons(Places, Visitor):
 
     def lone_neuron(self, key: str) -> Neuron | None:
         """Return the neuron at a key if nothing else sees the operand: no visitor, no membrane, no user hook."""
-        site = self[key] if key in self and self.visitor is None and self.clock is None else None
+        site = self._modules.get(key) if self.visitor is None and self.clock is None else None
         if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:
             return None
         return site
@@ -198,10 +198,11 @@ def lone_product(module: Any) -> str:
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    neurons = module.neurons
+    neurons = module._modules["neurons"]
     if neurons.lone_product and inner is None and len(args) == 1 and not kwargs:
         neuron = None if neurons.products else neurons.lone_neuron(neurons.lone_product)
-        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
+        least = 0 if neuron is None else module._parameters["weight"].dim()
+        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= least > 1:
             with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
                 return type(module).forward(module, neuron.forward(args[0]))
     with Sites(neurons, neurons.owner, neurons):

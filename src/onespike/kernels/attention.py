@@ -80,7 +80,7 @@ class Units(NamedTuple):
 
 
 class _Firing(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in Firing._fields)
+    _fields_ = (*((name, ctypes.c_void_p) for name in Firing._fields), ("quick", ctypes.c_int64))
 
 
 FIRE = ("q_fires", "k_fires", "v_fires")

@@ -53,6 +53,21 @@ INLINE float signed_value(float x, float count, float step, int decoded) {
 
 INLINE float side(float x, float up, float down) { return x < 0 ? down : up; }
 
+/* The units that a value fires, a count times what one of its side is worth; `lost` for NaN. For closed forms that are
+ * not `inside`; a side that is off has an infinite step and fires nothing. `limit` is finite if one is off. */
+INLINE int32_t units_of(float x, float up, float down, float times_up, float times_down, float limit, Form form, float lost) {
+    const float size = fabsf(x), held = limit < size ? limit : size; /* a NaN stays */
+    const float units = closed(held / side(x, up, down) + 0.5f, form) * side(x, times_up, -times_down);
+    return (int32_t)(units == units ? units : lost);
+}
+
+INLINE int is_quick(const Form *form) { return !form->jumps && !form->inside; }
+
+/* Steps as `units_of` takes them. */
+INLINE void on_or_infinite(const float *steps, int64_t n, float *to) {
+    for (int64_t i = 0; i < n; i++) to[i] = steps[i] > 0 ? steps[i] : INFINITY;
+}
+
 /* `each` says whether every element has a channel of its own, and is a constant wherever this is inlined. */
 INLINE void run(const float *x, float *out, int64_t n, Sides s, Form form, int decoded, int each) {
     if (!form.jumps) {

@@ -124,7 +124,7 @@ def _(
 def _backend(device: str) -> Callable[..., Tensor | None] | None:
     """Return the kernel of this kind of device; None where only torch works."""
     if device == "cpu":
-        return _native if build.is_there() else None
+        return None if build.library() is None else _native
     return _triton if device == "cuda" and _gpu() is not None else None
 
 

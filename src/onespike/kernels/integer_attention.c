@@ -20,6 +20,7 @@ typedef struct {
     const float *center;                            /* likewise, or NULL */
     const float *gain;                              /* a power of two for each row, or NULL */
     const Form *form;
+    int64_t quick; /* the form is closed, and steps that are off are infinite */
 } Firing;
 
 typedef struct {
@@ -43,34 +44,65 @@ typedef struct {
     uint8_t *nan;
 } Room;
 
+/* The same in one pass; 1 if a value is NaN. */
+INLINE int fired_quickly(const float *x, int64_t n, const Firing *f, int64_t head, float inverse, int16_t *to, const int centered) {
+    const float *const up = f->up + head * n, *const down = f->down + head * n, *const center = centered ? f->center + head * n : x;
+    const float *const times_up = f->times_up + head * n, *const times_down = f->times_down + head * n;
+    const Form form = *f->form;
+    int lost = 0;
+#pragma omp simd reduction(| : lost)
+    for (int64_t i = 0; i < n; i++) {
+        const float v = (centered ? x[i] - center[i] : x[i]) * inverse;
+        const int32_t units = units_of(v, up[i], down[i], times_up[i], times_down[i], FLT_MAX, form, INT16_MIN);
+        to[i] = (int16_t)units;
+        lost |= units == INT16_MIN;
+    }
+    return lost;
+}
+
 /* Fires a row into 16-bit numbers of units; 0 and a flag for NaN. */
 static void units(Operand x, int64_t batch, int64_t head, int64_t row, int64_t n, const Firing *f, float *value, int16_t *to,
                   uint8_t *nan, const int flags) {
     const float *from = at(x, batch, head, row);
     for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(from + AHEAD * x.row + i * x.column); /* rows lie far apart */
-    if (f->center || f->gain || x.column != 1) {
-        const float inverse = f->gain ? 1.0f / f->gain[row] : 1.0f;
-        if (f->center) {
-            const float *const center = f->center + head * n;
-            for (int64_t i = 0; i < n; i++) value[i] = (from[i * x.column] - center[i]) * inverse;
-        } else {
-            for (int64_t i = 0; i < n; i++) value[i] = from[i * x.column] * inverse;
-        }
+    const float inverse = f->gain ? 1.0f / f->gain[row] : 1.0f;
+    if (x.column != 1) {
+        for (int64_t i = 0; i < n; i++) value[i] = from[i * x.column];
+        from = value;
+    }
+    if (f->quick) {
+        if (f->center ? fired_quickly(from, n, f, head, inverse, to, 1) : fired_quickly(from, n, f, head, inverse, to, 0))
+            for (int64_t i = 0; i < n; i++)
+                if (to[i] == INT16_MIN) nan[flags * i] = 1, to[i] = 0;
+        return;
+    }
+    if (f->center) {
+        const float *const center = f->center + head * n;
+        for (int64_t i = 0; i < n; i++) value[i] = (from[i] - center[i]) * inverse;
+        from = value;
+    } else if (f->gain) {
+        for (int64_t i = 0; i < n; i++) value[i] = from[i] * inverse;
         from = value;
     }
     const Sides sides = {f->up + head * n, f->down + head * n, FLT_MAX, FLT_MAX};
     run(from, value, n, sides, *f->form, 0, 1);
     const float *const up = f->times_up + head * n, *const down = f->times_down + head * n;
-    float bad = 0.0f;
-#pragma omp simd reduction(+ : bad)
     for (int64_t i = 0; i < n; i++) {
-        value[i] *= side(value[i], up[i], down[i]);
-        bad += value[i] * 0.0f;
+        const float count = value[i] * side(value[i], up[i], down[i]);
+        if (count != count) nan[flags * i] = 1;
+        to[i] = (int16_t)(int32_t)(count == count ? count : 0.0f);
     }
-    if (bad != bad)
-        for (int64_t i = 0; i < n; i++)
-            if (value[i] != value[i]) nan[flags * i] = 1, value[i] = 0.0f;
-    for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)value[i];
+}
+
+/* The same firing with steps that `units_of` takes, in memory for two of each; what is left of that memory. */
+static float *quick(const Firing **fires, Firing *own, int64_t steps, float *memory) {
+    if (!is_quick((*fires)->form)) return memory;
+    *own = **fires;
+    on_or_infinite(own->up, steps, memory);
+    on_or_infinite(own->down, steps, memory + steps);
+    own->up = memory, own->down = memory + steps, own->quick = 1;
+    *fires = own;
+    return memory + 2 * steps;
 }
 
 static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -191,7 +223,7 @@ static void add_offset(const Integers *a, int64_t head, int64_t deep, Room room)
 
 /* Fills `out`, whose columns are dense. Returns 1, and writes nothing, if memory is short. */
 int32_t onespike_attend_integers(const Integers *attention, int64_t batches, int32_t threads) {
-    const Integers a = *attention;
+    Integers a = *attention;
     const Path *const path = &PATH[a.path];
     const int64_t wide = path->columns, high = path->rows, deep = up_to(a.inner, 2), width = up_to(a.keys, wide);
     const int64_t many = up_to(a.keys, 2), outer = up_to(a.outer, wide);
@@ -204,8 +236,14 @@ int32_t onespike_attend_integers(const Integers *attention, int64_t batches, int
     const int64_t longest = a.inner > a.outer ? a.inner : a.outer;
     const size_t numbers = most * width + MOST_ROWS * outer + high * wide + width + longest;
     const size_t each = up_to(words * 2 + numbers * 4 + 1 + a.outer, 64) + 64;
-    char *const memory = malloc(threads * each);
+    const size_t steps = 2 * a.heads * (2 * a.inner + a.outer);
+    char *const memory = malloc(threads * each + steps * sizeof(float));
     if (!memory) return 1;
+    Firing own[3];
+    float *free_steps = (float *)(memory + threads * each);
+    free_steps = quick(&a.q_fires, own, a.heads * a.inner, free_steps);
+    free_steps = quick(&a.k_fires, own + 1, a.heads * a.inner, free_steps);
+    quick(&a.v_fires, own + 2, a.heads * a.outer, free_steps);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
     for (int64_t piece = 0; piece < heads * parts; piece++) {
         Room room = {.scores = (float *)(memory + THREAD * each)};

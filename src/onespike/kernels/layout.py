@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 def addresses(constants: Constants) -> tuple[int, ...]:
     """Return the addresses of the tensors."""
-    return tuple(0 if x is None else x.data_ptr() for x in constants)
+    return tuple([0 if x is None else x.data_ptr() for x in constants])
 
 
 def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:

@@ -11,7 +11,7 @@
 #include "fire.h"
 #include "tile.h"
 
-#define CACHED 196608   /* bytes of counts of a block of rows */
+#define CACHED 589824   /* bytes of counts of a block of rows */
 #define PIECE_OF_ROW 64 /* counts that are looked through for large ones together */
 #define NOT_A_NUMBER INT16_MIN
 
@@ -19,12 +19,12 @@ typedef struct {
     const float *x;              /* [rows][inputs], or [images][height][width][inputs] */
     const float *center;         /* taken from each input before it fires, or NULL */
     const float *gain;           /* a power of two for row r % gains, or NULL */
-    const float *up, *down;      /* steps, one for each input if `each` */
+    const float *up, *down;      /* steps, one for each input if `each`; 0 is off, and infinite once it is `quick` */
     const float *times_up, *times_down; /* a count of each side is worth so many units; likewise */
     const Form *form;
     int64_t gains, rows, inputs;
     float most_up, most_down;
-    int32_t each, reserved;
+    int32_t each, quick;
     /* a convolution: rows are the places of its result */
     int64_t height, width, pad_top, pad_left, tall, wide, kernel_height, kernel_width;
     int64_t step_down, step_right, apart_down, apart_right, places_down, places_right;
@@ -76,9 +76,25 @@ INLINE void fired(const float *x, int64_t n, Source s, float inverse, Sides side
     }
 }
 
+/* The same in one pass. */
+INLINE void fired_quickly(const float *x, int64_t n, Source s, float inverse, int16_t *counts, const int each, const int centered) {
+    const Form form = *s.form;
+    const float limit = s.most_up < s.most_down ? s.most_up : s.most_down;
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++) {
+        const float v = (centered ? x[k] - s.center[k] : x[k]) * inverse;
+        counts[k] = (int16_t)units_of(v, s.up[each * k], s.down[each * k], s.times_up[each * k], s.times_down[each * k],
+                                      limit, form, NOT_A_NUMBER);
+    }
+}
+
 static void fire_row(const float *x, int64_t n, Source s, float inverse, float *value, int16_t *counts) {
     const Sides sides = {s.up, s.down, s.most_up, s.most_down};
-    if (s.each) {
+    if (s.quick && s.each) {
+        s.center ? fired_quickly(x, n, s, inverse, counts, 1, 1) : fired_quickly(x, n, s, inverse, counts, 1, 0);
+    } else if (s.quick) {
+        s.center ? fired_quickly(x, n, s, inverse, counts, 0, 1) : fired_quickly(x, n, s, inverse, counts, 0, 0);
+    } else if (s.each) {
         fired(x, n, s, inverse, sides, value, counts, 1);
     } else {
         fired(x, n, s, inverse, sides, value, counts, 0);
@@ -314,15 +330,23 @@ static int multiply(const Product *p, const Source *source, const int16_t *image
 
 /* out = scale·factor·gain·(counts·W) + bias. Returns 1 if a step that is on has vanished or memory is short: what is
  * written then is not to be used. */
-int32_t onespike_product(const Product *p, const Source *source, int32_t threads) {
-    if ((isinf(source->most_up) && !(source->up[0] > 0)) || (isinf(source->most_down) && !(source->down[0] > 0)))
-        return 1;
-    if (!source->rows) return 0;
-    if (!source->height) return multiply(p, source, NULL, threads);
-    const int64_t images = source->rows / (source->places_down * source->places_right);
-    int16_t *const counts = malloc(images * source->tall * source->wide * source->inputs * sizeof *counts);
-    if (!counts) return 1;
-    const int failed = fire_images(source, images, counts, threads) || multiply(p, source, counts, threads);
+int32_t onespike_product(const Product *p, const Source *given, int32_t threads) {
+    Source s = *given;
+    if ((isinf(s.most_up) && !(s.up[0] > 0)) || (isinf(s.most_down) && !(s.down[0] > 0))) return 1;
+    if (!s.rows) return 0;
+    const int64_t steps = s.each ? s.inputs : 1, images = s.height ? s.rows / (s.places_down * s.places_right) : 0;
+    float *const sides = malloc(2 * steps * sizeof *sides);
+    int16_t *const counts = images ? malloc(images * s.tall * s.wide * s.inputs * sizeof *counts) : NULL;
+    int failed = !sides || (images && !counts);
+    if (!failed && is_quick(s.form)) {
+        on_or_infinite(s.up, steps, sides);
+        on_or_infinite(s.down, steps, sides + steps);
+        s.up = sides, s.down = memcmp(sides, sides + steps, steps * sizeof *sides) ? sides + steps : sides, s.quick = 1;
+        /* what is equal is read once: a row and its constants fit the nearest cache */
+        if (!memcmp(s.times_up, s.times_down, steps * sizeof *sides)) s.times_down = s.times_up;
+    }
+    failed = failed || (images && fire_images(&s, images, counts, threads)) || multiply(p, &s, counts, threads);
+    free(sides);
     free(counts);
     return failed;
 }

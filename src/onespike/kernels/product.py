@@ -105,7 +105,7 @@ class _Source(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "center", "gain", "up", "down", "times_up", "times_down", "form")),
         *((name, ctypes.c_int64) for name in ("gains", "rows", "inputs")),
         *((name, ctypes.c_float) for name in ("most_up", "most_down")),
-        *((name, ctypes.c_int32) for name in ("each", "reserved")),
+        *((name, ctypes.c_int32) for name in ("each", "quick")),
         *((name, ctypes.c_int64) for name in (
             "height", "width", "pad_top", "pad_left", "tall", "wide", "kernel_height", "kernel_width", "step_down",
             "step_right", "apart_down", "apart_right", "places_down", "places_right",

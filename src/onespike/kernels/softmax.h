@@ -72,19 +72,23 @@ static FMA void fired_values(float *s, int64_t n, int masked, Sides sides, const
  * exact in any order; NaN, and counts of no meaning, if a score is NaN. */
 static FMA float fired_counts(float *s, int64_t n, int masked, Sides sides, const Form *form, int16_t *to) {
     const float inverse = exponentials(s, n, masked);
+    const Form levels = *form;
+    const float step = *sides.up, most = sides.most_up;
     float total = 0.0f;
-    if (form->jumps || inverse == 0.0f) {
+    if (!is_quick(form) || !(step > 0) || inverse == 0.0f) {
         for (int64_t i = 0; i < n; i++) s[i] = s[i] * inverse;
         run(s, s, n, sides, *form, 0, 0);
-    } else {
-        const Form levels = *form;
-        const float step = *sides.up, most = sides.most_up;
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) s[i] = closed(coordinate(s[i] * inverse, step, most, levels.inside), levels);
+#pragma omp simd reduction(+ : total)
+        for (int64_t i = 0; i < n; i++) total += s[i];
+        for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)s[i];
+        return total;
     }
 #pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < n; i++) total += s[i];
-    for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)s[i];
+    for (int64_t i = 0; i < n; i++) {
+        const float p = s[i] * inverse, count = closed((most < p ? most : p) / step + 0.5f, levels);
+        total += count;
+        to[i] = (int16_t)(int32_t)count;
+    }
     return total;
 }
 

@@ -100,14 +100,12 @@ class AffineFire(ScaleFire):
 
     def constants(self) -> kernels.Constants:
         """Return the constants of `ScaleFire`, with center, offset and gain where they have an effect."""
-        return (
-            super()
-            .constants()
-            ._replace(
-                center=self.center if self._centered else None,
-                offset=self.offset if self.shifts else None,
-                gain=self.gain if self._gains else None,
-            )
+        around = self._buffers
+        return kernels.Constants(
+            *super().constants()[:3],
+            around["center"] if self._centered else None,
+            around["offset"] if self.shifts else None,
+            around["gain"] if self._gains else None,
         )
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:

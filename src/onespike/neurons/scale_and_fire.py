@@ -78,8 +78,12 @@ class ScaleFire(Neuron):
 
     def constants(self) -> kernels.Constants:
         """λ and θ separately: the kernels multiply them."""
-        scale = None if self.scale is None else self.scale.value
-        return kernels.Constants(*self.active((self.positive, self.negative)), scale)
+        steps, scale = self._buffers, self.scale  # attributes of a module take longer to find
+        return kernels.Constants(
+            steps["positive"] if self._on[0] else None,
+            steps["negative"] if self._on[1] else None,
+            None if scale is None else scale._buffers["value"],
+        )
 
     def form(self) -> kernels.Form:
         """G in the form of the kernels."""

@@ -1,0 +1,56 @@
+"""What the integer form of a run loses beside its float form: the task's own metric, paired input by input.
+
+    onespike convert timm:vit_tiny_patch16_224 --weights vit_tiny.safetensors --calibrate DIR --limit 128 --out run
+    python benchmarks/integer_accuracy.py run --data imagenet/val [--limit 1000] [--out integer-accuracy.json]
+
+Every input passes the original, the converted network and its integer form once. Each pair of them is scored as
+`onespike evaluate` scores the original and the converted one, so differences have the task's paired standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from onespike.deploy.integer import optimize
+from onespike.runs import choose_labeled, load_run, metric_for
+from onespike.runtime.atomic import write_atomically
+from onespike.runtime.batches import call
+from onespike.runtime.forward import evaluating
+
+PAIRS = (("original", "float"), ("original", "integer"), ("float", "integer"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("run", type=Path, help="a folder that `onespike convert` wrote")
+    parser.add_argument("--data", required=True, help="labeled inputs that calibration has not seen")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path("integer-accuracy.json"))
+    options = parser.parse_args()
+    pair = load_run(options.run)
+    items = choose_labeled(pair.loaded, options.data, None, options.limit)
+    networks = {"original": pair.ann, "float": pair.snn, "integer": optimize(pair.snn).eval()}
+    metrics = {of: metric_for(pair, items) for of in PAIRS}
+    seconds = dict.fromkeys(networks, 0.0)
+    for x, labels in pair.loaded.batches(items, options.batch_size):
+        answers = {}
+        for name, network in networks.items():
+            with evaluating(network):
+                started = time.process_time()
+                answers[name] = call(network, x)
+                seconds[name] += time.process_time() - started
+        for (before, after), metric in metrics.items():
+            metric.update(answers[before], answers[after], labels)
+    found = {f"{before} → {after}": metrics[before, after].compute() for before, after in PAIRS}
+    write_atomically(options.out, json.dumps({"pairs": found, "processor seconds": seconds}, indent=1) + "\n")
+    for name, scores in found.items():
+        print(name, json.dumps(scores))
+    print("processor seconds", {name: round(spent, 1) for name, spent in seconds.items()})
+
+
+if __name__ == "__main__":
+    main()
