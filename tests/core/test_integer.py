@@ -127,6 +127,8 @@ def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.
             assert first._ready[1] is not None and neuron.counts(x).abs().max() > 127  # the kernel has run
             assert torch.equal(found, defined(form, neuron, x))
             assert torch.equal(found[5:6], form(x[5:6], neuron)) and torch.equal(found, form.plain(x, neuron))
+        x[2, 3, :6] = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 0.0, -0.0])
+        assert torch.equal(form(x, neuron), form.plain(x, neuron))
         x[1, 2, 3] = torch.nan
         assert torch.equal(form(x, neuron).isnan().any(-1).nonzero(), torch.tensor([[1, 2]]))
         assert form(x, neuron)[1, 2].isnan().all()

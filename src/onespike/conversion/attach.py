@@ -201,8 +201,7 @@ def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, 
     neurons = module._modules["neurons"]
     if neurons.lone_product and inner is None and len(args) == 1 and not kwargs:
         neuron = None if neurons.products else neurons.lone_neuron(neurons.lone_product)
-        least = 0 if neuron is None else module._parameters["weight"].dim()
-        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= least > 1:
+        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
             with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
                 return type(module).forward(module, neuron.forward(args[0]))
     with Sites(neurons, neurons.owner, neurons):
