@@ -119,7 +119,9 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     assert re.search(found, evaluated.out), evaluated.out
     rows = [line.split() for line in evaluated.out.splitlines() if line.startswith(("original", "spiking"))]
     for row, network in zip(rows, ("ann", "snn"), strict=True):
-        assert row[-3:-1] == [f"{figures[network][name]:.2f}" for name in ("top1", "top5")]
+        *_, top1, low, _, high, top5, _, _, _, _ = row
+        assert [top1, top5] == [f"{figures[network][name]:.2f}" for name in ("top1", "top5")]
+        assert [float(low), float(high)] == [round(b, 1) for b in figures["intervals"][f"{network}.top1"]]
     for column, ratio in figures["energy"].items():
         without = ratio / (1 - figures["dead_share"])
         assert re.search(rf"\n{column} +{ratio:.3f} +[\d.–]+ +{without:.3f}  ", evaluated.out)
@@ -170,6 +172,7 @@ def test_without_labels_there_is_no_accuracy(cli, tmp_path, vit_run):
     assert types(figures) == {
         **SCHEMA,
         **types({"ann": none, "snn": none, "difference": None, "standard_error": None}),
+        "intervals": {"agreement": list, "kl": list},
     }
     rows = [line.split() for line in done.out.splitlines() if line.startswith(("original", "spiking"))]
     assert [row[-3:-1] for row in rows] == [["–", "–"], ["–", "–"]]

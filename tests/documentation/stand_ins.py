@@ -93,7 +93,7 @@ def _noise(path: Path, seed: int, side: int = 32) -> None:
 def _annotated(root: Path, part: str) -> None:
     images: list[dict[str, Any]] = []
     objects: list[dict[str, Any]] = []
-    for number in range(1, 9):
+    for number in range(1, 21):
         _noise(root / part / f"{number}.png", number, side=48)
         images.append({"id": number, "file_name": f"{number}.png", "width": 48, "height": 48})
         for category in (1, 17):

@@ -86,18 +86,19 @@ def spent(pair: NetworkPair) -> None:
     """Print the network's energy on calibration images, in every column, and its loss if measured."""
     found = pair.thresholds.provenance
     loss, energy = found.get("loss"), found.get("energy")
+    unit = getattr(pair.loaded.task, "unit", "images")
     if loss:
         agreement = "" if loss["agreement"] is None else f", agreement {100 * loss['agreement']:.1f} %"
         kl = "" if loss["kl"] is None else f", KL {loss['kl']:.4f}"
         line(
             f"loss           {100 * loss['drop']:.2f} ± {100 * loss['error']:.2f} points of {loss['measure']} on "
-            f"{loss['inputs']} images{agreement}{kl}; at most {100 * loss['max_drop']:g} asked for, {len(loss['tried'])} budgets tried"
+            f"{loss['inputs']} {unit}{agreement}{kl}; at most {100 * loss['max_drop']:g} asked for, {len(loss['tried'])} budgets tried"
         )
     if energy and energy["ratios"]:
         column, budget = pair.recipe.energy, pair.recipe.budget
         asked = f"; budget {column} {budget:g}" if budget is not None and not loss else ""
         error = 100 * energy["relative_error"]
-        line(f"energy ratios  on the last {energy['inputs']} calibration images, ± {error:.1f} %{asked}")
+        line(f"energy ratios  on the last {energy['inputs']} calibration {unit}, ± {error:.1f} %{asked}")
         ratios = energy["ratios"].items()
         line("               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios))
 

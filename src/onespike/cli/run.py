@@ -177,8 +177,9 @@ def _count(model: str, source: str, weights: Path | None, pretrained: bool, rand
 
 
 def _summary(folder: Path, recipe: Recipe) -> None:
-    from onespike.report.markdown import figure
+    from onespike.report.markdown import figure, unit_of
     from onespike.tasks import task_of
+    from onespike.tasks.intervals import spelled
 
     record = reported(folder)
     evaluation = record["evaluation"]
@@ -186,10 +187,11 @@ def _summary(folder: Path, recipe: Recipe) -> None:
     output.line()
     output.line(f"done           {record['network']['spec']} by {recipe!r}")
     output.line(
-        f"calibrated on  {record['calibration']['images']} images of {record['calibration']['source']}"
+        f"calibrated on  {record['calibration']['images']} {unit_of(record)} of {record['calibration']['source']}"
     )
     output.line(f"measured on    {evaluation['images']} others of {record['data']['source']}")
-    output.line(f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}")
+    sure = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
+    output.line(f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{sure}")
     output.line(
         f"energy         {figure(evaluation['energy'][column], 3)} ({column}, {evaluation['profile']})"
     )

@@ -47,7 +47,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     parts = [
         f"# {_cell(network['spec'])} as a spiking network",
         f"Weights: {_cell(network['weights'])}. Preprocessing: {_cell(network['preprocessing'])}.",
-        f"Calibrated on {record['calibration']['images']} images of {_cell(record['calibration']['source'])}.",
+        f"Calibrated on {record['calibration']['images']} {unit_of(record)} of {_cell(record['calibration']['source'])}.",
     ]
     if evaluation is not None:
         parts += [*_scores(record, evaluation), _energy(record, evaluation)]
@@ -69,6 +69,11 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def unit_of(record: Mapping[str, Any]) -> str:
+    """Return what the inputs of a run are called, in the plural."""
+    return str(record.get("unit", "images"))
+
+
 def _networks(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return ("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}")
 
@@ -85,7 +90,7 @@ def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[st
     sentences = [f"{found.note}, of {_cell(record['data']['source'])}", found.published]
     parts = [
         f"## {found.title}",
-        table(["network", *found.table.headers, "images/s"], rows),
+        table(["network", *found.table.headers, f"{unit_of(record)}/s"], rows),
         " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text),
     ]
     return parts if found.details is None else [*parts, table(found.details.headers, found.details.texts())]

@@ -72,6 +72,7 @@ def gather(
         "made": made(),
         "recipe_text": recipe_text(pair.recipe),
         "command": convert_command(pair, run),
+        "unit": getattr(pair.loaded.task, "unit", "images"),
         "energy": pair.recipe.energy,
         "energy_columns": meanings(),
         "energy_definition": DEFINITION,
