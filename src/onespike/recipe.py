@@ -293,6 +293,7 @@ class Preset:
 
 
 ECMT = {"levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125}
+W8ASPIKE = {"neuron": "mean", "levels": "bits:7", "scale": 1 / 3, "fixed": (("*", 1.0, 1.0),)}
 REPRODUCTION = "docs/reproduction.md"
 
 FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
@@ -374,6 +375,10 @@ PRESETS: dict[str, Preset] = {
         "Bundled ViT: 82.6 to 82.8 % at counts 2.71, binary 0.318.",
         REPRODUCTION,
         {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
+    ),
+    "w8aspike": Preset(
+        "A baseline: SpikingBrain's W8ASpike, a third of each token's mean magnitude as its step.",
+        settings={**W8ASPIKE, "include": ("*:linear*_input",)},
     ),
 }
 """Named starting points: the paper's settings, combinations of passes, and baselines."""

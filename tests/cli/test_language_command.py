@@ -218,6 +218,15 @@ def test_bad_input_is_one_line(cli, network, story, run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_run_takes_windows_of_another_length(cli, network, story, tmp_path):
+    words = ("run", f"transformers:{network}", "--pretrained", "--data", story, "--out", tmp_path / "run")
+    made = cli(*words, "--length", 16, "--preset", "w8aspike", "--batch-size", 2)
+    assert made.code == 0, made.err
+    assert "1/2: onespike convert" in made.err + made.out and "--length 16" in made.err + made.out
+    assert "calibrated on  2 windows of" in made.out and "measured on    6 others of" in made.out
+    assert "--length must be from 2 to 32" in cli(*words[:-1], tmp_path / "more", "--length", 64).message()
+
+
 def test_networks_that_do_not_fit(cli, story, tmp_path):
     from transformers import LlamaConfig, LlamaModel
 

@@ -16,7 +16,7 @@ for _name in NEURONS:
 
 
 def test_the_registry_is_complete() -> None:
-    assert sorted(NEURONS) == ["affine-sfn", "dual-if", "dual-mtn", "if", "mtn", "sfn", "uniform"]
+    assert sorted(NEURONS) == ["affine-sfn", "dual-if", "dual-mtn", "if", "mean", "mtn", "sfn", "uniform"]
     assert all(kind.name == name for name, kind in NEURONS.items())
     assert sum(name.startswith("Test") for name in globals()) == len(NEURONS)
 

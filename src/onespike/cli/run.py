@@ -15,6 +15,7 @@ from onespike.cli.options import (
     Annotations,
     BatchSize,
     Device,
+    Length,
     Limit,
     Model,
     Pretrained,
@@ -31,7 +32,6 @@ from onespike.runtime.atomic import refuse_existing, try_new_folder, write_atomi
 from onespike.runtime.validated import read_sealed, sealed
 
 PLAN = "plan.json"
-CALIBRATION_IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class _Plan:
 @command(
     "onespike run bundled:cifar10-vit --data bundled:cifar10-test \\\n    --calibrate bundled:cifar10-calibration --out run",
     "onespike run timm:vit_base_patch16_224 --pretrained --data imagenet/val \\\n    --max-drop 1% --export onnx",
+    "onespike run transformers:SmolLM2-135M --pretrained --data text.txt --length 512",
     interrupted="what is finished is kept. Run the same command again to go on.",
     needs="onespike.runs",
 )
@@ -69,14 +70,16 @@ def run(
     pretrained: Pretrained = False,
     random_weights: RandomWeights = False,
     images: Annotated[
-        int, typer.Option(metavar="N", help="How many images to calibrate on.")
-    ] = CALIBRATION_IMAGES,
+        int | None,
+        typer.Option(metavar="N", help="How many inputs to calibrate on: 256, or 32 windows of a text."),
+    ] = None,
     export: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FORMAT", help="Also write it in a format of `onespike list formats`; may be repeated."
         ),
     ] = None,
+    length: Length = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
@@ -89,17 +92,17 @@ def run(
     """
     if processes_of().count > 1:
         raise UsageError("run works in one process. Launch `onespike convert` and `evaluate` in several.")
-    if images < 1:
+    if images is not None and images < 1:
         raise UsageError(f"--images must be at least 1, not {images}.")
     exports = _suffixes(export or [])
     folder = out or Path(f"{Path(model.partition(':')[2]).stem or 'network'}-spiking")
     running = given(
         batch_size=None if batch_size == 16 else batch_size, device=None if device == "cpu" else device
     )
-    own = (*_weights(weights, pretrained, random_weights), *running)
-    found = _count(model, calibrate or data, weights, pretrained, random_weights)
+    own = (*_weights(weights, pretrained, random_weights), *given(length=length), *running)
+    found, enough = _counts(model, calibrate or data, weights, pretrained, random_weights, length)
     shared = calibrate in (None, data)
-    wanted = images_wanted(images, found, shared, searches(recipe))
+    wanted = images_wanted(images or enough, found, shared, searches(recipe))
     commands = plan(
         model, folder, recipe, data=data, calibrate=calibrate or data, annotations=annotations, images=wanted,
         limit=limit, exports=exports, own=own, running=running,
@@ -167,13 +170,21 @@ def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tu
     return (*given(weights=weights), *(name for name, is_set in flags.items() if is_set))
 
 
-def _count(model: str, source: str, weights: Path | None, pretrained: bool, random_weights: bool) -> int:
-    """How many inputs there are to calibrate on."""
+def _counts(
+    model: str,
+    source: str,
+    weights: Path | None,
+    pretrained: bool,
+    random_weights: bool,
+    length: int | None,
+) -> tuple[int, int]:
+    """How many inputs there are to calibrate on, and how many are enough."""
     from onespike import runs
     from onespike.adapters import load_model
 
     loaded = load_model(model, weights=weights, pretrained=pretrained, random_weights=random_weights)
-    return len(runs.choose(source, None, loaded.task))
+    loaded = loaded if length is None else loaded.with_length(length)
+    return len(runs.choose(source, None, loaded.task)), loaded.task.enough
 
 
 def _summary(folder: Path, recipe: Recipe) -> None:
@@ -183,7 +194,8 @@ def _summary(folder: Path, recipe: Recipe) -> None:
 
     record = reported(folder)
     evaluation = record["evaluation"]
-    head, column = task_of(evaluation).headline(evaluation), record["energy"]
+    task, column = task_of(evaluation), record["energy"]
+    head = task.headline(evaluation)
     output.line()
     output.line(f"done           {record['network']['spec']} by {recipe!r}")
     output.line(

@@ -22,6 +22,7 @@ from onespike.neurons.levels import exponential_levels as exponential_levels
 from onespike.neurons.levels import linear_levels as linear_levels
 from onespike.neurons.levels import mixed_levels as mixed_levels
 from onespike.neurons.levels import parse_levels as parse_levels
+from onespike.neurons.mean import MeanFire as MeanFire
 from onespike.neurons.multiple_thresholds import DualMultiThreshold as DualMultiThreshold
 from onespike.neurons.multiple_thresholds import MultiThreshold as MultiThreshold
 from onespike.neurons.multiple_thresholds import dual_multi_threshold as dual_multi_threshold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class AffineFire(ScaleFire):
     offset: Tensor
     gain: Tensor
     typical: Tensor | None
+    powers: ClassVar[bool] = True
+    """Whether the gain of a row by its magnitude is a power of two."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class AffineFire(ScaleFire):
         """Return the gains of the rows of this input."""
         if self.typical is None:
             return self.gain
-        return self.gain * row_gain(x.float() - self.center, self.typical)
+        return self.gain * row_gain(x.float() - self.center, self.typical, self.powers)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (x − center) / gain and the gain."""
@@ -138,7 +140,11 @@ class AffineFire(ScaleFire):
         """Return offset + gain·step±·spikes; the offset is left out where it is 0."""
         offset = self.offset if self.shifts else None
         return (
-            super().code()._replace(center=self.center, gain=self.gain, offset=offset, typical=self.typical)
+            super()
+            .code()
+            ._replace(
+                center=self.center, gain=self.gain, offset=offset, typical=self.typical, shifts=self.powers
+            )
         )
 
     def in_range(self, x: Tensor) -> Tensor:

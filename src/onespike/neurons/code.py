@@ -2,7 +2,8 @@
 
     o = offset + gain · unit± · y,   y an integer, |y| ≤ largest
 
-The gain of a row is a power of two: fixed by its position, or by the row's own magnitude when it comes, or both.
+The gain of a row is a power of two: fixed by its position, or by the row's own magnitude when it comes, or both. A
+baseline takes the magnitude itself.
 Ledger, binary lanes, integer inference, exports and the report read this one record.
 """
 
@@ -20,14 +21,20 @@ FINEST, COARSEST = 2.0**-1, 2.0**14
 """The range by which the steps of a row may differ from the usual ones."""
 
 
-def row_gain(x: Tensor, typical: Tensor) -> Tensor:
+def row_gain(x: Tensor, typical: Tensor, shifts: bool = True) -> Tensor:
     """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
+
+    Without `shifts` it is the ratio mean|x| / typical itself, which costs a multiplication.
 
     The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
 
     >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
     [1.0, 2.0, 8.0, 0.5]
+    >>> row_gain(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), shifts=False).flatten().tolist()
+    [1.5, 1.1754943508222875e-38]
     """
+    if not shifts:
+        return (x.float().abs().mean(-1, keepdim=True) / typical).clamp(min=torch.finfo(torch.float32).tiny)
     ratio = x.float().abs().mean(-1, keepdim=True) * (2**0.5 / typical)
     return power_of_two(ratio.clamp(FINEST, COARSEST))
 
@@ -43,6 +50,7 @@ class Code(NamedTuple):
         gain: a power of two for each row, by which its steps are larger; None for 1.
         offset: what the value starts from; None for 0.
         typical: the mean |x − center| of a usual row; where it is given, `row_gain` multiplies the gain of each row.
+        shifts: whether that is a power of two.
 
     >>> code = Code(torch.tensor(0.5), torch.tensor(0.25), (1, 2, 3), offset=torch.tensor(1.0))
     >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
@@ -56,6 +64,7 @@ class Code(NamedTuple):
     gain: Tensor | None = None
     offset: Tensor | None = None
     typical: Tensor | None = None
+    shifts: bool = True
 
     @property
     def largest(self) -> int:
@@ -107,7 +116,7 @@ class Code(NamedTuple):
         if self.typical is None:
             return self
         centered = x if self.center is None else x - self.center
-        gain = row_gain(centered, self.typical)
+        gain = row_gain(centered, self.typical, self.shifts)
         return self._replace(gain=gain if self.gain is None else self.gain * gain, typical=None)
 
     def coordinate(self, x: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from onespike.sites import Operand, Site
 
 INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
 """Inputs that go through the network together, and how many numbers they may hold."""
+ROW = 1024
+"""What a token's number stands for: a row of about so many numbers."""
 
 
 def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:
@@ -87,7 +89,8 @@ def _together(batches: Sequence[Any]) -> Any:
     """Return as many of the first inputs as may go through the network at once, in one batch."""
     chosen, seen = list[Any](), 0
     for batch in batches:
-        elements = sum(x.numel() for x in tree_leaves(batch) if isinstance(x, Tensor))
+        tensors = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
+        elements = sum(x.numel() * (1 if x.is_floating_point() else ROW) for x in tensors)
         if chosen and (seen >= INPUTS or elements * (len(chosen) + 1) > ELEMENTS):
             break
         chosen.append(batch)

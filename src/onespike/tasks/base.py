@@ -191,6 +191,7 @@ class Task(Meaning, Protocol):
     Attributes:
         name: its name in evaluations and reports.
         unit: the plural name of its inputs.
+        enough: how many of them are enough for calibration.
         objectives: name → an objective for λ; `kl` is its divergence.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: an option or command that this task does not support → why, with the remedy.
@@ -198,6 +199,7 @@ class Task(Meaning, Protocol):
 
     name: ClassVar[str]
     unit: ClassVar[str]
+    enough: ClassVar[int]
     bundled: ClassVar[tuple[str, str]]
     cannot: ClassVar[Mapping[str, str]]
 

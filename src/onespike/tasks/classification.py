@@ -57,6 +57,7 @@ class Classification:
 
     name: ClassVar[str] = "classification"
     unit: ClassVar[str] = "images"
+    enough: ClassVar[int] = 256
     positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
     cannot: ClassVar[Mapping[str, str]] = {

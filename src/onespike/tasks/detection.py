@@ -59,6 +59,7 @@ class Detection:
     masks: bool = False
     name: ClassVar[str] = "detection"
     unit: ClassVar[str] = "images"
+    enough: ClassVar[int] = 256
     positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:scenes-calibration", "bundled:scenes-test")
     cannot: ClassVar[Mapping[str, str]] = {

@@ -202,6 +202,7 @@ class Embedding:
 
     name: ClassVar[str] = "embedding"
     unit: ClassVar[str] = "texts"
+    enough: ClassVar[int] = 256
     positional: ClassVar[bool] = False
     bundled: ClassVar[tuple[str, str]] = ("", "")
     cannot: ClassVar[Mapping[str, str]] = {

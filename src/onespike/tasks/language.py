@@ -57,6 +57,7 @@ class Language:
 
     name: ClassVar[str] = "language"
     unit: ClassVar[str] = "windows"
+    enough: ClassVar[int] = 32
     positional: ClassVar[bool] = False
     bundled: ClassVar[tuple[str, str]] = ("", "")
     cannot: ClassVar[Mapping[str, str]] = {

@@ -1,0 +1,81 @@
+"""All passes on networks that read text: every one runs, padding or not, and what is tuned never ends worse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from language_folders import bert, llama, text
+from onespike import preset, runs
+from onespike.adapters import load_model
+from onespike.passes import PASSES, PassContext, PassState
+from onespike.passes.chaining import prepare
+from onespike.passes.statistics import divergence, fisher
+from onespike.recipe import FAST
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    return text(tmp_path_factory.mktemp("text") / "story.txt", 0, 127)
+
+
+@pytest.mark.parametrize("make", [llama, bert])
+def test_every_pass_runs_and_the_budget_is_met(make, story, tmp_path, monkeypatch):
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 1)
+    monkeypatch.setattr("onespike.passes.tune.EVERY", 1)
+    monkeypatch.setattr("onespike.passes.statistics.SAMPLES", 2**10)
+    loaded = load_model(f"transformers:{make(tmp_path / 'network')}", pretrained=True).with_length(16)
+    items = runs.choose(str(story), 6, loaded.task)
+    recipe = preset("best", passes=(*FAST, "tokens", "tune"), budget=0.15)
+    thresholds = runs.convert_network(loaded, items, recipe, batch_size=2).thresholds
+    assert set(thresholds.passes) == set(PASSES)
+    assert thresholds.provenance["energy"]["ratios"]["binary"] == pytest.approx(0.15, rel=0.05)
+
+
+def test_fisher_information_of_a_window_is_the_sum_over_its_positions(story, tmp_path):
+    """Tokens are drawn independently, so that the square of a sum of gradients is, on average, the sum of squares."""
+    loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(4)
+    batch = {"input_ids": loaded.task.inputs(str(story)).items[0].content.ids[None]}
+    recipe = preset("sformer")
+    state = PassState(prepare(loaded.model, [batch], [batch], recipe, total=1), recipe)
+    site = next(s for s in state.spiking if "down_proj" in s)
+    draws = 400
+    given = PassContext(loaded.model, [{"input_ids": batch["input_ids"].expand(128, -1)}], task=loaded.task)
+    drawn = [
+        fisher(state, PassContext(loaded.model, given.inputs, seed=seed, task=loaded.task))[site]
+        for seed in range(-(-draws // 128))
+    ]
+    found = sum(row.information for row in drawn) / (128 * len(drawn))
+    exact = expected(loaded.model, batch["input_ids"], site.partition(":")[0])
+    assert torch.allclose(found, exact, rtol=0.5)
+    assert found.sum() == pytest.approx(float(exact.sum()), rel=0.1)
+
+
+def expected(model, ids, owner):
+    """Σ over positions and tokens of p·(∂ log p / ∂ x)², by the definition."""
+    kept = []
+    hook = model.get_submodule(owner).register_forward_pre_hook(
+        lambda _, x: (kept.append(x[0].requires_grad_()), (kept[-1],))[1]
+    )
+    scores = model(input_ids=ids).logits[0].log_softmax(-1)
+    hook.remove()
+    total = 0
+    for row in scores:
+        for value in row:
+            (gradient,) = torch.autograd.grad(value, kept[0], retain_graph=True)
+            total = total + value.exp().detach() * gradient.double().square().sum((0, 1))
+    return total
+
+
+def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 4)
+    monkeypatch.setattr("onespike.passes.tune.EVERY", 2)
+    loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(16)
+    ids = torch.stack([item.content.ids for item in loaded.task.inputs(str(story)).items])
+    batches = [{"input_ids": part} for part in ids.split(2)]
+    recipe = preset("sformer")
+    start = PassState(prepare(loaded.model, batches, batches, recipe, total=4), recipe)
+    given = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
+    before = PASSES["allocate"](PASSES["nearest"](start, given), given)
+    after = PASSES["tune"](before, given)
+    assert divergence(after, given, batches[-1:]) < 1.05 * divergence(before, given, batches[-1:])
