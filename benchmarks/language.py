@@ -3,7 +3,9 @@
     python benchmarks/language.py transformers:DIR --calibrate calibration.txt --data val.txt --rows literal binary counts
 
 Budgets are over the products that spike, without the output layer, whose share is printed beside them. Calibration,
-Fisher information and budgets use the calibration text alone.
+Fisher information and budgets use the calibration text alone. A row is a name of `ROWS`, a preset, or passes and a column:
+`nearest+layout+allocate:binary`. `--prefix TEXT` lets a language model read that first, once and in floats, and
+keeps its keys and values, so that tokens with massive activations may stand there.
 """
 
 from __future__ import annotations
@@ -11,36 +13,71 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.conversion.network import analog_reason
-from onespike.recipe import Recipe, preset
+from onespike.deploy.integer import optimize_
+from onespike.recipe import FAST, PRESETS, Recipe, preset
 from onespike.sites import Site
 from onespike.tasks import limit
 
+FIGURES = (
+    "ann", "snn", "kl", "agreement", "difference", "standard_error", "cosine", "retrieval", "windows", "texts",
+)  # fmt: skip
 PASSES = ("nearest", "layout", "center", "allocate")
 ROWS: dict[str, dict[str, Any]] = {
     "literal": {},
     "nearest": {"passes": ("nearest",)},
     "binary": {"passes": PASSES, "energy": "binary"},
     "counts": {"passes": PASSES, "energy": "counts"},
-    "tokens-binary": {"passes": (*PASSES, "tokens"), "energy": "binary"},
-    "tokens-counts": {"passes": (*PASSES, "tokens"), "energy": "counts"},
-    "correct-binary": {"passes": (*PASSES, "correct"), "energy": "binary"},
-    "correct-counts": {"passes": (*PASSES, "correct"), "energy": "counts"},
-    "tune-binary": {"passes": (*PASSES, "tune"), "energy": "binary"},
-    "tune-counts": {"passes": (*PASSES, "tune"), "energy": "counts"},
-    "steps-binary": {"passes": ("nearest", "layout", "tokens"), "energy": "binary"},
-    "plain-layout-binary": {"passes": ("nearest", "layout", "allocate"), "energy": "binary"},
-    "plain-tokens-binary": {"passes": ("nearest", "layout", "tokens", "allocate"), "energy": "binary"},
-    "no-layout-binary": {"passes": ("nearest", "allocate"), "energy": "binary"},
+    "fast-binary": {"passes": FAST, "energy": "binary"},
+    "fast-counts": {"passes": FAST, "energy": "counts"},
+    "best-binary": {"passes": (*FAST, "tune"), "energy": "binary"},
+    "one-step": {"passes": ("nearest",), "energy": "binary"},
+    "tail": {"passes": ("nearest", "layout"), "energy": "binary"},
+    "steps": {"passes": ("nearest", "tokens"), "energy": "binary"},
+    "tail-steps": {"passes": ("nearest", "layout", "tokens"), "energy": "binary"},
 }
-"""Row → recipe fields; those with passes meet a budget."""
+"""Row → recipe fields; those with passes and a column meet a budget."""
+
+
+def recipe_of(row: str, given: argparse.Namespace) -> Recipe:
+    """The recipe of a row; its budget is still to be set."""
+    if row in PRESETS:
+        return preset(row)
+    passes, _, column = row.partition(":")
+    fields = ROWS.get(row) or {"passes": tuple(passes.split("+")), "energy": column or "binary"}
+    return preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **fields)
+
+
+class Prefixed(nn.Module):
+    """A language model that has read some tokens already: their keys and values are constants."""
+
+    def __init__(self, network: Any, ids: list[int]) -> None:
+        super().__init__()
+        self.network = network
+        with torch.inference_mode():
+            cache = network(input_ids=torch.tensor([ids]), use_cache=True).past_key_values
+        self.layers = len(cache.layers)
+        for number, layer in enumerate(cache.layers):
+            self.register_buffer(f"keys{number}", layer.keys.clone())
+            self.register_buffer(f"values{number}", layer.values.clone())
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number in range(self.layers):
+            kept = (getattr(self, f"{name}{number}") for name in ("keys", "values"))
+            cache.update(*(tensor.expand(len(input_ids), -1, -1, -1) for tensor in kept), number)
+        return self.network(input_ids=input_ids, past_key_values=cache, use_cache=True)
 
 
 def spiking_share(thresholds: Any, recipe: Recipe) -> float:
@@ -68,40 +105,47 @@ def main() -> None:
     parser.add_argument("--calibration-windows", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--exclude", nargs="*", default=[])
+    parser.add_argument("--prefix", help="text that a language model has read before")
+    parser.add_argument(
+        "--integers", action="store_true", help="also measure with 8-bit weights, on integers"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    torch.manual_seed(0)
     found, share = [], None
+    loaded = load_model(given.model, pretrained=True)
+    loaded = loaded if given.length is None else loaded.with_length(given.length)
+    short = loaded if given.calibration_length is None else loaded.with_length(given.calibration_length)
+    calibration = runs.choose(given.calibrate, given.calibration_windows, short.task)
+    items = runs.choose_labeled(loaded, given.data, None, given.windows)
+    if given.prefix:
+        ids = loaded.task.tokenizer.encode(given.prefix.encode().decode("unicode_escape"))[0]
+        loaded = replace(loaded, model=Prefixed(loaded.model.eval(), ids))
+        print("prefix", ids, flush=True)
     for name in given.rows:
-        loaded = load_model(given.model, pretrained=True)
-        loaded = loaded if given.length is None else loaded.with_length(given.length)
-        short = loaded if given.calibration_length is None else loaded.with_length(given.calibration_length)
-        calibration = runs.choose(given.calibrate, given.calibration_windows, short.task)
-        items = runs.choose_labeled(loaded, given.data, None, given.windows)
-        recipe = (
-            preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **ROWS[name])
-            if name in ROWS
-            else preset(name)
-        )
-        started = time.perf_counter()
-        if recipe.passes and recipe.passes != ("nearest",):
+        torch.manual_seed(0)
+        recipe, started = recipe_of(name, given), time.process_time()
+        if recipe.passes and recipe.energy in ("binary", "counts") and name != "nearest":
             if share is None:
                 plain = runs.convert_network(
-                    loaded, limit(calibration, 1), recipe.replace(passes=()), batch_size=1
+                    loaded, limit(calibration, 1), preset("sformer", exclude=recipe.exclude), batch_size=1
                 )
                 share = spiking_share(plain.thresholds, plain.recipe)
             recipe = recipe.replace(budget=share * getattr(given, recipe.energy))
         pair = runs.convert_network(loaded, calibration, recipe, batch_size=given.batch_size)
-        seconds = time.perf_counter() - started
-        record = runs.evaluate_pair(pair, items, batch_size=given.batch_size).to_dict()
-        spiking = 1 - record["analog_share"]
-        row = {
-            "row": name, "seconds": seconds, "head_share": record["head_share"], "analog_share": record["analog_share"],
-            "counts": record["energy"]["counts"] / spiking, "binary": record["energy"]["binary"] / spiking,
-            **{k: v for k, v in record.items() if k in ("ann", "snn", "kl", "agreement", "difference", "standard_error", "cosine", "retrieval", "windows", "texts")},
-        }  # fmt: skip
-        found.append(row)
-        print(json.dumps(row), flush=True)
+        seconds = time.process_time() - started
+        for form in ("floats", "integers") if given.integers else ("floats",):
+            if form == "integers":
+                optimize_(pair.snn)
+            record = runs.evaluate_pair(pair, items, batch_size=given.batch_size).to_dict()
+            spiking = 1 - record["analog_share"]
+            row = {
+                "row": name, "form": form, "cpu_seconds": seconds,
+                "head_share": record["head_share"], "analog_share": record["analog_share"],
+                "counts": record["energy"]["counts"] / spiking, "binary": record["energy"]["binary"] / spiking,
+                **{k: v for k, v in record.items() if k in FIGURES},
+            }  # fmt: skip
+            found.append(row)
+            print(json.dumps(row), flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -45,7 +45,7 @@ class _Plan:
 @command(
     "onespike run bundled:cifar10-vit --data bundled:cifar10-test \\\n    --calibrate bundled:cifar10-calibration --out run",
     "onespike run timm:vit_base_patch16_224 --pretrained --data imagenet/val \\\n    --max-drop 1% --export onnx",
-    "onespike run transformers:SmolLM2-135M --pretrained --data text.txt --length 512",
+    "onespike run transformers:SmolLM2-135M --pretrained \\\n    --data text.txt --length 512",
     interrupted="what is finished is kept. Run the same command again to go on.",
     needs="onespike.runs",
 )
