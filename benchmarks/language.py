@@ -53,7 +53,8 @@ def recipe_of(row: str, given: argparse.Namespace) -> Recipe:
     if row in PRESETS:
         return preset(row)
     passes, _, column = row.partition(":")
-    fields = ROWS.get(row) or {"passes": tuple(passes.split("+")), "energy": column or "binary"}
+    own = {"passes": tuple(passes.split("+")), "energy": column or "binary"}
+    fields = ROWS[row] if row in ROWS else own
     return preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **fields)
 
 

@@ -79,3 +79,13 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     before = PASSES["allocate"](PASSES["nearest"](start, given), given)
     after = PASSES["tune"](before, given)
     assert divergence(after, given, batches[-1:]) < 1.05 * divergence(before, given, batches[-1:])
+
+
+def test_passes_take_fewer_windows_than_images():
+    """A window holds hundreds of answers: 32 are enough for calibration, and passes take their part of them."""
+    from onespike.tasks import Classification, Language
+
+    def inputs_of(task):
+        return PassContext(torch.nn.Identity(), [], task=task).portion(128)
+
+    assert (inputs_of(Language(None, 16)), inputs_of(Classification())) == (16, 128)

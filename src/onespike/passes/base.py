@@ -47,6 +47,14 @@ class PassContext:
     memory: dict[str, Any] = field(default_factory=dict)
     task: Meaning = field(default_factory=Inferred)
 
+    def portion(self, images: int) -> int:
+        """Return how many inputs of the task stand for so many of 256 images; a window of a text holds many answers.
+
+        >>> PassContext(nn.Identity(), []).portion(64)
+        64
+        """
+        return max(1, images * self.task.enough // 256)
+
 
 @dataclass(frozen=True)
 class PassState:

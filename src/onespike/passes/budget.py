@@ -52,7 +52,7 @@ class Spent:
         return {"inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios}
 
 
-def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
+def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = IMAGES) -> Spent:
     """Measure a network's energy on the last calibration inputs, from which no pass has taken samples.
 
     With few inputs they are the same ones; steps spend less on the inputs that chose them.
@@ -64,9 +64,13 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
             call(snn, to(part, device_of(snn)))
         return ledger
 
-    batches = take_first(reversed(inputs), max(IMAGES // steps_of(snn), PART))
+    batches = take_first(reversed(inputs), max(number // steps_of(snn), PART))
     with evaluating(snn):
-        works = (partial(spent, part) for batch in batches for part in split(batch, PART))
+        works = (
+            partial(spent, part)
+            for batch in batches
+            for part in split(batch, max(1, PART * number // IMAGES))
+        )
         for ledger in in_turn(snn, works):
             ratios.append(ledger.ratio(column))
             whole.merge(ledger)
@@ -80,7 +84,7 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str) -> Spent:
 def measured(state: PassState, given: PassContext) -> Spent:
     """Measure the energy of a state's network on the last calibration inputs."""
     snn = convert(given.model, state.thresholds, state.recipe, share_weights=True)
-    return spent_by(snn, given.inputs, given.energy)
+    return spent_by(snn, given.inputs, given.energy, given.portion(IMAGES))
 
 
 def spending(state: PassState, given: PassContext) -> float:

@@ -20,8 +20,6 @@ from onespike.sites import Operand, Site
 
 INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
 """Inputs that go through the network together, and how many numbers they may hold."""
-ROW = 1024
-"""What a token's number stands for: a row of about so many numbers."""
 
 
 def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:
@@ -69,7 +67,7 @@ def correct(state: PassState, given: PassContext) -> PassState:
             offsets[site] = wanted[site][0] - mean(site, value)
         return value + offsets[site]
 
-    inputs = to(_together([given.inputs[i] for i in free]), device_of(given.model))
+    inputs = to(_together([given.inputs[i] for i in free], given.portion(INPUTS)), device_of(given.model))
     spiking = convert(given.model, state.thresholds, state.recipe, share_weights=True)
     for model, probe in ((unspiked(state, given), observe), (spiking, shift)):
         with evaluating(model), probing(model, probe):
@@ -85,13 +83,12 @@ def correct(state: PassState, given: PassContext) -> PassState:
     return min((state, corrected), key=lambda each: divergence(each, given, judges))
 
 
-def _together(batches: Sequence[Any]) -> Any:
+def _together(batches: Sequence[Any], inputs: int) -> Any:
     """Return as many of the first inputs as may go through the network at once, in one batch."""
     chosen, seen = list[Any](), 0
     for batch in batches:
-        tensors = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
-        elements = sum(x.numel() * (1 if x.is_floating_point() else ROW) for x in tensors)
-        if chosen and (seen >= INPUTS or elements * (len(chosen) + 1) > ELEMENTS):
+        elements = sum(x.numel() for x in tree_leaves(batch) if isinstance(x, Tensor))
+        if chosen and (seen >= inputs or elements * (len(chosen) + 1) > ELEMENTS):
             break
         chosen.append(batch)
         seen += count(batch)

@@ -103,7 +103,10 @@ def refit(state: PassState, given: PassContext) -> PassState:
     """
     free, held = held_out("refit", given)
     goal, known = least(state, given), fisher(state, given)
-    model, batches = unspiked(state, given), take_first(given.inputs, FISHER_IMAGES)[: len(free)]
+    model, batches = (
+        unspiked(state, given),
+        take_first(given.inputs, given.portion(FISHER_IMAGES))[: len(free)],
+    )
     modules = {
         site: module
         for site, t in state.spiking.items()

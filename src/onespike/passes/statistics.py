@@ -129,7 +129,7 @@ def gradients(
     `see(operand, value, padding)` is shown the operands of all sites that spike, and returns what takes in their gradients.
     """
     model, generator = unspiked(state, given), torch.Generator().manual_seed(seed)
-    batches = take_first(given.inputs, inputs)
+    batches = take_first(given.inputs, given.portion(inputs))
 
     def visit(padding: Tensor | None, site: str, x: Tensor, operand: Operand) -> Tensor:
         if not torch.is_grad_enabled():  # this block will be run again on the way back
@@ -210,7 +210,7 @@ def held_out(name: str, given: PassContext) -> tuple[range, range]:
     count = len(given.inputs)
     if count < 2:
         raise UsageError(f"the pass '{name}' needs two calibration batches at least. Give more images.")
-    kept = count - max(1, min(-(-HELD // count_of(given.inputs[0])), count // 3))
+    kept = count - max(1, min(-(-given.portion(HELD) // count_of(given.inputs[0])), count // 3))
     return range(kept), range(kept, count)
 
 
@@ -230,7 +230,7 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
         return kept
-    batches = take_first(given.inputs, SAMPLED_IMAGES)
+    batches = take_first(given.inputs, given.portion(SAMPLED_IMAGES))
     generator = torch.Generator().manual_seed(given.seed + 1)
     found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}

@@ -235,7 +235,7 @@ class Training:
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.given.seed * 100003 + self.step)
         batch = self.given.inputs[self.free[int(torch.randint(len(self.free), (), generator=generator))]]
-        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:BATCH])
+        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[: self.given.portion(BATCH)])
         if isinstance(batch, Tensor) and batch.dim() == 4:
             batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
         for group in self.optimizer.param_groups:

@@ -28,9 +28,11 @@ class Meaning(Protocol):
 
     Attributes:
         positional: whether a position means the same in every input, like a patch of an image.
+        enough: how many inputs are enough for calibration; passes take a part of them that is the same for every task.
     """
 
     positional: ClassVar[bool]
+    enough: ClassVar[int]
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
@@ -191,7 +193,6 @@ class Task(Meaning, Protocol):
     Attributes:
         name: its name in evaluations and reports.
         unit: the plural name of its inputs.
-        enough: how many of them are enough for calibration.
         objectives: name → an objective for λ; `kl` is its divergence.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: an option or command that this task does not support → why, with the remedy.
@@ -199,7 +200,6 @@ class Task(Meaning, Protocol):
 
     name: ClassVar[str]
     unit: ClassVar[str]
-    enough: ClassVar[int]
     bundled: ClassVar[tuple[str, str]]
     cannot: ClassVar[Mapping[str, str]]
 

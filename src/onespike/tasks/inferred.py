@@ -39,6 +39,7 @@ class Numbers:
     """
 
     positional: ClassVar[bool] = True
+    enough: ClassVar[int] = 256
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Sample with normal noise on every number; each tensor counts as one, regardless of size."""
@@ -87,6 +88,7 @@ class Inferred:
     """The meaning of the first output that it sees, for networks without a task."""
 
     positional: ClassVar[bool] = True
+    enough: ClassVar[int] = 256
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Sample as the first output implies."""
