@@ -54,7 +54,7 @@ def recipe_of(row: str, given: argparse.Namespace) -> Recipe:
         return preset(row)
     passes, _, column = row.partition(":")
     own = {"passes": tuple(passes.split("+")), "energy": column or "binary"}
-    fields = ROWS[row] if row in ROWS else own
+    fields = ROWS.get(row, own)
     return preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **fields)
 
 
