@@ -87,7 +87,7 @@ def test_the_figure_of_fronts_is_drawn_from_the_page_s_own_tables():
     assert len(found) == 4
     for rows in found.values():
         assert sum(row.name.startswith("the paper") for row in rows) == 6
-        assert all(row.error >= 0 and 0 < row.energy < 1.5 for row in rows)
+        assert all(row.error >= 0 and 0 < row.energy < 2 for row in rows)
     literal = next(row for row in found["ViT-Tiny, ImageNet"] if row.name == "the paper, λ = 0.25")
     assert (literal.difference, literal.error, literal.energy) == (-19.3, 1.6, 0.273)
     assert len(made["drawn"](found).axes) == 4

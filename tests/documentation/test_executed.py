@@ -154,6 +154,8 @@ def words_of(line: str) -> list[str]:
     """What is typed for a command that is printed."""
     words = [w for word in shlex.split(line) for w in shlex.split(REPLACED.get(word, shlex.quote(word)))]
     words = [NAMES.get(words[1], word) if word == "NAME" else word for word in words]
+    if words[1] == "export":  # a file bears its format's suffix
+        words = ["FILE.onnx" if word == "FILE" else word for word in words]
     return [*words, *SIZES.get(words[1], "").split()]
 
 

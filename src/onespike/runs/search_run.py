@@ -105,7 +105,7 @@ def search_images(
     seen = set(runs.overlap(pair.data, everything))
     free = runs.without(everything, seen)
     if not free:
-        raise DataError(f"{data}: calibration has used all of its images. Give a folder with other ones.")
+        raise DataError(f"{data}: calibration has used all of its inputs. Give other ones.")
     count = max(round(SHARE * len(free)), 100) if count is None else count
     chosen = limit_items(free, count)
     order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
