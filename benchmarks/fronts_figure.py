@@ -76,8 +76,9 @@ def drawn(found: dict[str, list[Row]]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    figure = drawn(tables(PAGE.read_text(encoding="utf-8")))
-    write_atomically(parser.parse_args().out, plots.png(figure))
+    out = parser.parse_args().out
+    write_atomically(out, plots.png(drawn(tables(PAGE.read_text(encoding="utf-8")))))
+    print(f"written to {out}")
 
 
 if __name__ == "__main__":

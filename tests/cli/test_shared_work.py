@@ -246,7 +246,7 @@ def test_a_process_that_dies_leaves_nobody_waiting(vit_run, images):
     gone.communicate()
     [(code, _, err)] = json.loads(out)
     assert code == 2
-    assert "process 0: another process ended before its work was done. See what it has said" in err
+    assert "process 0: another process ended before its work was done. See its message" in err
 
 
 def test_accelerate_launches_it(both, vit_run, images, tmp_path):

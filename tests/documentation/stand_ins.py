@@ -91,6 +91,8 @@ def _noise(path: Path, seed: int, side: int = 32) -> None:
 
 
 def _annotated(root: Path, part: str) -> None:
+    from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
+
     images: list[dict[str, Any]] = []
     objects: list[dict[str, Any]] = []
     for number in range(1, 21):
@@ -102,7 +104,8 @@ def _annotated(root: Path, part: str) -> None:
                 "id": len(objects) + 1, "image_id": number, "category_id": category, "bbox": [x, 4.0, 20.0, 20.0],
                 "area": 400.0, "iscrowd": 0, "segmentation": [[x, 4.0, x + 20, 4.0, x + 20, 24.0, x, 24.0]],
             })  # fmt: skip
-    names = [{"id": number, "name": f"class {number}"} for number in range(1, 91)]  # whatever a network finds
+    known = enumerate(MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"])
+    names = [{"id": number, "name": name} for number, name in known if name not in ("__background__", "N/A")]
     (root / "annotations").mkdir(exist_ok=True)
     record = {"images": images, "annotations": objects, "categories": names}
     (root / "annotations" / f"instances_{part}.json").write_text(json.dumps(record))

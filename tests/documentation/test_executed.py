@@ -50,6 +50,15 @@ ELSEWHERE = {
     "onespike evaluate run --tasks piqa,arc_easy --limit 200 --batch-size 8": (
         "fetches questions: tests/cli/test_language_command.py asks some of its own"
     ),
+    "onespike evaluate run --tasks mine --task-folder tasks": (
+        "needs lm_eval: tests/cli/test_language_command.py runs it where that is installed"
+    ),
+    "onespike push RUN OWNER/NAME --license apache-2.0 --evaluation result.json": (
+        "needs an evaluation of that run: tests/test_hub.py pushes one"
+    ),
+    "onespike ablate run --data bundled:cifar10-test --budget 0.12": (
+        "is about the bundled network: tests/cli/test_pass_runs.py takes it on few images"
+    ),
     "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
         "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it"
     ),
@@ -61,7 +70,11 @@ ELSEWHERE = {
     "python benchmarks/faults --seed 1 --work DIR --case records:17": CAMPAIGN,
 }
 """Command → why it does not run here. An entry that no page has any more fails."""
-SCRIPTS = ("fetch_language.py", "front.py", "headline.py", "scale.py", "speed.py", "yolo11_coco.py")
+SCRIPTS = (
+    "detector_memory.py", "exports.py", "fetch_language.py", "front.py", "headline.py",
+    "integer_accuracy.py", "pass_cost.py", "per_site.py", "processors.py", "rotation.py", "scale.py",
+    "search_vit_tiny.py", "speed.py", "yolo11_coco.py",
+)  # fmt: skip
 """Benchmarks that take HOURS or fetch weights, with any options."""
 FEW = "--limit 6"
 SIZES = {

@@ -20,7 +20,7 @@ def test_a_value_is_its_decoded_spikes(name: str, sides: tuple[float, float]) ->
     if sides[1] and not kind.two_sided:
         sides = (0.5, 0.0)
     cell = kind(*sides, levels=(1, 2, 3, 5, 9), scale=Scale(0.5) if kind.scaled else None)
-    code = cell.code()
+    code = cell.settled(X).code()
     assert torch.equal(code.decode(cell.spikes(X)), cell(X))
     assert int(cell.spikes(X).abs().max()) <= code.largest == code.levels[-1]
     assert len(code.populations) == 1 + bool(sides[1])

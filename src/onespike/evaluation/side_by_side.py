@@ -19,6 +19,7 @@ from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import call, count, to
+from onespike.runtime.blocks import blocks_of
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.lockstep import in_turn, waited
 from onespike.runtime.processes import ALONE, Processes
@@ -87,9 +88,9 @@ def evaluate(
         raise UsageError(
             f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
         )
-    ledger = ledger if ledger is not None else Ledger()
+    total = ledger if ledger is not None else Ledger()
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
-    device, every = device_of(ann), ledger.every
+    device, apart = device_of(ann), blocks_of(ann) is not None  # batches in blocks are counted side by side
 
     def original(inputs: Any) -> tuple[Any, Ledger]:
         output, taken = _timed(ann, inputs)
@@ -97,9 +98,11 @@ def evaluate(
         return output, Ledger()
 
     def spiking(inputs: Any) -> tuple[Any, Ledger]:
-        with metered(snn, Ledger(every=every)) as counted:
+        own = Ledger(every=total.every) if apart else total
+        with metered(snn, own) as counted:
+            before = counted.seconds
             output, taken = _timed(snn, inputs)
-        seconds["snn"] += taken - counted.seconds
+        seconds["snn"] += taken - (counted.seconds - before)
         return output, counted
 
     with evaluating(ann), evaluating(snn):
@@ -115,17 +118,18 @@ def evaluate(
             inputs, labels = given.popleft()
             if not images:
                 dead = _dead_share(snn, inputs)
-            ledger.merge(counted)
+            if counted is not total:
+                total.merge(counted)
             metric.update(expected, actual, labels)
             images += count(inputs)
-    metric, ledger, images, seconds = _merged(processes, metric, ledger, images, seconds)
+    metric, total, images, seconds = _merged(processes, metric, total, images, seconds)
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")
     try:
         scale: float | None = float(scale_of(snn).value)
     except UsageError:
         scale = None
-    return Evaluation(metric.compute(), ledger, images, scale, seconds, steps_of(snn), dead)
+    return Evaluation(metric.compute(), total, images, scale, seconds, steps_of(snn), dead)
 
 
 def _dead_share(snn: nn.Module, inputs: Any) -> float | None:

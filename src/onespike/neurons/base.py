@@ -140,7 +140,7 @@ class Neuron(Float32):
         latent = current if potential is None else potential + current
         first = potential is None or all(self._on) or not self.two_sided
         fired = self.counts(latent) if first else self.mirrored_counts(latent)
-        value = self.decode(fired)
+        value = self.settled(latent).decode(fired)
         return fired, value, latent - value
 
     def mirrored_counts(self, x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def correlation_interval(value: float, pairs: int) -> Bounds | None:
 
     >>> low, high = correlation_interval(0.8, 100)
     >>> round(low, 2), round(high, 2)
-    (0.71, 0.87)
+    (0.71, 0.86)
     """
     if pairs < 4 or abs(value) >= 1:
         return None
