@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -136,6 +137,9 @@ RAW = {
 def _join_requests() -> None:
     for thread in threading.enumerate():
         if "process_request_thread" in thread.name:
+            while not thread.is_alive() and thread.ident is None:  # listed before it has started
+                time.sleep(0.01)
+            time.sleep(0.01)
             thread.join(60)
 
 
