@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -306,20 +307,25 @@ except Exception as error:
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
 def test_weights_that_exceed_the_memory_of_the_process(tmp_path):
-    """172 MB of weights in 5 blocks, and a limit that leaves half of that beside what the libraries take."""
+    """411 MB of weights in 12 blocks, and a limit that leaves half of that beside what the libraries take.
+
+    A thread's stack, its arena and what the heap keeps for later count as well: one thread, one arena, blocks of
+    memory that go back at once.
+    """
     folder = llama(
         tmp_path / "llama",
         hidden_size=768,
         intermediate_size=3072,
-        num_hidden_layers=5,
+        num_hidden_layers=12,
         num_attention_heads=8,
         spread=0.02,
     )
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(folder)], capture_output=True, text=True, check=False, timeout=600,
         cwd=Path(__file__).parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found, message = done.stdout.splitlines()
-    assert found == f"171181056 {5 * 11 + 1}"
+    assert found == f"410692608 {12 * 11 + 1}"
     assert "its weights do not fit into memory" in message and message.endswith(": --device-map blocks.")

@@ -8,12 +8,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from onespike.errors import UsageError
 from onespike.search import search
+from onespike.search.shared import Turn
 from test_search import check_shared, parabola, worker
 
 UNPRIVILEGED = ("postgres", "nobody")
@@ -89,3 +91,12 @@ def test_a_database_that_is_not_there(server):
     ) as caught:
         search(parabola, trials=1, storage=url)
     assert "onespike@" not in str(caught.value)
+
+
+def test_one_process_at_a_time_asks(server):
+    with ThreadPoolExecutor(1) as pool:
+        with Turn(server):
+            found = pool.submit(search, parabola, trials=3, storage=server, name="turns", sampler="tpe")
+            with pytest.raises(TimeoutError):
+                found.result(timeout=2)
+        assert len(found.result(timeout=300).trials) == 3

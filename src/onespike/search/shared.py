@@ -17,6 +17,11 @@ LEASE = 20
 """Seconds without a renewal after which another process measures a running trial again."""
 LEASED = "leased"
 """The attribute of a trial that has a lease."""
+LOCKS = {
+    "postgresql": "SELECT pg_advisory_lock(hashtext('onespike'))",
+    "mysql": "SELECT GET_LOCK('onespike', 86400)",
+}
+"""How a server that several processes share gives one of them a turn."""
 
 
 def _storage(url: str | None, attempts: int = 5) -> Any:
@@ -67,26 +72,43 @@ def connected(url: str | None) -> Iterator[Any]:
 
 
 class Turn(AbstractContextManager[None]):
-    """Let one process at a time ask a study in SQLite, which locks no rows; the kernel frees it if a process dies."""
+    """Let one process at a time open and ask a study; the kernel or the server frees it if the process dies."""
 
     def __init__(self, url: str | None) -> None:
-        file = url is not None and url.startswith("sqlite:///")
-        self.path = f"{str(url).removeprefix('sqlite:///')}.lock" if file else None
-        self.file: Any = None
+        self.url = url or ""
+        self.scheme = self.url.partition(":")[0]
+        self.held: Any = None
 
     def __enter__(self) -> None:
-        if self.path is not None:
-            import fcntl
-
-            try:
-                self.file = Path(self.path).open("w")
-            except OSError as error:
-                raise _unusable("sqlite", error) from error
-            fcntl.flock(self.file, fcntl.LOCK_EX)
+        try:
+            if self.url.startswith("sqlite:///"):
+                self.held = _locked_file(Path(f"{self.url.removeprefix('sqlite:///')}.lock"))
+            elif self.scheme.partition("+")[0] in LOCKS:
+                self.held = _locked_server(self.url, LOCKS[self.scheme.partition("+")[0]])
+        except Exception as error:  # as in `_storage`
+            raise _unusable(self.scheme, error) from error
 
     def __exit__(self, *failure: object) -> None:
-        if self.file is not None:
-            self.file.close()
+        if self.held is not None:
+            self.held.close()
+
+
+def _locked_file(path: Path) -> Any:
+    """The open file, which its closing unlocks: SQLite locks no rows."""
+    import fcntl
+
+    file = path.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def _locked_server(url: str, statement: str) -> Any:
+    """The connection, which its closing unlocks: optuna makes its tables and attributes without a lock."""
+    import sqlalchemy
+
+    connection = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect()
+    connection.execute(sqlalchemy.text(statement))
+    return connection
 
 
 class Leases:
