@@ -68,9 +68,8 @@ class Site(NamedTuple):
     @staticmethod
     def parse(text: str) -> Site:
         """Parse the text form of a site."""
-        owner, colon, key = text.rpartition(":")
-        if "::" in text:  # another library's operation, such as roi:torchvision::roi_align
-            owner, colon, key = text.partition(":")
+        foreign = "::" in text  # another library's operation, such as roi:torchvision::roi_align
+        owner, colon, key = text.partition(":") if foreign else text.rpartition(":")
         if not colon:
             raise UsageError(
                 f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
