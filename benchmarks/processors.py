@@ -74,11 +74,13 @@ def main() -> None:
             all_counts = sum(a.numel() for a, _ in pairs)
             differ = sum(int((a != b).sum()) for a, b in pairs)
             further = sum(int(((a - b).abs() > 1).sum()) for a, b in pairs)
+            images = len(base["answers"])
+            begun = sum((a != b).reshape(images, -1).any(1) for a, b in pairs).count_nonzero()
             same = int((base["answers"].argmax(1) == other["answers"].argmax(1)).sum())
             apart = float((base["answers"] - other["answers"]).abs().max())
             print(
                 f"{form:<8}{kind:>8} / {kinds[-1]}: {differ} of {all_counts} counts differ ({1e6 * differ / all_counts:.1f} per "
-                f"million; {further} by more than 1), answers agree on {same} of {len(base['answers'])}, "
+                f"million; {further} by more than 1) in {begun} of {images} images, answers agree on {same}, "
                 f"largest difference of a logit {apart:.2g}",
                 flush=True,
             )
