@@ -14,11 +14,11 @@ from onespike import convert, metered
 from onespike.conversion.attach import named_neurons
 from onespike.errors import UsageError
 from onespike.neurons import AffineFire, ScaleFire
-from onespike.passes import PASSES, chain, check_passes, parse_passes, statistics
+from onespike.passes import PASSES, PassContext, chain, check_passes, parse_passes, statistics
 from onespike.passes.budget import spending
 from onespike.passes.correct import weighted_mean
 from onespike.passes.layout import digit_levels
-from onespike.passes.statistics import Fisher, fisher
+from onespike.passes.statistics import Fisher, fisher, judged
 from onespike.runtime.forward import evaluating
 
 
@@ -199,6 +199,37 @@ def test_corrected_channels_have_the_means_of_the_original():
     assert all(t.offset is None for s, t in corrected.spiking.items() if "linear" not in s)
     judges = inputs[-1:]
     assert divergence(model, corrected, judges) <= divergence(model, plain, judges)
+
+
+def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeypatch):
+    """Both ways agree at the first site, and part behind it."""
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, budget=0.15)
+    plain = chain(state, given, ALL)
+    monkeypatch.setattr("onespike.passes.correct.fit", lambda state, given, goal: state)
+    monkeypatch.setattr("onespike.passes.correct.judged", lambda state, others, given, held: others)
+    apart, onward = (found.thresholds for found in PASSES["correct"](plain, given))
+    first, *later = (site for site, t in apart.items() if t.offset is not None)
+    torch.testing.assert_close(apart[first].offset, onward[first].offset)
+    assert all(not torch.allclose(apart[site].offset, onward[site].offset) for site in later)
+
+
+@pytest.mark.parametrize(
+    ("before", "others", "kept"),
+    [
+        ([1.0, 1.0, 1.0], [[1.1, 1.1, 1.1]], None),  # clearly worse, little as it is
+        ([1.0, 1.0, 1.0], [[0.5, 0.5, 2.9]], 0),  # one batch decides, and it may be chance
+        ([1.0, 1.0, 1.0], [[5.0, 6.0, 5.0], [0.9, 0.9, 0.9]], 1),
+        ([1.0], [[1.1]], None),
+        ([1.0], [[0.9]], 0),
+    ],
+)
+def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, kept):
+    found = {"state": before, **{str(index): each for index, each in enumerate(others)}}
+    monkeypatch.setattr("onespike.passes.statistics.divergences", lambda state, given, batches: found[state])
+    given = PassContext(nn.Identity(), [None] * len(before))
+    chosen = judged("state", [str(index) for index in range(len(others))], given, range(len(before)))
+    assert chosen == ("state" if kept is None else str(kept))
 
 
 def test_means_are_weighted_by_what_a_position_does():

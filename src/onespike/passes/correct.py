@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import Fisher, divergence, fisher, held_out, probing, unspiked
+from onespike.passes.statistics import Fisher, fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
@@ -37,10 +38,11 @@ def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int,
 def correct(state: PassState, given: PassContext) -> PassState:
     """Set offset_c += E[g·x] / E[g] − E[g·o] / E[g] at inputs of linear maps and convolutions, where it is a bias.
 
-    x is the value in the original network, o the spikes' value after earlier layers are corrected: one forward of many
-    inputs goes from layer to layer, so that mean losses of layers do not add up over the depth. Means are weighted by
-    Fisher information, since a class token is one in hundreds. Then the energy is met again, and the result is kept
-    if it is nearer to the original network on inputs that it was not fitted to.
+    x is the value in the original network, o that of its spikes. Either all are taken from the original network, so
+    that each site makes up for its own loss; or o comes after earlier layers are corrected: one forward of many inputs
+    goes from layer to layer, so that mean losses do not add up over the depth. Means are weighted by Fisher
+    information, since a class token is one in hundreds. Then the energy is met again, and what is nearest to the
+    original network on inputs that nothing was fitted to is kept: the one, the other or neither.
     """
     free, held = held_out("correct", given)
     goal, known = least(state, given), fisher(state, given)
@@ -49,38 +51,48 @@ def correct(state: PassState, given: PassContext) -> PassState:
         for site in state.spiking
         if Site.parse(site).operation in ("linear", "conv") and state.axes(site).center
     }
-    wanted, offsets = dict[str, list[Tensor]](), dict[str, Tensor]()
+    original, spiking = (
+        unspiked(state, given),
+        convert(given.model, state.thresholds, state.recipe, share_weights=True),
+    )
+    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(original)}
+    # a module that runs several times shares one offset, that of its first run
+    wanted, apart, onward = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
 
     def mean(site: str, x: Tensor) -> Tensor:
         return weighted_mean(x, known[site], axes[site].position, axes[site].center).to(x.dtype)
 
     def observe(site: str, x: Tensor, operand: Operand) -> Tensor:
-        if site in axes:
-            wanted.setdefault(site, []).append(mean(site, x))
+        if site in axes and site not in wanted:
+            wanted[site] = mean(site, x)
+            apart[site] = wanted[site] - mean(site, fired[site](x))
         return x
 
     def shift(site: str, x: Tensor, operand: Operand) -> Tensor:
         value: Tensor = operand.place.value(operand, x)
         if site not in axes:
             return value
-        if site not in offsets:  # a module that runs several times shares one offset, that of its first run
-            offsets[site] = wanted[site][0] - mean(site, value)
-        return value + offsets[site]
+        if site not in onward:
+            onward[site] = wanted[site] - mean(site, value)
+        return value + onward[site]
 
     inputs = to(_together([given.inputs[i] for i in free], given.portion(INPUTS)), device_of(given.model))
-    spiking = convert(given.model, state.thresholds, state.recipe, share_weights=True)
-    for model, probe in ((unspiked(state, given), observe), (spiking, shift)):
+    for model, probe in ((original, observe), (spiking, shift)):
         with evaluating(model), probing(model, probe):
             call(model, inputs)
+    corrected = [fit(_moved(state, offsets), given, goal) for offsets in (apart, onward)]
+    return judged(state, corrected, given, held)
+
+
+def _moved(state: PassState, offsets: Mapping[str, Tensor]) -> PassState:
+    """Return the state with these added to its offsets."""
     changes = {}
     for site, added in offsets.items():
         threshold = state.thresholds[site]
         center = torch.zeros_like(added) if threshold.center is None else threshold.center
         before = center if threshold.offset is None else threshold.offset
         changes[site] = {"center": center.cpu(), "offset": (before.to(added) + added).float().cpu()}
-    corrected = fit(state.with_sites(changes), given, goal)
-    judges = [given.inputs[i] for i in held]
-    return min((state, corrected), key=lambda each: divergence(each, given, judges))
+    return state.with_sites(changes)
 
 
 def _together(batches: Sequence[Any], inputs: int) -> Any:

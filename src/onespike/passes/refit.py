@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from onespike.conversion.attach import named_neurons
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, divergence, fisher, held_out, probing, unspiked
+from onespike.passes.statistics import FISHER_IMAGES, Fisher, fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site
@@ -137,5 +137,4 @@ def refit(state: PassState, given: PassContext) -> PassState:
             if bool(of_site.weight > 0) and (weight := weight_of(modules[site])) is not None
         }
     fitted = fit(state.with_sites(changes), given, goal)
-    judges = [given.inputs[i] for i in held]
-    return min((state, fitted), key=lambda each: divergence(each, given, judges))
+    return judged(state, [fitted], given, held)

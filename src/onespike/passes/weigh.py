@@ -12,7 +12,7 @@ from onespike.neurons import Neuron
 from onespike.passes.allocate import Curve, Curves, allocated, curves_before
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
-from onespike.passes.statistics import Heard, divergence, gradients, held_out
+from onespike.passes.statistics import Heard, gradients, held_out, judged
 from onespike.sites import Operand
 
 IMAGES = 128
@@ -109,5 +109,4 @@ def weigh(state: PassState, given: PassContext) -> PassState:
     for site in curves:
         found.setdefault(site, curves[site])
     other = allocated(before, given, found, goal)
-    judges = [given.inputs[i] for i in held_out("weigh", given)[1]]
-    return min((state, other), key=lambda each: divergence(each, given, judges))
+    return judged(state, [other], given, held_out("weigh", given)[1])
