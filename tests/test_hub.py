@@ -14,8 +14,8 @@ import onespike
 from onespike.adapters import load_model
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
+from onespike.report.card import write_card
 from onespike.runs import choose, convert_network, evaluate_pair, save_run
-from onespike.runs.hub import write_card
 
 
 class Folder:
@@ -57,13 +57,18 @@ def test_there_and_back(pair: Any, tmp_path: Path) -> None:
     head = text.split("---")[1]
     assert 'license: "mit"' in head and 'library_name: "onespike"' in head
     for words in (
-        "top-1 accuracy, %",
-        "paired standard error",
-        "| counts | ",
+        "| network | top-1 % | 95 % |",
+        "% (95 %: ",
+        "; difference ",
+        "| **counts** | ",
+        'onespike.from_pretrained("me/vit")',
         "scale: 0.3",
         "@article{chen2025",
     ):
         assert words in text, words
+    assert (
+        "OWNER/NAME" not in text and text.count(" to ") >= 6
+    )  # four figures, agreement, KL and difference have intervals
     assert f"{figures['energy']['counts']:.3f}" in text and "thresholds from 4 unlabeled inputs" in text
     assert json.loads((tmp_path / "me/vit/config.json").read_text())["network"] == "bundled:cifar10-vit"
 
@@ -93,4 +98,5 @@ def test_refusals(pair: Any, tmp_path: Path) -> None:
     )
     assert not (tmp_path / "run" / "README.md").exists()
     write_card(tmp_path / "whole", license="mit")
-    assert "Not measured." in (tmp_path / "whole" / "README.md").read_text()
+    text = (tmp_path / "whole" / "README.md").read_text()
+    assert "Not measured." in text and 'onespike.from_pretrained(".")' in text and "OWNER/NAME" not in text

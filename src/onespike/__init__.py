@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from onespike.passes.one_call import spike as spike
     from onespike.recipe import Recipe as Recipe
     from onespike.recipe import preset as preset
+    from onespike.report.card import push_to_hub as push_to_hub
     from onespike.runs.hub import from_pretrained as from_pretrained
     from onespike.runs.hub import load as load
-    from onespike.runs.hub import push_to_hub as push_to_hub
     from onespike.runs.hub import save as save
     from onespike.sites import Site as Site
     from onespike.sites import Visitor as Visitor
@@ -53,7 +53,8 @@ _NAMES = {
     "neurons": ("NEURONS",),
     "passes.one_call": ("spike",),
     "recipe": ("Recipe", "preset"),
-    "runs.hub": ("from_pretrained", "load", "push_to_hub", "save"),
+    "report.card": ("push_to_hub",),
+    "runs.hub": ("from_pretrained", "load", "save"),
     "sites": ("Site", "Visitor", "discover", "synaptic", "visiting"),
 }
 _PACKAGES = frozenset(

@@ -21,4 +21,23 @@ def test_a_card_and_refusals(cli: Command, vit_run: Path, tmp_path: Path) -> Non
     done = cli("push", run, "--license", "mit", "--card-only")
     assert done.code == 0, done.err
     assert "Not measured." in (run / "README.md").read_text()
+    assert "onespike report RUN --data DIR" in done.err
     assert cli("inspect", run).code == 0  # it is a run still
+
+
+def test_figures_of_a_card(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+    """They are those of the run's report, or of a file that `evaluate` wrote; any other file is refused."""
+    run, file = tmp_path / "run", tmp_path / "result.json"
+    shutil.copytree(vit_run, run)
+    data = ("--data", "bundled:cifar10-test", "--limit", 4)
+    assert cli("report", run, *data).code == 0
+    assert cli("evaluate", run, *data, "--json", file).code == 0
+    cards = []
+    for given in ((), ("--evaluation", file)):
+        assert cli("push", run, "--license", "mit", "--card-only", *given).code == 0
+        cards.append((run / "README.md").read_text())
+    assert cards[0] == cards[1] and "| network | top-1 % | 95 % |" in cards[0]
+    file.write_text('{"task": "classification"}')
+    assert cli("push", run, "--license", "mit", "--card-only", "--evaluation", file).message() == (
+        f"{file}: the file is damaged (at ann: field required). Measure again: onespike evaluate RUN --data DIR --json FILE"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
         assert cli(*words, "--recipe", file, "--percentile", 2, "--out", out).code == 0
         recipe = json.loads((out / "run.json").read_text())["recipe"]
         assert (recipe["scale"], recipe["exclude"], recipe["percentile"]) == (0.3, ["head:*"], 2.0)
+
+
+def test_listed_settings_can_be_typed(cli):
+    """They lead from the first preset, which shows all its own, to each of the others."""
+    lines = cli("list", "presets").out.splitlines()
+    assert [line.split()[0] for line in lines[::3]] == list(PRESETS)
+    for name, settings in zip(PRESETS, lines[2::3], strict=True):
+        words = " ".join(word for word in shlex.split(settings.replace(" --passes ''", "")))
+        assert given(f"--preset sformer {words}") == preset(name).replace(preset="sformer"), name
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from onespike.cli.commands import Next, command
 from onespike.cli.options import unused
 from onespike.errors import LoadError, unknown
 from onespike.recipe import PRESETS, Recipe
+from onespike.runtime.options import options
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
 TRY = {
@@ -31,9 +33,10 @@ def list_names(
     """List presets, models, passes and other names."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
-    for name, about in LISTS[what]():
-        if contains in name:
-            output.line(f"{name:<10} {about}".rstrip())
+    found = [(name, about) for name, about in LISTS[what]() if contains in name]
+    width = max((len(name) for name, _ in found), default=0)
+    for name, about in found:
+        output.line(f"{name:<{width}} {about}".rstrip())
     return (*FIRST, *TRY.get(what, ()), "--out", unused(Path("run")))
 
 
@@ -62,13 +65,15 @@ def _passes() -> Iterator[tuple[str, str]]:
 
 
 def _presets() -> Iterator[tuple[str, str]]:
-    """Yield what each preset is, its measured cost and loss, and its settings.
+    """Yield what each preset is, its measured cost and loss, and its settings as options.
 
     The first preset shows the settings that all others start from.
     """
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
+    known_options = options(Recipe)
     for name, known in PRESETS.items():
-        settings = ", ".join(f"{k}={v}" for k, v in (known.settings or start).items())
+        given = (known.settings or start).items()
+        settings = shlex.join(w for field, value in given for w in known_options[field].words(field, value))
         measured = f"{known.measured} ({known.page})" if known.page else "Not measured here."
         yield name, "\n".join((known.about, f"  {measured}", f"  {settings}"))
 

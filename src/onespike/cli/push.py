@@ -10,10 +10,11 @@ import typer
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import RunFolder
+from onespike.cli.reported import FOLDER, RECORD, evaluated, reported
 
 
 @command(
-    "onespike push run OWNER/NAME --license apache-2.0 --evaluation result.json",
+    "onespike push run OWNER/NAME --license apache-2.0",
     "onespike push run --license mit --card-only",
     interrupted="the card may have been written. Run the same command again.",
 )
@@ -32,7 +33,8 @@ def push(
     evaluation: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Output of `onespike evaluate --json`, for the figures of the card."
+            metavar="FILE",
+            help="Output of `onespike evaluate --json`, for the figures of the card; else those of the run's report.",
         ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
@@ -40,12 +42,11 @@ def push(
 ) -> Next:
     """Write a model card into a run and upload it to the Hub.
 
-    The card holds the figures with their standard errors, the energy table, the recipe and the citation.
+    The card holds the figures with their 95 % intervals, the energy table, the recipe and the citation.
     `onespike.from_pretrained("OWNER/NAME")` loads the run again.
     """
     from onespike.errors import UsageError
-    from onespike.runs.hub import CARD, push_to_hub, write_card
-    from onespike.runtime.validated import read
+    from onespike.report.card import CARD, push_to_hub, write_card
 
     if not license:
         raise UsageError("a card names the license of the original network. Give it with --license NAME.")
@@ -53,7 +54,11 @@ def push(
         raise UsageError("give a repository OWNER/NAME to upload to, or --card-only to upload nothing.")
     measured: Any = None
     if evaluation is not None:
-        measured = read(dict[str, Any], evaluation, "Measure again with `onespike evaluate --json`.")
+        measured = evaluated(evaluation)
+    elif (run / FOLDER / RECORD).exists():
+        measured = reported(run)["evaluation"]
+    else:
+        output.note("figures: none. Measure first: onespike report RUN --data DIR, or give --evaluation FILE")
     if repository is None:
         write_card(run, license=license, evaluation=measured)
         output.line(f"card           {run / CARD}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onespike.errors import UsageError
-from onespike.runtime.validated import read_sealed
+from onespike.runtime.validated import parse, read, read_sealed
 
 FOLDER, RECORD = "report", "report.json"
 AGAIN = "Make the reports again: onespike report RUN --data DIR"
@@ -24,6 +25,10 @@ class _Evaluation:
     ann: dict[str, Any]
     snn: dict[str, Any]
     energy: dict[str, float | None]
+    analog_share: float
+    images: int
+    profile: str
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,14 @@ class _Report:
     network: _Network
     recipe: dict[str, Any]
     evaluation: _Evaluation | None
+
+
+def evaluated(file: Path) -> dict[str, Any]:
+    """Return what `onespike evaluate --json` wrote."""
+    remedy = "Measure again: onespike evaluate RUN --data DIR --json FILE"
+    text = read(dict[str, Any], file, remedy)
+    parse(_Evaluation, json.dumps(text), file, remedy)
+    return text
 
 
 def reported(run: Path) -> dict[str, Any]:

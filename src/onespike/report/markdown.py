@@ -50,7 +50,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"Calibrated on {record['calibration']['images']} {unit_of(record)} of {_cell(record['calibration']['source'])}.",
     ]
     if evaluation is not None:
-        parts += [*_scores(record, evaluation), _energy(record, evaluation)]
+        parts += [*scores(record, evaluation), energy(record, evaluation), _parts(evaluation)]
     parts += [
         _sites(record["sites"]),
         "## Recipe",
@@ -78,19 +78,18 @@ def _networks(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return ("ann", "original"), ("snn", f"spiking, T = {record['recipe'].get('steps', 1)}")
 
 
-def _scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
-    """Return the task's measurements: both networks' figures, and its details."""
+def scores(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the task's measurements: both networks' figures, and its details; speed where the machine is known."""
     found = task_of(evaluation).summary(evaluation, record["network"]["published_top1"])
-    names = dict(_networks(record))
-    speed = {key: figure(evaluation["images"] / evaluation["seconds"][key], 1) for key in names}
-    rows = [
-        [names[key], *cells, speed[key]]
-        for key, cells in zip(found.networks, found.table.texts(), strict=True)
-    ]
-    sentences = [f"{found.note}, of {_cell(record['data']['source'])}", found.published]
+    names, timed = dict(_networks(record)), "made" in record
+    rows = [[names[key], *cells] for key, cells in zip(found.networks, found.table.texts(), strict=True)]
+    for key, row in zip(found.networks, rows, strict=True):
+        row += [figure(evaluation["images"] / evaluation["seconds"][key], 1)] if timed else []
+    source = record["data"]["source"] if record.get("data") else None
+    sentences = [found.note + ("" if source is None else f", of {_cell(source)}"), found.published]
     parts = [
         f"## {found.title}",
-        table(["network", *found.table.headers, f"{unit_of(record)}/s"], rows),
+        table(["network", *found.table.headers, *([f"{unit_of(record)}/s"] if timed else [])], rows),
         " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text),
     ]
     return parts if found.details is None else [*parts, table(found.details.headers, found.details.texts())]
@@ -128,24 +127,29 @@ def of_what_spikes(evaluation: Mapping[str, Any], column: str) -> float | None:
     return ratio / spiking if ratio is not None and spiking > 0 and column in holdable() else None
 
 
-def _energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+def energy(record: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """Return the ratio in every column, the run's own first, with a warning where one exceeds 1."""
     own = record["energy"]
     rows = [
         [f"**{name}**" if name == own else name, figure(ratio, 3), record["energy_columns"][name]]
         for name, ratio in evaluation["energy"].items()
     ]
+    return (
+        f"## Energy\n\nThis run's column is {own}: {figure(evaluation['energy'][own], 3)}.\n\n"
+        + (f"**Warning:** {warning}.\n\n" if (warning := dearer(evaluation)) else "")
+        + table(["column", "ratio", "meaning"], rows)
+        + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n{FOR_WHOM}"
+    )
+
+
+def _parts(evaluation: Mapping[str, Any]) -> str:
+    """Return what each column pays for."""
     parts = [
         [column, name, figure(part, 4)]
         for column, found in evaluation["energy_parts"].items()
         for name, part in found.items()
     ]
-    return (
-        f"## Energy\n\nThis run's column is {own}: {figure(evaluation['energy'][own], 3)}.\n\n"
-        + (f"**Warning:** {warning}.\n\n" if (warning := dearer(evaluation)) else "")
-        + table(["column", "ratio", "meaning"], rows)
-        + f"\n\n{record['energy_definition']}; {fairness(evaluation)}.\n\n{FOR_WHOM}\n\n"
-        + table(["column", "paid for", "ratio"], parts)
-    )
+    return table(["column", "paid for", "ratio"], parts)
 
 
 def _sites(sites: Sequence[Mapping[str, Any]]) -> str:
