@@ -143,13 +143,36 @@ def test_resume_continues_and_repeats_nothing(tmp_path):
         search(objective, trials=8, fixed=(1.0, 0.25), storage=url)
     finished = measured[:3]
     with pytest.raises(
-        UsageError, match=r"has trials already\. Continue it with --resume, or name another --storage\.$"
+        UsageError, match=r"has trials already\. Continue it with --resume, or start over with --fresh\.$"
     ):
         search(objective, trials=8, storage=url)
     found = search(objective, trials=8, fixed=(1.0, 0.25), storage=url, resume=True)
     assert len(found.trials) == 8
     assert [t.scale for t in found.trials[:3]] == finished
     assert len(set(measured[4:]) & set(finished)) == 0
+
+
+def test_a_fresh_search_forgets_and_starts_over(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    for name, images in (("a", 1), ("b", 1)):
+        search(parabola, trials=3, storage=url, name=name, identity={"images": images})
+    found = search(parabola, trials=2, storage=url, name="a", identity={"images": 2}, fresh=True)
+    assert [t.number for t in found.trials] == [0, 1]
+    other = search(parabola, trials=3, storage=url, name="b", identity={"images": 1}, resume=True)
+    assert len(other.trials) == 3  # other studies in the file stay
+    assert len(search(parabola, trials=2, storage=url, name="new", fresh=True).trials) == 2
+    with pytest.raises(UsageError, match=r"Give one of them\.$"):
+        search(parabola, storage=url, resume=True, fresh=True)
+
+    def meanwhile(scale, hopeless):
+        with pytest.raises(UsageError, match=r"^search: a process is measuring the study 'a', "):
+            search(parabola, trials=1, storage=url, name="a", fresh=True)
+        return parabola(scale)
+
+    assert (
+        len(search(meanwhile, trials=3, storage=url, name="a", identity={"images": 2}, resume=True).trials)
+        == 3
+    )
 
 
 def test_a_fixed_value_whose_trial_failed_is_tried_again(tmp_path):
@@ -189,16 +212,14 @@ def test_a_number_that_changed_in_the_storage_is_refused(tmp_path, change):
     once(4)
     with closing(sqlite3.connect(file)) as connection, connection:
         assert connection.execute(change).rowcount == 1
-    with pytest.raises(
-        LoadError, match=r"trial 1 of the study is damaged .* Remove the study to search anew"
-    ):
+    with pytest.raises(LoadError, match=r"trial 1 of the study is damaged .* Start over with --fresh"):
         once(4)
 
 
 def test_a_study_of_another_run_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     search(parabola, trials=2, storage=url, identity={"run": "a", "objective": "kl"})
-    message = r"belongs to another search \(it differs in run\)\. Give the same run and options again, or name another"
+    message = r"belongs to another search \(it differs in run\)\. Give the same run and options again, or start over"
     with pytest.raises(UsageError, match=message):
         search(parabola, trials=2, storage=url, identity={"run": "b", "objective": "kl"}, resume=True)
 

@@ -75,7 +75,9 @@ def test_what_a_preset_sets_can_be_unset():
 def test_a_file_gives_the_recipe_again(tmp_path, name, suffix):
     recipe, file = given(WORDS[name]), tmp_path / f"recipe{suffix}"
     record = {"version": 1, "preset": recipe.preset, **recipe.changes()}
-    file.write_text(json.dumps(record) if suffix == ".json" else recipe_text(recipe))
+    text = recipe_text(recipe)
+    assert [line.partition(": ")[0] for line in text.splitlines()] == list(record)
+    file.write_text(json.dumps(record) if suffix == ".json" else text)
     assert read_recipe(file) == recipe
 
 

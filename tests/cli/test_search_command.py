@@ -64,10 +64,12 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, made, tmp_path):
     assert (made / "search" / "search.png").read_bytes().startswith(b"\x89PNG")
     assert "best λ" in result.out
     again = cli(*words, "--trials", 3)
-    assert "has trials already. Continue it with --resume, or name another --storage." in again.message()
+    assert "has trials already. Continue it with --resume, or start over with --fresh." in again.message()
     assert cli(*words, "--trials", 3, "--resume").code == 0
     message = cli(*words[:-1], 5, "--trials", 3, "--resume").message()
-    assert "belongs to another search (it differs in images)" in message
+    assert "belongs to another search (it differs in images)" in message and message.endswith("with --fresh.")
+    assert cli(*words[:-1], 5, "--trials", 3, "--fresh").code == 0
+    assert len(json.loads((made / "search" / "search.json").read_text())["names"]) == 5
 
 
 def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_path):

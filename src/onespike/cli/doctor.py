@@ -71,26 +71,34 @@ def doctor(
 
 def _figures(measured: Checkup) -> None:
     from onespike.report.markdown import figure
+    from onespike.tasks.intervals import spelled
 
     ann, snn = measured.headline.original, measured.headline.spiking
     published = "" if measured.published is None else f" (published {measured.published:.2f} %)"
     if ann is None or snn is None:
         output.line("accuracy       no labels, so the divergence to the original stands for the loss")
     else:
-        output.line(f"{measured.headline.title}: original {ann:.2f}{published}, spiking {snn:.2f}")
+        bounds = measured.headline.bounds
+        sure = "" if bounds is None else f" ({spelled(bounds)})"
+        output.line(f"{measured.headline.title}: original {ann:.2f}{published}, spiking {snn:.2f}{sure}")
     output.line(f"divergence     {measured.kl:.4f} nats on {measured.probe_images} images")
     output.line()
     order = sorted(measured.kinds, key=lambda k: measured.kinds[k])
     whole = measured.kl or 1.0
     output.rows(
         ("kind of site", "KL while it is analog", "less, %"),
-        [(k, f"{measured.kinds[k]:.4f}", f"{100 * (1 - measured.kinds[k] / whole):.0f}") for k in order],
+        [(k, f"{measured.kinds[k]:.4f}", _whole(100 * (1 - measured.kinds[k] / whole))) for k in order],
     )
     output.line()
     if measured.scales:
         cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", figure(r["energy"], 3)) for r in measured.scales]
         output.rows(("λ", "KL", f"energy ({measured.energy})"), cells)
         output.line()
+
+
+def _whole(percent: float) -> str:
+    """Write a figure without decimals; what rounds to nothing has no sign."""
+    return str(round(percent)).replace("-", "−")
 
 
 def _refused(measured: Checkup) -> None:

@@ -59,6 +59,9 @@ def search(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a search; give the same options again.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the trials of an earlier search with these options.")
+    ] = False,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the network once; pays off over many trials.")
     ] = False,
@@ -84,7 +87,7 @@ def search(
     outcome = search_run(
         run, data, annotations=annotations, trials=trials, objective=objective, sampler=sampler,
         budget=budget, energy=energy, front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,
-        compiled=compiled, url=storage, resume=resume, report=report, progress=progress,
+        compiled=compiled, url=storage, resume=resume, fresh=fresh, report=report, progress=progress,
     )  # fmt: skip
     if json_file is not None:
         write_atomically(json_file, json.dumps(outcome.to_dict(), indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,24 @@ def recipe_record(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return a recipe file in YAML.
+    """Return a recipe file in YAML, one field per line.
 
+    >>> print(recipe_text(Recipe(scale=0.3)), end="")
+    version: 1
+    preset: sformer
+    scale: 0.3
     >>> print(recipe_text(Recipe(exclude=("head:*",))), end="")
     version: 1
     preset: sformer
     exclude: ['head:*']
     """
-    text: str = _yaml().safe_dump(
-        recipe_record(recipe), sort_keys=False, allow_unicode=True, default_flow_style=None
+    fields = recipe_record(recipe).items()
+    return "".join(
+        f"{name}: {_yaml().safe_dump(value, allow_unicode=True, default_flow_style=True, width=math.inf)}".removesuffix(
+            "...\n"
+        )
+        for name, value in fields
     )
-    return text
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -176,6 +176,7 @@ def search_run(
     compiled: bool = False,
     url: str | None = None,
     resume: bool = False,
+    fresh: bool = False,
     report: Report = lambda trial, done, total: None,
     progress: Progress = no_progress,
 ) -> Outcome:
@@ -230,6 +231,7 @@ def search_run(
             "energy": column,
         },
         resume=resume,
+        fresh=fresh,
         report=report,
     )
     chosen = None if per_site is None else allocate(pair, measure, found, per_site, items, batch_size)

@@ -33,9 +33,18 @@ def sampler_of(name: str, seed: int) -> Any:
 
 
 def open_study(
-    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, maximize: bool, sampler: Any
+    backend: Any,
+    name: str,
+    identity: Mapping[str, Any],
+    resume: bool,
+    maximize: bool,
+    sampler: Any,
+    fresh: bool = False,
 ) -> Any:
     import optuna
+
+    if fresh:
+        _discard(backend, name)
 
     try:
         study = optuna.create_study(
@@ -48,7 +57,7 @@ def open_study(
         )
     except optuna.exceptions.DuplicatedStudyError as error:
         raise UsageError(
-            f"search: the study {name!r} has trials already. Continue it with --resume, or name another --storage."
+            f"search: the study {name!r} has trials already. Continue it with --resume, or start over with --fresh."
         ) from error
     text = json.dumps(dict(identity), sort_keys=True)
     known = study.user_attrs.get("identity")
@@ -58,9 +67,25 @@ def open_study(
         differing = [k for k, v in json.loads(known).items() if identity.get(k) != v]
         raise UsageError(
             f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
-            "Give the same run and options again, or name another --storage."
+            "Give the same run and options again, or start over with --fresh."
         )
     return study
+
+
+def _discard(backend: Any, name: str) -> None:
+    """Delete a study, unless a process measures it right now."""
+    import optuna
+
+    try:
+        study = optuna.load_study(study_name=name, storage=backend)
+    except KeyError:
+        return
+    optuna.storages.fail_stale_trials(study)
+    if study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        raise UsageError(
+            f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take --resume."
+        )
+    optuna.delete_study(study_name=name, storage=backend)
 
 
 def plan(study: Any, wanted: Iterable[float]) -> None:
@@ -106,7 +131,7 @@ def read_trial(frozen: Any) -> Trial:
     if attributes.get("sha256") != seal(*found):
         raise LoadError(
             f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
-            "Remove the study to search anew, or name another --storage."
+            "Start over with --fresh, or name another --storage."
         )
     return Trial(
         frozen.number,

@@ -96,6 +96,7 @@ def search(
     name: str = "scale",
     identity: Mapping[str, Any] | None = None,
     resume: bool = False,
+    fresh: bool = False,
     seed: int = 0,
     report: Report = lambda trial, done, total: None,
 ) -> Search:
@@ -112,6 +113,7 @@ def search(
         name: the study's name in that storage.
         identity: the identity of the search; a study with another identity is refused.
         resume: continue a study that exists.
+        fresh: delete a study that exists, and start over.
         seed: the seed of the sampler.
         report: called after each trial with the number finished and the total.
 
@@ -125,6 +127,8 @@ def search(
         raise LoadError("search: it needs optuna. Install it with: pip install 'onespike[search]'") from error
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
+    if resume and fresh:
+        raise UsageError("search: --resume continues a search, and --fresh starts over. Give one of them.")
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -136,7 +140,9 @@ def search(
         with turn:
             backend = stack.enter_context(connected(storage))
             with understood(f"search: the study {name}", DAMAGED):
-                study = open_study(backend, name, identity or {}, resume, maximize, sampler_of(sampler, seed))
+                study = open_study(
+                    backend, name, identity or {}, resume, maximize, sampler_of(sampler, seed), fresh
+                )
                 finished(study)
         _run(study, objective, trials, wanted, budget, turn, Leases(backend, study), report)
         found = finished(study)
