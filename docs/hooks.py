@@ -67,6 +67,12 @@ def _commands() -> str:
     return "\n\n".join(f"## onespike {name}\n\n{_help(name)}" for name in names)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by mkdocs for each page: a line of a command never ends within an option, between its hyphens."""
+    found = re.compile(r"(<[^>]*>)|(?<![\w-])--[a-z][\w-]*")
+    return found.sub(lambda part: part[0] if part[1] else f'<span class="option">{part[0]}</span>', html)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for each page."""
 

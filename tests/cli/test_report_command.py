@@ -39,7 +39,8 @@ def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     storage.load(run)  # the report has not damaged it
 
     other, out = shutil.copytree(run, tmp_path / "other"), tmp_path / "compared"
-    assert cli("compare", run, other, "--out", out).code == 0
+    shown = cli("compare", run, other, "--out", out)
+    assert shown.code == 0 and shown.out.count(f"{record['evaluation']['energy'][record['energy']]:.3f}") == 2
     assert sorted(p.name for p in out.iterdir()) == ["compare.html", "compare.json", "compare.md"]
     (other / "report" / "report.json").write_text("{")
     assert "report.json: the file is damaged (" in cli("compare", run, other, "--out", out).message()

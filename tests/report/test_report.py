@@ -216,3 +216,31 @@ def test_runs_are_compared_in_any_column(record):
     other = {**record, "energy": "binary"}
     assert page.compared([record, other], "nonzero")[0]["energy"] == record["evaluation"]["energy"]["nonzero"]
     assert "(nonzero)" in page.compare([record, other], "nonzero")
+
+
+def test_a_comparison_says_when_where_and_whose_method(record):
+    cheap = dict.fromkeys(record["evaluation"]["energy"], 0.5)
+    one, two = (
+        {**record, "evaluation": {**record["evaluation"], "energy": {**cheap, "counts": counts}}}
+        for counts in (0.9, 1.5)
+    )
+    shown = page.compare([one, two])
+    for words in (*record["made"].values(), record["versions"]["torch"], "@article{chen2025"):
+        assert words in shown, words
+    assert "Run 2: in the column counts (1.500) this network spends more than the original." in shown
+    assert "Run 1: in the column" not in shown
+    assert '<span class="word">--out</span>' in shown  # a command breaks between words
+
+
+def test_runs_at_one_place_share_a_label(record):
+    texts = [text.get_text() for text in plots.runs(page.compared([record, record]), "top-1").axes[0].texts]
+    assert "1, 2" in texts
+
+
+def test_originals_are_told_apart(record):
+    rows = [
+        {**row, "original": value}
+        for row, value in zip(page.compared([record] * 3), (80.0, 90.0, 80.0), strict=True)
+    ]
+    texts = [text.get_text() for text in plots.runs(rows, "top-1").axes[0].texts]
+    assert {"original of 1, 3", "original of 2"} <= set(texts) and "original" not in texts

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeData, tried
 from onespike.cli.progress import progress
@@ -40,6 +41,7 @@ def compare(
     from onespike.energy.columns import COLUMNS
     from onespike.report import html, markdown
     from onespike.report.record import VERSION
+    from onespike.tasks.intervals import spelled
 
     if energy is not None and energy not in COLUMNS:
         raise unknown("energy column", energy, COLUMNS)
@@ -50,6 +52,20 @@ def compare(
         page = html.compare(records, energy)
         text = markdown.compare_markdown(records, html.differences(records))
     write_pages(out, "compare", page, text, {"version": VERSION, "runs": records})
+    column, rows = energy or html.common_column(records), html.compared(records, energy)
+    output.rows(
+        ("run", rows[0]["metric"], "95 %", f"energy ({column})"),
+        [
+            (
+                row["run"],
+                markdown.figure(row["value"]),
+                "–" if row["bounds"] is None else spelled(row["bounds"]).removeprefix("95 %: "),
+                markdown.figure(row["energy"], 3),
+            )
+            for row in rows
+        ],
+        left=1,
+    )
     return "inspect", runs[0]
 
 

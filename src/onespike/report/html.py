@@ -71,8 +71,14 @@ def compare(records: Sequence[Mapping[str, Any]], column: str | None = None) -> 
     figure = plots.svg(plots.runs(rows, rows[0]["metric"], column), "runs")
     return _page(
         "compare.html", {}, rows=rows, recipes=differences(records), records=records, figure=figure,
-        figures=scored, column=column,
+        figures=scored, column=column, citation=CITATION, warnings=_dear(records),
     )  # fmt: skip
+
+
+def _dear(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the warnings of the runs that spend more than the original in some column."""
+    found = ((number, dearer(record["evaluation"])) for number, record in enumerate(records, 1))
+    return [f"Run {number}: {warning}" for number, warning in found if warning]
 
 
 def common_column(records: Sequence[Mapping[str, Any]]) -> str:
@@ -197,6 +203,11 @@ def _page(
     environment.filters["percent"] = lambda x: "–" if x is None else f"{100 * x:.1f}"
     environment.filters["breakable"] = lambda text: Markup(  # noqa: S704 - every part is escaped
         "<wbr>".join(str(escape(part)) for part in re.split(r"(?<=[.:_])", str(text)))
+    )
+    environment.filters["words"] = lambda command: Markup(
+        " "
+    ).join(  # a line breaks between words, not at hyphens
+        Markup('<span class="word">{}</span>').format(word) for word in str(command).split(" ")
     )
     environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rpartition(",")[0]
     environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"

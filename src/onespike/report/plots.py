@@ -115,20 +115,26 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
     Bars are 95 % intervals of the difference to the original on the same inputs, or else of the figure itself.
     """
     made, axes = figure(6.4, 3.8)
+    places: dict[tuple[float, float], list[str]] = {}  # equal runs share their label
     for number, row in enumerate(rows, 1):
         if row["energy"] is None:
             continue
+        places.setdefault((row["energy"], row["value"]), []).append(str(number))
         reach = None if row.get("error") is None else NORMAL * row["error"]
         if reach is None and row.get("bounds") is not None:
             low, high = row["bounds"]
             reach = [[row["value"] - low], [high - row["value"]]]
         axes.errorbar(row["energy"], row["value"], reach, fmt="o", color=BLUE, ms=8, ecolor=GRAY, capsize=3)
-        axes.annotate(
-            str(number), (row["energy"], row["value"]), xytext=(7, 5), textcoords="offset points", fontsize=10
-        )
-    for original in sorted({row["original"] for row in rows if row.get("original") is not None}):
+    for place, numbers in places.items():
+        axes.annotate(", ".join(numbers), place, xytext=(7, 5), textcoords="offset points", fontsize=10)
+    originals: dict[float, list[str]] = {}
+    for number, row in enumerate(rows, 1):
+        if row.get("original") is not None:
+            originals.setdefault(row["original"], []).append(str(number))
+    for original, numbers in originals.items():
         axes.axhline(original, color=GRAY, ls="--")
-        axes.annotate("original", (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+        label = "original" if len(originals) == 1 else f"original of {', '.join(numbers)}"
+        axes.annotate(label, (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
                       fontsize=8)  # fmt: skip
     axes.margins(x=0.15, y=0.15)
     axes.set_xlabel(f"energy relative to the original's MACs ({energy})")

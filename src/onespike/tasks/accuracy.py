@@ -119,7 +119,7 @@ class Accuracy:
                     },
                     "difference": interval(100 * mean, error) if self.labeled else None,
                     "agreement": share_interval(percent(self.agreeing), self.images),
-                    "kl": interval(kl, kl_error),
+                    "kl": interval(kl, kl_error, least=0.0),
                 }
             ),
         }

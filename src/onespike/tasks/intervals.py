@@ -28,9 +28,13 @@ def share_interval(percent: float, inputs: int) -> Bounds:
     return min(low, percent), max(high, percent)  # also where rounding says otherwise
 
 
-def interval(value: float, error: float) -> Bounds:
-    """Return the 95 % interval of a figure with this standard error."""
-    return value - NORMAL * error, value + NORMAL * error
+def interval(value: float, error: float, least: float = -math.inf) -> Bounds:
+    """Return the 95 % interval of a figure with this standard error that cannot be below `least`.
+
+    >>> interval(1.0, 1.0, least=0.0)
+    (0.0, 2.96)
+    """
+    return max(value - NORMAL * error, least), value + NORMAL * error
 
 
 def correlation_interval(value: float, pairs: int) -> Bounds | None:

@@ -129,7 +129,7 @@ class Perplexity:
                 {
                     **{f"{name}.perplexity": self._interval(name) for name in NETWORKS},
                     "difference": None if error is None else interval(snn - ann, error),  # type: ignore[operator]
-                    "kl": None if of_kl is None else interval(kl, of_kl),
+                    "kl": None if of_kl is None else interval(kl, of_kl, least=0.0),
                     "agreement": None if of_agreement is None else interval(agreement, of_agreement),
                 }
             ),

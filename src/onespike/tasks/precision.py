@@ -134,7 +134,7 @@ class AveragePrecision:
                 math.fsum(self.unlike) / len(self.unlike),
                 ratio_error(self.unlike, [1.0] * len(self.unlike)),
             )
-            bounds["kl"] = None if error is None else interval(record["kl"], error)
+            bounds["kl"] = None if error is None else interval(record["kl"], error, least=0.0)
         record["intervals"] = known(bounds)
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
         record["results"] = {network: len(found) for network, found in self.found.items()}
