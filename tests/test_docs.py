@@ -80,6 +80,13 @@ def test_pages_have_help_figures_and_equations(site):
     assert unfinished == []  # every equation was typeset
 
 
+def test_options_are_not_broken_at_their_hyphens(site):
+    assert page(site, "").count('<span class="option">--calibrate</span>') >= 2
+    for file in site.rglob("*.html"):
+        text = file.read_text("utf-8")
+        assert "option" not in "".join(re.findall(r'<[^>]*="[^"]*<span', text)), file  # no tag was changed
+
+
 def test_pages_ask_nobody_for_anything(site):
     for file in site.rglob("*.html"):
         found = re.findall(

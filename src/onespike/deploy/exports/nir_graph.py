@@ -35,11 +35,13 @@ PRODUCTS = {
 }
 
 
-def refuse(reason: str) -> UsageError:
+PLAIN = "Convert with preset='sformer' and io='spiking', or try format='integers'."
+"""The remedy for what the passes have made."""
+
+
+def refuse(reason: str, remedy: str = "Try format='integers'.") -> UsageError:
     """Return the error for what NIR cannot hold, with the format that can."""
-    return UsageError(
-        f"export: nir holds chains of products and ReLUs alone: {reason}. Try format='integers'."
-    )
+    return UsageError(f"export: nir holds chains of products and ReLUs alone: {reason}. {remedy}")
 
 
 @dataclass
@@ -205,7 +207,7 @@ def _fire(node: fx.Node, chain: Chain, tensors: dict[str, Tensor]) -> None:
     given: Any = node.args
     _, positive, negative, center, gain, sides, levels, bounds, site = given
     if center is not None or gain is not None:
-        raise refuse(f"{site} has a center or gains")
+        raise refuse(f"{site} has a center or gains", PLAIN)
     steps = [tensors[side.name].double() for side in (positive, negative)]
     signs = {"positive": "+", "negative": "-"}.get(str(sides), "+-")
     if any(step.numel() > 1 for step in steps):
