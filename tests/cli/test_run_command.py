@@ -39,6 +39,7 @@ def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
     convert, report = planned(result)
     assert convert[:2] == ["convert", VIT] and report[:2] == ["report", "cifar10-vit-spiking"]
     assert "done " in result.out and "top-1 accuracy, %: " in result.out
+    assert "difference     " in result.out
     assert result.err.count("next: ") == 1
     record = json.loads((tmp_path / "cifar10-vit-spiking/report/report.json").read_text())
     assert record["calibration"]["images"] == 4 and record["data"]["images"] == 6
