@@ -47,7 +47,10 @@ OPTION_VALUES = {
     ("--preset", "sforme"): "unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? "
     f"Known: {', '.join(sorted(PRESETS))}.",
     ("--neuron", "snf"): f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
-    ("--rounding", "up"): "unknown rounding 'up'. Known: nearest, paper.",
+    (
+        "--rounding",
+        "up",
+    ): "unknown rounding 'up'. Known: nearest, paper, thrifty-binary, thrifty-counts, thrifty-nonzero.",
     ("--domain", "al"): "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
     ("--io", "digital"): "unknown io 'digital'. Known: analog, spiking.",
     ("--granularity", "layer"): "unknown granularity 'layer'. Known: channel, site.",

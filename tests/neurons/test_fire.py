@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from contract.neuron_contract import bits, needs_cpp
+from onespike.energy.columns import READINGS
 from onespike.errors import UsageError
 from onespike.neurons import (
     bounds,
@@ -20,6 +21,8 @@ from onespike.neurons import (
     linear_levels,
     mixed_levels,
 )
+from onespike.neurons.fire_functions import PRICES, ROUNDINGS
+from onespike.passes.layout import digit_levels
 
 SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
 
@@ -45,11 +48,36 @@ def test_roundings_agree_where_levels_are_consecutive() -> None:
 
 def test_bounds_are_float32_numbers() -> None:
     levels = (1, 2**23 - 2, 2**23 + 2, 2**24 - 3, 2**24 - 1, 2**24)
-    for rounding in ("paper", "nearest"):
+    for rounding in ROUNDINGS:
         jumps = bounds(levels, rounding)
         assert torch.tensor(jumps, dtype=torch.float32).double().tolist() == list(jumps)
     # (y + y' + 1)/2 = 2**24 − 3/2 has no float32; no coordinate lies between it and 2**24 − 1.
     assert bounds(levels, "nearest")[4] == 2**24 - 1
+
+
+@pytest.mark.parametrize("rounding", PRICES)
+@pytest.mark.parametrize(
+    "levels", [linear_levels(8), mixed_levels(8), digit_levels(2, 64), digit_levels(3, 64)]
+)
+def test_thrifty_levels_are_those_of_least_error_and_price(rounding: str, levels: tuple[int, ...]) -> None:
+    """By search over all levels; apart from where a jump was moved to the next eighth."""
+    x = torch.arange(0, 70, 0.03125).double() + 0.01
+    every = torch.tensor((0, *levels)).double()
+    prices = torch.tensor([PRICES[rounding](int(y)) for y in every]).double()
+    worth = (x[:, None] - every).square() + 0.5 * prices
+    found = fire((x + 0.5).float(), levels, rounding).double()
+    excess = worth.gather(1, (every == found[:, None]).int().argmax(1)[:, None])[:, 0] - worth.min(1).values
+    distance = torch.tensor([b - a for a, b in zip((0, *levels), levels, strict=False)]).max()
+    assert float(excess.max()) <= float(distance) / 8
+    assert float((excess > 1e-9).double().mean()) < 0.05
+    jumps = bounds(levels, rounding)
+    assert list(jumps) == sorted(set(jumps))
+
+
+def test_prices_are_those_of_the_columns() -> None:
+    y = torch.arange(200)
+    for name, reading in READINGS.items():
+        assert [PRICES[f"thrifty-{name}"](int(v)) for v in y] == reading.additions(y.float()).tolist()
 
 
 def test_unknown_rounding() -> None:

@@ -100,6 +100,23 @@ def test_nearest_fires_the_nearest_level():
     assert torch.allclose((x / step - cell.counts(x)).abs(), distance, atol=1e-3)
 
 
+@pytest.mark.parametrize(("energy", "budget"), [("counts", 0.2), ("binary", 0.12)])
+def test_thrifty_neurons_lose_less_at_the_same_energy(energy, budget):
+    model, inputs = attention(), tokens()
+    lost = []
+    for names in (
+        ("nearest", "layout", "center", "allocate"),
+        ("nearest", "thrifty", "layout", "center", "allocate"),
+    ):
+        state, given = start(model, inputs, budget=budget, energy=energy)
+        found = chain(state, given, names)
+        assert spending(found, given) == pytest.approx(budget, rel=0.01)
+        lost.append(divergence(model, found, tokens(seed=5)))
+    assert lost[1] < 0.75 * lost[0]
+    roundings = {(t.role == "softmax", t.rounding) for t in found.spiking.values()}
+    assert roundings == {(True, "nearest"), (False, f"thrifty-{energy}")}
+
+
 def test_levels_of_few_digits():
     from onespike.energy.signed_digits import naf_weight
 

@@ -30,7 +30,7 @@ class Neuron(Float32):
         positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
         negative: θ⁻ likewise, as a magnitude.
         levels: the integers it may fire; neurons without separate levels take their number, as N or T.
-        rounding: `paper` or `nearest`; only neurons with levels use it.
+        rounding: a name of `ROUNDINGS`; only neurons with levels use it.
         scale: λ; only the scale-and-fire neuron uses it. None means 1.
 
     Raises:

@@ -1,7 +1,7 @@
 """The marks of a network as ONNX nodes: the fire function without bit casts, and products on bytes.
 
-Every bound of G is a multiple of ½, so G(a) depends only on ⌊2a⌋, an exact integer: one table lookup of the
-count, for any levels and either rounding. No optimizer can change it by rounding differently.
+Every bound of G is a multiple of ⅛, so G(a) depends only on ⌊8a⌋, an exact integer: one table lookup of the
+count, for any levels and rounding. No optimizer can change it by rounding differently.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ def _number(value: float) -> Any:
     return _constant(np.float32(value))
 
 
+def finest(bounds: Sequence[float]) -> int:
+    """Return the least of 1, 2, 4 and 8 that makes all bounds whole numbers."""
+    return next(n for n in (1, 2, 4, 8) if all((n * bound).is_integer() for bound in bounds))
+
+
 def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.ndarray[Any, Any]]:
-    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n = 1 if all bounds are whole numbers, else 2.
+    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number.
 
     >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0))
     (1, array([0., 1., 2., 2., 4.], dtype=float32))
     >>> fire_table((1, 3), (1.0, 2.5))[1].tolist()
     [0.0, 0.0, 1.0, 1.0, 1.0, 3.0]
     """
-    whole = 1 if all(bound.is_integer() for bound in bounds) else 2
+    whole = finest(bounds)
     jumps = np.asarray(bounds) * whole
     passed = np.searchsorted(jumps, np.arange(int(jumps[-1]) + 1), side="right")
     return whole, np.asarray((0, *levels), np.float32)[passed]
@@ -53,9 +58,9 @@ def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.
 def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
     """Return G(a): a table lookup, or for levels that reach too far one comparison each."""
     op = _op()
-    if levels == list(range(1, len(levels) + 1)):
+    if list(levels) == list(bounds) == list(range(1, len(levels) + 1)):
         return op.Min(op.Floor(a), _number(levels[-1]))
-    if 2 * bounds[-1] <= TABLE:
+    if finest(bounds) * bounds[-1] <= TABLE:
         whole, table = fire_table(levels, bounds)
         a = a if whole == 1 else op.Mul(a, _number(whole))
         place = op.Cast(op.Min(a, _number(len(table) - 1)), to=INT32)
