@@ -45,7 +45,7 @@ class Recipe:
         preset: the named starting point this recipe was made from.
         neuron: a name in `onespike.NEURONS`.
         levels: the fire function: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, or integers `1,2,4`.
-        rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints, `thrifty-COLUMN` where a level is worth its additions.
+        rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints, `thrifty` where a level is worth its binary digits.
         scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
         percentile: p; thresholds are at the top p % of each site's activations.
         domain: `all` takes the quantile over all elements, `sided` over those of one sign.
@@ -77,9 +77,7 @@ class Recipe:
         "M of eq. 12, or linear:8, exponential:8, density:8, bits:8, mixed:64+8, 1,2,4.",
         RECIPE,
     )
-    rounding: str = declared(
-        "paper", "KIND", "paper, nearest, or thrifty-counts, thrifty-binary, thrifty-nonzero.", RECIPE
-    )
+    rounding: str = declared("paper", "KIND", "paper, nearest or thrifty.", RECIPE)
     scale: float = declared(0.25, "λ", "The scale of eq. 8, in (0, 1].", RECIPE, float)
     percentile: float = declared(1.0, "P", "Thresholds are at the top p % of the activations.", RECIPE, float)
     domain: str = declared(
@@ -208,8 +206,8 @@ class Recipe:
 
     @property
     def final_rounding(self) -> str:
-        """Return the rounding that neurons use: the pass `nearest` takes precedence over the recipe's rounding."""
-        return "nearest" if "nearest" in self.passes else self.rounding
+        """Return the rounding that levels are placed for: passes that round take precedence over the recipe's rounding."""
+        return "nearest" if {"nearest", "thrifty"} & set(self.passes) else self.rounding
 
     def chooses(self, site: str) -> bool:
         """Return whether an include glob names this site and no exclude glob does."""

@@ -50,7 +50,7 @@ OPTION_VALUES = {
     (
         "--rounding",
         "up",
-    ): "unknown rounding 'up'. Known: nearest, paper, thrifty-binary, thrifty-counts, thrifty-nonzero.",
+    ): "unknown rounding 'up'. Known: nearest, paper, thrifty.",
     ("--domain", "al"): "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
     ("--io", "digital"): "unknown io 'digital'. Known: analog, spiking.",
     ("--granularity", "layer"): "unknown granularity 'layer'. Known: channel, site.",

@@ -31,7 +31,7 @@ LEVELS = {
 NEURONS: dict[str, Neuron] = {
     f"{name} {rounding}": ScaleFire(0.5, 0.25, levels=levels, rounding=rounding)
     for name, levels in LEVELS.items()
-    for rounding in ("paper", "nearest", "thrifty-counts", "thrifty-binary")
+    for rounding in ("paper", "nearest", "thrifty")
 } | {
     "even": ScaleFire(0.5, 0.5, levels=mixed_levels(8)),
     "positive": ScaleFire(0.3, levels=mixed_levels(8)),

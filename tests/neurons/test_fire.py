@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from contract.neuron_contract import bits, needs_cpp
-from onespike.energy.columns import READINGS
+from onespike.energy.signed_digits import naf_weight
 from onespike.errors import UsageError
 from onespike.neurons import (
     bounds,
@@ -21,7 +21,7 @@ from onespike.neurons import (
     linear_levels,
     mixed_levels,
 )
-from onespike.neurons.fire_functions import PRICES, ROUNDINGS
+from onespike.neurons.fire_functions import ROUNDINGS
 from onespike.passes.layout import digit_levels
 
 SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
@@ -55,29 +55,21 @@ def test_bounds_are_float32_numbers() -> None:
     assert bounds(levels, "nearest")[4] == 2**24 - 1
 
 
-@pytest.mark.parametrize("rounding", PRICES)
 @pytest.mark.parametrize(
     "levels", [linear_levels(8), mixed_levels(8), digit_levels(2, 64), digit_levels(3, 64)]
 )
-def test_thrifty_levels_are_those_of_least_error_and_price(rounding: str, levels: tuple[int, ...]) -> None:
+def test_thrifty_levels_are_those_of_least_error_and_digits(levels: tuple[int, ...]) -> None:
     """By search over all levels; apart from where a jump was moved to the next eighth."""
     x = torch.arange(0, 70, 0.03125).double() + 0.01
-    every = torch.tensor((0, *levels)).double()
-    prices = torch.tensor([PRICES[rounding](int(y)) for y in every]).double()
-    worth = (x[:, None] - every).square() + 0.5 * prices
-    found = fire((x + 0.5).float(), levels, rounding).double()
+    every = torch.tensor((0, *levels))
+    worth = (x[:, None] - every).square() + 0.5 * naf_weight(every)
+    found = fire((x + 0.5).float(), levels, "thrifty")
     excess = worth.gather(1, (every == found[:, None]).int().argmax(1)[:, None])[:, 0] - worth.min(1).values
     distance = torch.tensor([b - a for a, b in zip((0, *levels), levels, strict=False)]).max()
     assert float(excess.max()) <= float(distance) / 8
     assert float((excess > 1e-9).double().mean()) < 0.05
-    jumps = bounds(levels, rounding)
+    jumps = bounds(levels, "thrifty")
     assert list(jumps) == sorted(set(jumps))
-
-
-def test_prices_are_those_of_the_columns() -> None:
-    y = torch.arange(200)
-    for name, reading in READINGS.items():
-        assert [PRICES[f"thrifty-{name}"](int(v)) for v in y] == reading.additions(y.float()).tolist()
 
 
 def test_unknown_rounding() -> None:

@@ -88,7 +88,7 @@ def sweep(cell: Neuron, dtype: torch.dtype) -> Tensor:
 
 
 @needs_kernels
-@pytest.mark.parametrize("rounding", ["paper", "nearest", "thrifty-binary"])
+@pytest.mark.parametrize("rounding", ["paper", "nearest", "thrifty"])
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("sides", SIDES)
 def test_the_same_bits(levels: str, sides: str, rounding: str) -> None:

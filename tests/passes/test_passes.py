@@ -100,21 +100,27 @@ def test_nearest_fires_the_nearest_level():
     assert torch.allclose((x / step - cell.counts(x)).abs(), distance, atol=1e-3)
 
 
-@pytest.mark.parametrize(("energy", "budget"), [("counts", 0.2), ("binary", 0.12)])
-def test_thrifty_neurons_lose_less_at_the_same_energy(energy, budget):
+def test_thrifty_neurons_lose_less_for_the_same_digits():
     model, inputs = attention(), tokens()
     lost = []
     for names in (
         ("nearest", "layout", "center", "allocate"),
-        ("nearest", "thrifty", "layout", "center", "allocate"),
+        ("thrifty", "layout", "center", "allocate"),
     ):
-        state, given = start(model, inputs, budget=budget, energy=energy)
+        state, given = start(model, inputs, budget=0.12, energy="binary")
         found = chain(state, given, names)
-        assert spending(found, given) == pytest.approx(budget, rel=0.01)
+        assert spending(found, given) == pytest.approx(0.12, rel=0.01)
         lost.append(divergence(model, found, tokens(seed=5)))
     assert lost[1] < 0.75 * lost[0]
-    roundings = {(t.role == "softmax", t.rounding) for t in found.spiking.values()}
-    assert roundings == {(True, "nearest"), (False, f"thrifty-{energy}")}
+    assert {t.rounding for t in found.spiking.values()} == {"thrifty"}
+
+
+def test_thrifty_neurons_fire_the_nearest_level_where_spikes_are_counted():
+    model, inputs = attention(), tokens()
+    state, given = start(model, inputs, energy="counts")
+    found = (PASSES[name](state, given).thresholds for name in ("nearest", "thrifty"))
+    first, second = ({site: t.rounding for site, t in each.items()} for each in found)
+    assert first == second
 
 
 def test_levels_of_few_digits():

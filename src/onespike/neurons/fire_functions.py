@@ -17,14 +17,7 @@ from onespike.errors import unknown
 from onespike.kernels import Form, closed_form, table_form
 from onespike.neurons.levels import mixed_levels
 
-PRICES: dict[str, Callable[[int], int]] = {
-    "thrifty-counts": lambda y: y,
-    "thrifty-nonzero": lambda y: min(y, 1),
-    "thrifty-binary": lambda y: (y ^ 3 * y).bit_count(),
-}
-"""Rounding → the additions of a spike; the last is the number of nonzero signed binary digits."""
-
-ROUNDINGS = ("paper", "nearest", *PRICES)
+ROUNDINGS = ("paper", "nearest", "thrifty")
 
 EXPONENT = 0x7F800000
 """The exponent bits of a float32: alone, they are the largest power of two not above the number."""
@@ -37,15 +30,15 @@ def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...
     """Return where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
 
     Subtract ½ and multiply by the step to get the thresholds on |x|. These two roundings agree wherever
-    levels are consecutive. A thrifty rounding fires the level of least (|x|/step − y)² + ½·additions(y): its jumps are
-    those of `nearest`, moved by a quarter of the additions that the higher level takes more, per distance of the levels,
-    in eighths.
+    levels are consecutive. `thrifty` fires the level of least (|x|/step − y)² + ½·(nonzero signed binary digits of y): its
+    jumps are those of `nearest`, moved by a quarter of the digits that the higher level has more, per distance of the
+    levels, in eighths.
 
     >>> bounds((1, 2, 4, 8))
     (1.0, 2.0, 4.0, 8.0)
     >>> bounds((1, 2, 4, 8), "nearest")
     (1.0, 2.0, 3.5, 6.5)
-    >>> bounds((1, 2, 3, 4), "thrifty-binary")
+    >>> bounds((1, 2, 3, 4), "thrifty")
     (1.25, 2.0, 3.25, 3.75)
     """
     if rounding not in ROUNDINGS:
@@ -55,11 +48,15 @@ def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...
     pairs = tuple(zip((0, *levels), levels, strict=False))
     # From 2**23 on, float32 has no halves, so a ≥ n + ½ is the same as a ≥ n + 1, which is representable.
     middles = tuple(d / 2 if (d := low + high + 1) < 2**24 else float(-(-d // 2)) for low, high in pairs)
-    price = PRICES.get(rounding)
-    if price is None:
+    if rounding == "nearest":
         return middles
-    moves = (round(2 * (price(high) - price(low)) / (high - low)) / 8 for low, high in pairs)
+    moves = (round(2 * (_digits(high) - _digits(low)) / (high - low)) / 8 for low, high in pairs)
     return tuple(m + move if m < 2**20 else m for m, move in zip(middles, moves, strict=True))
+
+
+def _digits(y: int) -> int:
+    """Return the number of nonzero signed binary digits: where y and 3y differ."""
+    return (y ^ 3 * y).bit_count()
 
 
 def fire(a: Tensor, levels: tuple[int, ...], rounding: str = "paper") -> Tensor:
@@ -159,7 +156,7 @@ def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[
 
 def _closed(levels: tuple[int, ...], rounding: str) -> tuple[int, int] | None:
     """Return (M, tail) where the closed form is exact in float32."""
-    pattern = None if rounding in PRICES else recognize(levels)
+    pattern = None if rounding == "thrifty" else recognize(levels)
     return None if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22 else pattern
 
 

@@ -1,4 +1,4 @@
-"""Pass `thrifty`: a level fires where what it saves in squared error is worth its additions."""
+"""Pass `thrifty`: a level fires where what it saves in squared error is worth its binary digits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from onespike.energy.columns import reading_of
 from onespike.passes.base import PassContext, PassState, calibration_pass
 
 
-@calibration_pass("thrifty", needs=("nearest",))
+@calibration_pass("thrifty", conflicts=("nearest",))
 def thrifty(state: PassState, given: PassContext) -> PassState:
-    """Fire the level of least (|x|/step − y)² + ½·additions(y), by the column of the budget, instead of the nearest.
+    """Fire the level of least (|x|/step − y)² + ½·digits(y) where digits are charged, and else the nearest.
 
-    The nearest level spends additions where they hardly lower the error: on values just above half a step, or on
-    3 = 4 − 1 where 4 is about as near. Finer steps with a dead zone have about a quarter less squared error at the same
-    energy. Softmax sites keep the nearest level: what their rows lose adds up.
+    The nearest level spends digits where they hardly lower the error: on values just above half a step, or on 3 = 4 − 1
+    where 4 is about as near. Finer steps with a dead zone have about a quarter less squared error for the same digits. Where
+    spikes are charged by their size, every level would fire too late, and large values shrink: the nearest is better.
     """
-    rounding = f"thrifty-{reading_of(given.energy).name}"
-    sites = (site for site, t in state.spiking.items() if t.role != "softmax")
-    return state.with_sites({site: {"rounding": rounding} for site in sites})
+    rounding = "thrifty" if reading_of(given.energy).by_digits else "nearest"
+    return state.with_sites({site: {"rounding": rounding} for site in state.spiking})
