@@ -6,7 +6,7 @@ from onespike.energy.columns import reading_of
 from onespike.passes.base import PassContext, PassState, calibration_pass
 
 
-@calibration_pass("thrifty", conflicts=("nearest",))
+@calibration_pass("thrifty")
 def thrifty(state: PassState, given: PassContext) -> PassState:
     """Fire the level of least (|x|/step − y)² + ½·digits(y) where digits are charged, and else the nearest.
 
