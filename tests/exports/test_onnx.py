@@ -72,7 +72,7 @@ def test_marks_compute_what_the_network_computes(
         outputs, counts = probe(batch)
         return Answer(outputs, list(zip(probe.sites, counts, strict=True)))
 
-    found = compare(network, answer, batches, largest_class)
+    found = compare(network, lambda batch: answer(batch).outputs, answer, batches, largest_class)
     assert found.active > 0 and found.differ == 0
     assert found.output_difference <= 1e-5 * found.output_largest
 
@@ -84,7 +84,7 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     foreign = onnx_file.write(request, tmp_path / "a.onnx")
     other = onespike.deploy.exports.base.optimize(snn)  # a copy
     onespike.set_scale_(other, 0.5)
-    found = compare(other, foreign.probe, batches, largest_class)
+    found = compare(other, onnx_file.read(tmp_path / "a.onnx"), foreign.probe, batches, largest_class)
     assert found.differ > 0 and found.sites and "), at 2:linear0_input" in str(found)
     assert 0 < found.origins <= found.differ and f"differ (they go back to {found.origins})" in str(found)
 

@@ -161,9 +161,12 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
         (linear_levels(8), "paper", "fire_linear"),
         (exponential_levels(8), "paper", "fire_exponential"),
         ((1,), "nearest", "fire_linear"),
-        ((1, 2, 3, 4, 6, 11), "paper", "fire"),
-        ((2, 3), "paper", "fire"),
-        ((1, 3, 4), "paper", "fire"),
+        ((1, 2, 3, 4, 6, 11), "paper", "fire_lookup"),
+        ((1, 2, 3, 4, 6, 11), "nearest", "fire_lookup"),
+        ((3, 2**15 - 1), "nearest", "fire_lookup"),
+        ((3, 2**16), "nearest", "fire"),
+        ((2, 3), "paper", "fire_lookup"),
+        ((1, 3, 4), "paper", "fire_lookup"),
     ],
 )
 def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:

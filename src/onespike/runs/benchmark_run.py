@@ -136,9 +136,9 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
     network = optimize(pair.snn, integer_units=True) if form else pair.snn
     file = folder / f"{name}{known.suffix}"
     with torch.inference_mode(False), torch.no_grad():
-        foreign = known.write(Request(pair.snn, network, [batch], form, facts_of(pair)), file)
-    like = call(pair.snn, batch)
-    return Form(name, lambda inputs: in_form_of(like, foreign.run(inputs)), size_of(file))
+        known.write(Request(pair.snn, network, [batch], form, facts_of(pair)), file)
+    run, like = known.read(file), call(pair.snn, batch)
+    return Form(name, lambda inputs: in_form_of(like, run(inputs)), size_of(file))
 
 
 def _tried(form: Form, batch: Any) -> Form:

@@ -1,4 +1,4 @@
-"""Export: one format is one function that writes a file and returns how the foreign runtime runs it.
+"""Export: one format is a function that writes a file, and one that reads it in its runtime.
 
 Every file is read back and run before it takes its name; differences are written beside it.
 """
@@ -29,7 +29,7 @@ from onespike.deploy.exports.marks import check
 from onespike.deploy.integer import optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files
-from onespike.runtime.batches import count, take
+from onespike.runtime.batches import call, count, take
 from onespike.runtime.forward import evaluating
 
 
@@ -54,28 +54,32 @@ class Request:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file, run by its runtime.
+    """What a file's runtime says about it.
 
     Attributes:
         runtime: the name and version of the runtime.
-        run: runs the file: a batch → the tensors of its output.
-        probe: the same graph with the counts of every site as further outputs.
+        probe: runs the file's graph with the counts of every site as further outputs.
         notes: what the reader should know, such as a fixed batch size.
     """
 
     runtime: str
-    run: Callable[[Any], list[Tensor]]
     probe: Callable[[Any], Answer]
     notes: tuple[str, ...] = ()
 
 
+Run = Callable[[Any], list[Tensor]]
+Writer = Callable[[Request, Path], Foreign]
+Reader = Callable[[Path], Run]
+
+
 @dataclass(frozen=True)
 class Format:
-    """One format: its writer, and the packages that it needs."""
+    """One format: its writer, its reader (a file → a batch → the tensors of its output), and the packages that it needs."""
 
     name: str
     about: str
-    write: Callable[[Request, Path], Foreign]
+    write: Writer
+    read: Reader
     needs: tuple[str, ...]
     extra: str
     forms: tuple[bool, ...]
@@ -83,12 +87,12 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {}
-Writer = Callable[[Request, Path], Foreign]
 
 
 def export_format(
     name: str,
     *,
+    read: Reader,
     suffix: str,
     needs: tuple[str, ...] = (),
     extra: str = "",
@@ -98,6 +102,7 @@ def export_format(
 
     Args:
         name: the name of the format.
+        read: reads a file of this format, and returns how its runtime runs it.
         suffix: the ending of its files; empty for a folder.
         needs: packages that it imports.
         extra: the extra of onespike that installs them.
@@ -108,7 +113,7 @@ def export_format(
         if name in FORMATS:
             raise UsageError(f"the format '{name}' is registered already. Choose another name.")
         about = (write.__doc__ or "").strip().partition("\n")[0]
-        FORMATS[name] = Format(name, about, write, needs, extra, forms, suffix)
+        FORMATS[name] = Format(name, about, write, read, needs, extra, forms, suffix)
         return write
 
     return register
@@ -218,10 +223,11 @@ def export(
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
         foreign = known.write(request, file)
-        found = compare(network, foreign.probe, batches, differences)
+        run = known.read(file)
+        found = compare(network, run, foreign.probe, batches, differences)
         done = Exported(
             out, format, "integer" if form else "float", foreign.runtime, size_of(file), found,
-            _times(network, foreign, batches[0]), count(batches[0]), foreign.notes, request.facts,
+            _times(network, run, batches[0]), count(batches[0]), foreign.notes, request.facts,
         )  # fmt: skip
         report_of(file).write_text(
             json.dumps(done.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
@@ -238,17 +244,19 @@ def size_of(path: Path) -> int:
     )
 
 
-def _times(network: nn.Module, foreign: Foreign, batch: Any, rounds: int = 3) -> dict[str, float]:
-    from onespike.runtime.batches import call
-
-    best = {"file": float("inf"), "onespike": float("inf")}
-    runs: dict[str, Callable[[Any], Any]] = {"file": foreign.run, "onespike": lambda b: call(network, b)}
+def _times(network: nn.Module, run: Run, batch: Any) -> dict[str, float]:
     with evaluating(network):
-        for _ in range(rounds):
-            for name, run in runs.items():
-                started = time.perf_counter()
-                run(batch)
-                best[name] = min(best[name], 1000 * (time.perf_counter() - started))
+        return best_times({"file": run, "onespike": lambda inputs: call(network, inputs)}, batch)
+
+
+def best_times(runs: Mapping[str, Callable[[Any], Any]], batch: Any, rounds: int = 3) -> dict[str, float]:
+    """Return the best milliseconds of a batch; all take turns."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run(batch)
+            best[name] = min(best[name], 1000 * (time.perf_counter() - started))
     return best
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.marks import Marked, marked
 from onespike.deploy.exports.thresholds import integer_thresholds
@@ -100,7 +100,15 @@ LEFT_OUT = (
 )
 
 
-@export_format("integers", suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,))
+def read(file: Path) -> Run:
+    """Return how a folder runs in float64."""
+    replay = Replay.read(file)
+    return lambda batch: replay(batch).outputs
+
+
+@export_format(
+    "integers", read=read, suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,)
+)
 def write(request: Request, file: Path) -> Foreign:
     """Write a folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
     from safetensors.torch import save_file
@@ -118,8 +126,7 @@ def write(request: Request, file: Path) -> Foreign:
     save_file(_golden(record, batch, answer), file / GOLDEN)
     (file / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
-    again = Replay.read(file)
-    return Foreign("float64 between exact integers", lambda b: again(b).outputs, again, notes)
+    return Foreign("float64 between exact integers", Replay.read(file), notes)
 
 
 def schema() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.integers import LEFT_OUT, SAME, _name
 from onespike.deploy.exports.marks import marked
@@ -66,7 +66,17 @@ class Chain:
         self.last = name
 
 
-@export_format("nir", suffix=".nir", needs=("nir", "nirtorch", "norse"), extra="nir", forms=(True,))
+def read(file: Path) -> Run:
+    """Return how Norse runs a graph."""
+    import nir
+
+    simulated = Simulated(nir.read(file), {})
+    return lambda batch: simulated(batch).outputs
+
+
+@export_format(
+    "nir", read=read, suffix=".nir", needs=("nir", "nirtorch", "norse"), extra="nir", forms=(True,)
+)
 def write(request: Request, file: Path) -> Foreign:
     """NIR, for ReLU networks without branches: binary neurons, one for each level; checked with Norse."""
     import nir
@@ -79,9 +89,9 @@ def write(request: Request, file: Path) -> Foreign:
     chain = _chain(program, tuple(batch.shape[1:]))
     graph = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges)
     nir.write(file, graph)
-    probe = Simulated(nir.read(file), chain, network.sites)
+    fires = {site: chain.fires[site] for site in network.sites}
     norse = __import__("norse")
-    return Foreign(f"norse {norse.__version__}", lambda b: probe(b).outputs, probe)
+    return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires))
 
 
 def _chain(program: Any, shape: tuple[int, ...]) -> Chain:
@@ -295,16 +305,16 @@ def _after(chain: Chain, node: fx.Node, name: str, size: tuple[int, ...], copies
 class Simulated:
     """A NIR graph in Norse, one input at a time, for one step of length 1."""
 
-    def __init__(self, graph: Any, chain: Chain, sites: list[str]) -> None:
+    def __init__(self, graph: Any, fires: dict[str, tuple[str, list[tuple[str, float]]]]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import norse.torch
 
             self.network = norse.torch.from_nir(graph, dt=1)
-        self.fires, self.sites = chain.fires, sites
+        self.fires = fires
         self.seen: dict[str, Tensor] = {}
         modules = dict(self.network.named_modules())
-        for name, _ in chain.fires.values():
+        for name, _ in fires.values():
             modules[name].register_forward_hook(self._keep(name))
 
     def _keep(self, name: str) -> Any:
@@ -314,7 +324,7 @@ class Simulated:
         return hook
 
     def __call__(self, batch: Tensor) -> Answer:
-        outputs, counts = [], {site: list[Tensor]() for site in self.sites}
+        outputs, counts = [], {site: list[Tensor]() for site in self.fires}
         with torch.no_grad():
             for one in batch:
                 output = self.network(one)

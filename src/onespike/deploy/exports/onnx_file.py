@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.marks import Marked, marked
 from onespike.deploy.exports.tracing import inputs_of, trace
@@ -23,7 +23,13 @@ from onespike.errors import UsageError
 PROBES = ".probes"
 
 
-@export_format("onnx", suffix=".onnx", needs=("onnx", "onnxscript", "onnxruntime"), extra="onnx")
+def read(file: Path) -> Run:
+    """Return how onnxruntime runs a file."""
+    session = _session(file)
+    return lambda batch: _run(session, batch)
+
+
+@export_format("onnx", read=read, suffix=".onnx", needs=("onnx", "onnxscript", "onnxruntime"), extra="onnx")
 def write(request: Request, file: Path) -> Foreign:
     """ONNX, standard operators only; on bytes by MatMulInteger and ConvInteger."""
     import onnxruntime
@@ -34,7 +40,7 @@ def write(request: Request, file: Path) -> Foreign:
     graph = model.model.graph
     del graph.outputs[len(network.outputs) :]
     model.save(str(file))
-    session, probing = _session(file), _session(probes)
+    probing = _session(probes)
     for left in (*file.parent.glob(f"{probes.name}*"),):
         left.unlink()
 
@@ -43,7 +49,7 @@ def write(request: Request, file: Path) -> Foreign:
         size = len(network.outputs)
         return Answer(found[:size], list(zip(network.sites, found[size:], strict=True)))
 
-    return Foreign(f"onnxruntime {onnxruntime.__version__}", lambda batch: _run(session, batch), probe, notes)
+    return Foreign(f"onnxruntime {onnxruntime.__version__}", probe, notes)
 
 
 def onnx_model(request: Request) -> tuple[Any, Marked, tuple[str, ...]]:

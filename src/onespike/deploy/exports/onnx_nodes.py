@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from onespike.deploy.exports import operations
+from onespike.neurons.fire_functions import TABLE, finest, fire_table
 
 OPSET = 20
-TABLE = 2**16
-"""The longest table; beyond it, one comparison per level."""
 FLOAT, UINT8, INT32 = 1, 2, 6
 
 
@@ -36,25 +35,6 @@ def _number(value: float) -> Any:
     return _constant(np.float32(value))
 
 
-def finest(bounds: Sequence[float]) -> int:
-    """Return the least of 1, 2, 4 and 8 that makes all bounds whole numbers."""
-    return next(n for n in (1, 2, 4, 8) if all((n * bound).is_integer() for bound in bounds))
-
-
-def fire_table(levels: Sequence[int], bounds: Sequence[float]) -> tuple[int, np.ndarray[Any, Any]]:
-    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number.
-
-    >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0))
-    (1, array([0., 1., 2., 2., 4.], dtype=float32))
-    >>> fire_table((1, 3), (1.0, 2.5))[1].tolist()
-    [0.0, 0.0, 1.0, 1.0, 1.0, 3.0]
-    """
-    whole = finest(bounds)
-    jumps = np.asarray(bounds) * whole
-    passed = np.searchsorted(jumps, np.arange(int(jumps[-1]) + 1), side="right")
-    return whole, np.asarray((0, *levels), np.float32)[passed]
-
-
 def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
     """Return G(a): a table lookup, or for levels that reach too far one comparison each."""
     op = _op()
@@ -64,7 +44,7 @@ def fired(a: Any, levels: Sequence[int], bounds: Sequence[float]) -> Any:
         whole, table = fire_table(levels, bounds)
         a = a if whole == 1 else op.Mul(a, _number(whole))
         place = op.Cast(op.Min(a, _number(len(table) - 1)), to=INT32)
-        return op.Gather(_constant(table), place)
+        return op.Gather(_constant(np.asarray(table, np.float32)), place)
     before, total = 0, _number(0)
     for level, bound in zip(levels, bounds, strict=True):
         passed = op.Cast(op.GreaterOrEqual(a, _number(bound)), to=FLOAT)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from onespike.deploy.exports.base import Foreign, Request, export_format
+from onespike.deploy.exports.base import Foreign, Request, Run, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.onnx_file import onnx_model
 
@@ -18,7 +18,15 @@ PRECISION = {"INFERENCE_PRECISION_HINT": "f32"}
 NOTE = "compile it with INFERENCE_PRECISION_HINT=f32: in bfloat16, which OpenVINO prefers where it can, other spikes fire"
 
 
-@export_format("openvino", suffix="", needs=("onnx", "onnxscript", "openvino"), extra="openvino")
+def read(file: Path) -> Run:
+    """Return how OpenVINO runs a folder."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(str(file / "network.xml"), "CPU", PRECISION)
+    return lambda batch: _run(compiled, batch)
+
+
+@export_format("openvino", read=read, suffix="", needs=("onnx", "onnxscript", "openvino"), extra="openvino")
 def write(request: Request, file: Path) -> Foreign:
     """OpenVINO, a folder with network.xml and network.bin."""
     import openvino
@@ -34,14 +42,13 @@ def write(request: Request, file: Path) -> Foreign:
     probing = core.compile_model(str(probes), "CPU", PRECISION)
     for left in (*file.glob("network.onnx*"), *file.glob("probes.onnx*")):
         left.unlink()
-    compiled = core.compile_model(str(file / "network.xml"), "CPU", PRECISION)
 
     def probe(batch: Any) -> Answer:
         found, size = _run(probing, batch), len(network.outputs)
         return Answer(found[:size], list(zip(network.sites, found[size:], strict=True)))
 
     version = openvino.__version__.partition("-")[0]
-    return Foreign(f"openvino {version}", lambda batch: _run(compiled, batch), probe, (*notes, NOTE))
+    return Foreign(f"openvino {version}", probe, (*notes, NOTE))
 
 
 def _run(compiled: Any, batch: Any) -> list[Tensor]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
 from onespike.deploy.exports.tracing import trace
 from onespike.runtime.batches import call
@@ -78,7 +78,19 @@ def _answer(probed: Callable[..., Any], sites: list[str]) -> Callable[[Any], Ans
     return probe
 
 
-@export_format("pt2", suffix=".pt2")
+def read(file: Path) -> Run:
+    """Return how torch runs a program."""
+    program: Any = torch.export.load(file).module()
+    return lambda batch: tensors(call(program, batch))
+
+
+def read_compiled(file: Path) -> Run:
+    """Return how torch runs a compiled program."""
+    program = torch._inductor.aoti_load_package(str(file))
+    return lambda batch: tensors(call(program, batch))
+
+
+@export_format("pt2", read=read, suffix=".pt2")
 def write(request: Request, file: Path) -> Foreign:
     """torch.export: a program for any machine with torch, and with no need of onespike."""
     program, probed, recorded, notes = _programs(request)
@@ -86,32 +98,24 @@ def write(request: Request, file: Path) -> Foreign:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
         torch.export.save(program, file, extra_files={FACTS: facts})
-    again: Any = torch.export.load(file).module()
-    other: Any = probed.module()
-
-    def run(batch: Any) -> list[Tensor]:
-        return tensors(call(again, batch))
-
-    return Foreign(f"torch {torch.__version__}", run, _answer(other, recorded.sites), notes)
+    return Foreign(f"torch {torch.__version__}", _answer(probed.module(), recorded.sites), notes)
 
 
-@export_format("aoti", suffix=".pt2")
+@export_format("aoti", read=read_compiled, suffix=".pt2")
 def write_compiled(request: Request, file: Path) -> Foreign:
     """torch.export compiled ahead of time by AOTInductor, for processors of this kind."""
     program, probed, recorded, notes = _programs(request)
     facts = {f"onespike.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in request.facts.items()}
-    again, other = _compiled(program, file, facts), _compiled(probed, file.with_name("probed.pt2"), {})
-    file.with_name("probed.pt2").unlink()
+    _compile(program, file, facts)
+    probes = file.with_name("probed.pt2")
+    _compile(probed, probes, {})
+    probing = torch._inductor.aoti_load_package(str(probes))
+    probes.unlink()
+    return Foreign(f"AOTInductor of torch {torch.__version__}", _answer(probing, recorded.sites), notes)
 
-    def run(batch: Any) -> list[Tensor]:
-        return tensors(call(again, batch))
 
-    return Foreign(f"AOTInductor of torch {torch.__version__}", run, _answer(other, recorded.sites), notes)
-
-
-def _compiled(program: Any, file: Path, facts: dict[str, str]) -> Any:
+def _compile(program: Any, file: Path, facts: dict[str, str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options: dict[str, Any] = {"aot_inductor.metadata": facts}
         torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
-        return torch._inductor.aoti_load_package(str(file))
