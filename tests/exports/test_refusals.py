@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import onespike
 from exports.small import Deep, small
+from onespike.deploy.exports import FORMATS
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
 
@@ -74,4 +77,43 @@ def test_a_network_that_depends_on_values(tmp_path: Path) -> None:
     message = refusal(snn, "pt2", tmp_path / "a.pt2", x)
     assert message.startswith("export: torch.export cannot follow this network (")
     assert message.endswith("Its forward must not depend on values.")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Limit the size of files, as a full disk does: writers meet an error after that many bytes."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited there")
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("integers", 2000),
+        ("nir", 2000),
+        ("onnx", 2000),
+        ("openvino", 2000),
+        ("openvino", 20_000),
+        ("pt2", 2000),
+    ],
+)  # the larger one is met by OpenVINO's own writer
+def test_a_full_disk(name: str, size: int, tmp_path: Path) -> None:
+    known = FORMATS[name]
+    for package in known.needs:
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: pip install 'onespike[{known.extra}]'"
+        )
+    snn, batches = small(Deep, Recipe(io="spiking"))
+    out = tmp_path / "new" / f"a{known.suffix}"
+    with largest_file(size):
+        words = refusal(snn, name, out, batches)
+    assert words == f"{out}: the disk is full. Free some space or choose another place."
     assert list(tmp_path.iterdir()) == []

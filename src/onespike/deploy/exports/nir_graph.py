@@ -10,6 +10,7 @@ each level's spikes and one more neuron. Everything is an integer in float32, so
 
 from __future__ import annotations
 
+import io
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,8 @@ def write(request: Request, file: Path) -> Foreign:
     program, _ = trace(network, batch)
     chain = _chain(program, tuple(batch.shape[1:]))
     graph = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges)
-    nir.write(file, graph)
+    nir.write(held := io.BytesIO(), graph)
+    file.write_bytes(held.getbuffer())  # HDF5 cannot close a file on a full disk
     fires = {site: chain.fires[site] for site in network.sites}
     norse = __import__("norse")
     return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires))

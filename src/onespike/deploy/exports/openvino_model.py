@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,12 @@ def write(request: Request, file: Path) -> Foreign:
     del model.model.graph.outputs[len(network.outputs) :]
     model.save(str(whole))
     core = openvino.Core()
-    openvino.save_model(core.read_model(str(whole)), str(file / "network.xml"), compress_to_fp16=False)
+    try:
+        openvino.save_model(core.read_model(str(whole)), str(file / "network.xml"), compress_to_fp16=False)
+    except RuntimeError as error:
+        if "iostream error" not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error  # all that it says
     probing = core.compile_model(str(probes), "CPU", PRECISION)
     for left in (*file.glob("network.onnx*"), *file.glob("probes.onnx*")):
         left.unlink()

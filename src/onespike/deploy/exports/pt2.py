@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def write(request: Request, file: Path) -> Foreign:
     facts = json.dumps(dict(request.facts), ensure_ascii=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
-        torch.export.save(program, file, extra_files={FACTS: facts})
+        torch.export.save(program, held := io.BytesIO(), extra_files={FACTS: facts})
+    file.write_bytes(held.getbuffer())  # torch's own writer ends the process where a disk is full
     return Foreign(f"torch {torch.__version__}", _answer(probed.module(), recorded.sites), notes)
 
 
@@ -118,4 +120,6 @@ def _compile(program: Any, file: Path, facts: dict[str, str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options: dict[str, Any] = {"aot_inductor.metadata": facts}
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+        held = io.BytesIO()
+        torch._inductor.aoti_compile_and_package(program, package_path=held, inductor_configs=options)
+    file.write_bytes(held.getbuffer())

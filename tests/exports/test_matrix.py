@@ -1,0 +1,153 @@
+"""Every preset of one timestep in every format on three kinds of networks: the network's spikes, or a refusal word by word.
+
+Nearly every preset meets every kind of network in one of the forms; with ONESPIKE_EXPORTS=all, in each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from onespike.deploy.exports import FORMATS
+from onespike.errors import UsageError
+from onespike.recipe import PRESETS, preset
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
+ALONE = "export: nir holds chains of products and ReLUs alone: {}. Try format='integers'."
+ANALOG = "export: nir has no ReLU, and the input of the product before the output stays analog. Convert with io='spiking'."
+RULE = (
+    "export: the neuron 'mean' at {} fires by a rule of its own, which no format but pt2 can write. "
+    "Convert with neuron='sfn', or export with format='pt2'."
+)
+FIRST = {
+    "cnn": "5:linear0_input",
+    "attention": "block.self_attn:linear0_input",
+    "llama": "model.layers.0.self_attn.q_proj:linear0_input",
+}
+
+
+class Cnn(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3),
+        )  # fmt: skip
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.block = nn.TransformerEncoderLayer(
+            8, 2, 12, batch_first=True, activation="gelu", norm_first=True
+        )
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.block(self.embed(x)).mean(1))
+        return output
+
+
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.5, use_cache=False, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
+
+
+def batch(kind: str) -> Any:
+    if kind == "llama":
+        return {"input_ids": torch.randint(0, 20, (4, 6)), "use_cache": False}
+    return torch.randn(4, *{"cnn": (2, 6, 6), "attention": (5, 6)}[kind])
+
+
+@cache
+def converted(kind: str, name: str) -> tuple[nn.Module, list[Any]]:
+    torch.manual_seed(0)
+    model = {"cnn": Cnn, "attention": Attention, "llama": llama}[kind]().eval()
+    batches = [batch(kind) for _ in range(2)]
+    return onespike.spike(model, batches, preset(name)), batches
+
+
+def refused(kind: str, name: str, form: str) -> str | None:
+    """Return the words of a refusal, or None where the form applies."""
+    if name == "w8aspike" and not form.startswith("pt2"):
+        return (
+            RULE.format(FIRST[kind])
+            if (kind, form) != ("llama", "nir")
+            else ALONE.format("this network takes more than one tensor")
+        )
+    if form != "nir":
+        return None
+    if kind == "cnn":
+        return ALONE.format("2:conv0_input has a center or gains") if name in ("fast", "best") else ANALOG
+    if kind == "llama":
+        return ALONE.format("this network takes more than one tensor")
+    return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
+
+
+# presets of the paper differ from one another in numbers alone
+NAMES = [name for name in PRESETS if preset(name).steps == 1 and not name.startswith("paper-")]
+FORMS = {
+    name + ("-integer" if integer and len(known.forms) > 1 else ""): (name, integer)
+    for name, known in FORMATS.items()
+    for integer in known.forms
+    if name != "aoti"  # compiles C++
+}
+
+
+def _few(kind: int, name: int) -> set[int]:
+    """Return the forms in which a preset meets a kind of network when time is short."""
+    if (
+        NAMES[name] in ("mtn", "uniform") and kind == 2
+    ):  # a language model takes longest, and these meet attention elsewhere
+        return set()
+    only = {
+        place for place, form in enumerate(FORMS) if (NAMES[name], form) == ("w8aspike", "pt2") and kind == 1
+    }
+    return {(-name - 3 * kind) % len(FORMS)} | only
+
+
+CASES = [
+    pytest.param(kind, name, form, id=f"{kind}-{name}-{form}")
+    for k, kind in enumerate(FIRST)
+    for n, name in enumerate(NAMES)
+    for f, form in enumerate(FORMS)
+    if os.environ.get("ONESPIKE_EXPORTS") == "all" or f in _few(k, n)
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "form"), CASES)
+def test_matrix(kind: str, name: str, form: str, tmp_path: Path) -> None:
+    format_name, integer = FORMS[form]
+    known = FORMATS[format_name]
+    for package in known.needs:
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: pip install 'onespike[{known.extra}]'"
+        )
+    snn, batches = converted(kind, name)
+    out, words = tmp_path / f"a{known.suffix}", refused(kind, name, form)
+    if words is not None:
+        with pytest.raises(UsageError) as error:
+            onespike.export(snn, format_name, out, batches, integer=integer)
+        assert str(error.value) == words and list(tmp_path.iterdir()) == []
+        return
+    done = onespike.export(snn, format_name, out, batches, integer=integer)
+    found = done.comparison
+    assert found.active > 100 and found.answers_differ == 0
+    # functions between products are rounded in another order elsewhere, so that a spike at a bound may differ
+    assert found.differ <= (0 if format_name == "pt2" else found.counts // 500)
+    assert found.output_difference <= (0 if format_name == "pt2" else 1e-2 * found.output_largest)
+    if format_name == "integers":
+        compared, differ, _ = runpy.run_path(str(SCRIPT))["replay"](out)
+        assert compared == found.counts // 2 and differ == 0  # golden inputs are the first of two batches
