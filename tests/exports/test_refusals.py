@@ -61,6 +61,18 @@ def test_a_neuron_with_a_rule_of_its_own(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+def test_bfloat16(name: str, tmp_path: Path) -> None:
+    for package in FORMATS[name].needs:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[{name}]'")
+    x = torch.randn(4, 6).bfloat16()
+    snn = onespike.spike(Deep().bfloat16().eval(), [x])
+    assert refusal(snn, name, tmp_path / f"a{FORMATS[name].suffix}", x) == (
+        "export: onnxruntime and OpenVINO do not multiply bfloat16. Use snn.float(), or export with format='pt2'."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 class Choosing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
