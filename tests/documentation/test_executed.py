@@ -53,7 +53,7 @@ ELSEWHERE = {
     "onespike evaluate run --tasks mine --task-folder tasks": (
         "needs lm_eval: tests/cli/test_language_command.py runs it where that is installed"
     ),
-    "onespike push RUN OWNER/NAME --license apache-2.0 --evaluation result.json": (
+    "onespike push RUN OWNER/NAME --license apache-2.0": (
         "needs an evaluation of that run: tests/test_hub.py pushes one"
     ),
     "onespike ablate run --data bundled:cifar10-test --budget 0.12": (

@@ -164,7 +164,7 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
         ((1, 2, 3, 4, 6, 11), "paper", "fire_lookup"),
         ((1, 2, 3, 4, 6, 11), "nearest", "fire_lookup"),
         ((3, 2**15 - 1), "nearest", "fire_lookup"),
-        ((3, 2**16), "nearest", "fire"),
+        ((3, 2**18), "nearest", "fire"),
         ((2, 3), "paper", "fire_lookup"),
         ((1, 3, 4), "paper", "fire_lookup"),
     ],

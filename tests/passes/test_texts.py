@@ -26,7 +26,7 @@ def test_every_pass_runs_and_the_budget_is_met(make, story, tmp_path, monkeypatc
     monkeypatch.setattr("onespike.passes.statistics.SAMPLES", 2**10)
     loaded = load_model(f"transformers:{make(tmp_path / 'network')}", pretrained=True).with_length(16)
     items = runs.choose(str(story), 6, loaded.task)
-    recipe = preset("best", passes=(*FAST, "tokens", "tune"), budget=0.15)
+    recipe = preset("best", passes=(*FAST, "tokens", "thrifty", "tune"), budget=0.15)
     thresholds = runs.convert_network(loaded, items, recipe, batch_size=2).thresholds
     assert set(thresholds.passes) == set(PASSES)
     assert thresholds.provenance["energy"]["ratios"]["binary"] == pytest.approx(0.15, rel=0.05)
