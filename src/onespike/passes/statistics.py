@@ -325,7 +325,7 @@ def judged(
     """Return the nearest of the others to the original network on held-out inputs, or the state if it is clearly nearer.
 
     A few inputs decide a divergence where most have next to none, as in a network that knows its calibration images by
-    heart. So a pass is undone only where it loses more than the standard error of the paired difference.
+    heart. So a pass is undone only where it loses more than two standard errors of the paired difference.
     """
     judges = [given.inputs[i] for i in held]
     before = torch.tensor(divergences(state, given, judges)).double()
@@ -333,7 +333,7 @@ def judged(
     best = min(range(len(others)), key=lambda index: float(found[index].sum()))
     worse = found[best] - before
     error = worse.std() * len(worse) ** 0.5 if len(worse) > 1 else 0.0
-    return state if bool(worse.sum() > error) else others[best]
+    return state if bool(worse.sum() > 2 * error) else others[best]
 
 
 def divergences(state: PassState, given: PassContext, batches: Sequence[Any]) -> list[float]:
