@@ -62,5 +62,7 @@ def exported(snn: nn.Module, x: torch.Tensor) -> Forward:
     """Our own integer form as `onespike export --format onnx --integer` writes it, in the same runtime."""
     several = x if len(x) > 1 else torch.cat([x, x])  # one input alone would fix the size of the batch
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        request = Request(snn, snn, [several], True, {})
-        return FORMATS["onnx"].write(request, Path(folder) / "network.onnx").run
+        known, file = FORMATS["onnx"], Path(folder) / "network.onnx"
+        known.write(Request(snn, snn, [several], True, {}), file)
+        run = known.read(file)
+    return lambda x: run(x)[0]
