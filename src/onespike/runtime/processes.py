@@ -7,6 +7,7 @@ only where there are several processes: help pages do not need it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -128,4 +129,13 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
                 f"WORLD_SIZE is {count}, and the other processes cannot be reached ({reason}). "
                 "Start them with accelerate launch, or unset WORLD_SIZE."
             ) from error
+        atexit.register(_leave)
     return Processes(rank, count)
+
+
+def _leave() -> None:
+    """End the exchange's threads: one that still runs at the end of the process aborts it."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
