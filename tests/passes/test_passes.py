@@ -245,11 +245,15 @@ def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeyp
         ([1.0, 1.0, 1.0], [[5.0, 6.0, 5.0], [0.9, 0.9, 0.9]], 1),
         ([1.0], [[1.1]], None),
         ([1.0], [[0.9]], 0),
+        ([1.0, 1.0], [[float("nan"), 0.1]], None),
     ],
 )
 def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, kept):
     found = {"state": before, **{str(index): each for index, each in enumerate(others)}}
-    monkeypatch.setattr("onespike.passes.statistics.divergences", lambda state, given, batches: found[state])
+    monkeypatch.setattr(
+        "onespike.passes.statistics.divergences",
+        lambda states, given, batches: torch.tensor([found[state] for state in states]),
+    )
     given = PassContext(nn.Identity(), [None] * len(before))
     chosen = judged("state", [str(index) for index in range(len(others))], given, range(len(before)))
     assert chosen == ("state" if kept is None else str(kept))

@@ -50,13 +50,13 @@ def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
 def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
     judged = []
 
-    def worse_each_time(state, given, batches):
-        judged.append(len(batches))
-        return [float(len(judged))]
+    def worse_each_time(states, given, batches):
+        judged.append((len(states), len(batches)))
+        return torch.arange(2.0)[:, None]
 
     monkeypatch.setattr("onespike.passes.statistics.divergences", worse_each_time)
     kept = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
-    assert judged == [1, 1]
+    assert judged == [(2, 1)]
     assert all(t.change is None for t in kept.thresholds.values())
 
 

@@ -127,6 +127,7 @@ def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):
     pass_ = importlib.import_module("onespike.passes.weigh")
     plain = chain(state, given, FAST)
     monkeypatch.setattr(
-        "onespike.passes.statistics.divergences", lambda each, given, judges: [float(each is not plain)]
+        "onespike.passes.statistics.divergences",
+        lambda states, given, judges: torch.tensor([[float(each is not plain)] for each in states]),
     )
     assert pass_.weigh(plain, given) is plain

@@ -2,7 +2,7 @@
 
 The coordinate, computed in float32, *defines* the neuron: it fires the largest level whose bound is not
 above a. The forms below give the same counts bit for bit: closed ones for the levels of the paper, and one lookup for
-any others, since every bound is a multiple of ½ and G(a) depends on ⌊2a⌋ alone.
+any others, since every bound is a multiple of ⅛ and G(a) depends on ⌊8a⌋ alone.
 """
 
 # ruff: noqa: N803, N806 (M is the paper's name)
@@ -162,6 +162,7 @@ def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> Callable[[Tensor], Tensor]:
     """Return G for these levels: a closed form where one is known, else a lookup; the counts are the same.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -327,24 +327,25 @@ def judged(
     A few inputs decide a divergence where most have next to none, as in a network that knows its calibration images by
     heart. So a pass is undone only where it loses more than two standard errors of the paired difference.
     """
-    judges = [given.inputs[i] for i in held]
-    before = torch.tensor(divergences(state, given, judges)).double()
-    found = [torch.tensor(divergences(other, given, judges)).double() for other in others]
+    before, *found = divergences([state, *others], given, [given.inputs[i] for i in held])
     best = min(range(len(others)), key=lambda index: float(found[index].sum()))
     worse = found[best] - before
     error = worse.std() * len(worse) ** 0.5 if len(worse) > 1 else 0.0
-    return state if bool(worse.sum() > 2 * error) else others[best]
+    return others[best] if bool(worse.sum() <= 2 * error) else state  # the state, too, where one is no number
 
 
-def divergences(state: PassState, given: PassContext, batches: Sequence[Any]) -> list[float]:
-    """Return KL(original ‖ spiking) of each batch."""
-    model = given.model
-    snn = convert(model, state.thresholds, state.recipe, share_weights=True)
-    with evaluating(model), evaluating(snn):
-        works = (
-            partial(call, network, to(batch, device_of(model)))
-            for batch in batches
-            for network in (model, snn)
+def divergences(states: Sequence[PassState], given: PassContext, batches: Sequence[Any]) -> Tensor:
+    """Return KL(original ‖ spiking) of each state, a row, on each batch."""
+    model, device = given.model, device_of(given.model)
+    networks = [model, *(convert(model, each.thresholds, each.recipe, share_weights=True) for each in states)]
+    with ExitStack() as stack:
+        for network in networks:
+            stack.enter_context(evaluating(network))
+        outputs = in_turn(
+            model, (partial(call, network, to(batch, device)) for batch in batches for network in networks)
         )
-        outputs = in_turn(model, works)
-        return [float(given.task.divergence(*pair)) for pair in zip(outputs, outputs, strict=True)]
+        columns = []
+        for _ in batches:
+            expected = next(outputs)
+            columns.append([float(given.task.divergence(expected, next(outputs))) for _ in states])
+    return torch.tensor(columns).double().T
