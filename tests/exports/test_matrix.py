@@ -21,7 +21,9 @@ from onespike.errors import UsageError
 from onespike.recipe import PRESETS, preset
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
-ALONE = "export: nir holds chains of products and ReLUs alone: {}. Try format='integers'."
+CHAINS = "export: nir holds chains of products and ReLUs alone: {}. "
+ALONE = CHAINS + "Try format='integers'."
+PASSES = CHAINS + "Convert with preset='sformer' and io='spiking', or try format='integers'."
 ANALOG = "export: nir has no ReLU, and the input of the product before the output stays analog. Convert with io='spiking'."
 RULE = (
     "export: the neuron 'mean' at {} fires by a rule of its own, which no format but pt2 can write. "
@@ -90,7 +92,7 @@ def refused(kind: str, name: str, form: str) -> str | None:
     if form != "nir":
         return None
     if kind == "cnn":
-        return ALONE.format("2:conv0_input has a center or gains") if name in ("fast", "best") else ANALOG
+        return PASSES.format("2:conv0_input has a center or gains") if name in ("fast", "best") else ANALOG
     if kind == "llama":
         return ALONE.format("this network takes more than one tensor")
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
