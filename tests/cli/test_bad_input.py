@@ -283,69 +283,6 @@ def test_an_output_that_exists(cli, tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "run"]
 
 
-def damage_thresholds(run):
-    file = run / "thresholds.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-
-
-def damage_weights(run):
-    file = run / "weights.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 1
-    file.write_bytes(data)
-
-
-def replace_in_record(old, new):
-    def edit(run):
-        text = (run / "run.json").read_text()
-        assert old in text
-        (run / "run.json").write_text(text.replace(old, new))
-
-    return edit
-
-
-DIFFERS = "is not the file that was saved (its SHA-256 differs)"
-EDITED = "the file is damaged (it is not what was saved: its SHA-256 differs)"
-DAMAGES = {
-    "cut thresholds": (damage_thresholds, f"thresholds.safetensors {DIFFERS}"),
-    "a bit in the weights": (damage_weights, f"weights.safetensors {DIFFERS}"),
-    "no weights": (lambda run: (run / "weights.safetensors").unlink(), "weights.safetensors is missing"),
-    "an edited number": (replace_in_record('"scale": 0.25', '"scale": 0.5'), EDITED),
-    "a lost key": (replace_in_record('"recipe"', '"recipes"'), EDITED),
-    "cut record": (replace_in_record("}\n", "\n"), "the file is damaged (invalid JSON: "),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_run(cli, tmp_path, vit_run, kind):
-    run = tmp_path / "run"
-    shutil.copytree(vit_run, run)
-    damage, found = DAMAGES[kind]
-    damage(run)
-    for command in (("inspect", run), ("evaluate", run, "--data", TEST), ("verify", run, "--data", TEST)):
-        message = cli(*command).message()
-        place = f"{run / 'run.json'}: " if found.startswith("the file") else f"{run}: the run is damaged: "
-        assert message.startswith(place + found)
-        assert message.endswith(". Convert the network again.")
-
-
-def test_a_run_that_is_none(cli, tmp_path, vit_run):
-    missing = tmp_path / "run"
-    for command in (("inspect", missing), ("evaluate", missing, "--data", TEST)):
-        assert cli(*command).message() == (
-            f"{missing}: no run here (run.json is missing). Make one with: onespike convert … --out {missing}"
-        )
-    shutil.copytree(vit_run, missing)
-    replace_in_record('"version": 1,\n "network"', '"version": 2,\n "network"')(missing)
-    assert cli("inspect", missing).message() == (
-        f"{missing}: the run has version 2, and this onespike reads 1. Convert the network again."
-    )
-    (missing / "run.json").write_text("[]")
-    assert cli("inspect", missing).message() == (
-        f"{missing / 'run.json'}: the file is damaged (input should be an object). Convert the network again."
-    )
-
-
 def test_evaluate(cli, tmp_path, vit_run):
     noise(tmp_path / "data" / "10" / "a.png", 0)
     file = tmp_path / "result.json"
@@ -398,68 +335,6 @@ def test_usage(cli, words):
     assert USAGE[words] in result.err
     assert "Try 'onespike" in result.err and "--help' for help." in result.err
     assert "Traceback" not in result.err
-
-
-def test_figures_replace_figures_only(cli, tmp_path, vit_run):
-    """`--json run/run.json` would take the run's own record away."""
-    png = noise(tmp_path / "images" / "a.png", 1)
-    for place in (vit_run / "run.json", vit_run / "weights.safetensors", png):
-        before = place.read_bytes()
-        assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", place).message() == (
-            f"{place} exists and holds no figures. Choose another --json or remove it."
-        )
-        assert place.read_bytes() == before
-    out = tmp_path / "figures.json"
-    out.write_text("[]")
-    for _ in range(2):
-        assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", out).code == 0
-
-
-def test_what_the_system_refuses(cli, monkeypatch, vit_run):
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(vit_run / "run.json"))
-
-    monkeypatch.setattr("onespike.runs.storage._read_record", refuse)
-    assert cli("inspect", vit_run).message() == (
-        f"{vit_run / 'run.json'}: Permission denied. Check the path, its permissions and the disk."
-    )
-
-
-def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit_run):
-    """Nothing is loaded or measured for a result that could not be written."""
-
-    def work(*_: object, **__: object) -> None:
-        pytest.fail("the work has started")
-
-    for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
-                 "doctor.checkup", "studies.ablate.ablate_run", "report.record.gather"):  # fmt: skip
-        monkeypatch.setattr(f"onespike.{name}", work)
-    file = tmp_path / "file"
-    file.touch()
-    a_folder = f"{tmp_path}: this is a folder. Give the name of a file."
-    a_file = f"{file}: this is a file. Give the name of a folder."
-    within = f"{file / 'in'}: a part of this path is a file. Choose another place."
-    data, json = (vit_run, "--data", TEST, "--limit", 2), ("--json", tmp_path)
-    for words, message in {
-        ("evaluate", *data, *json): a_folder,
-        ("evaluate", *data, "--picture", tmp_path): a_folder,
-        ("search", *data, *json): a_folder,
-        ("doctor", *data, *json): a_folder,
-        ("ablate", *data, *json): a_folder,
-        ("report", *data, "--out", file): a_file,
-        ("compare", *data, vit_run, "--out", file): a_file,
-        ("demo", "--out", file): a_file,
-        ("reproduce", "table-energy", "--out", file): a_file,
-        ("convert", VIT, "--preset", "sformer", "--calibrate", CALIBRATION, "--out", file / "in"): within,
-    }.items():
-        assert cli(*words).message() == message
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_figures_go_to_a_device(cli, vit_run):
-    result = cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", "/dev/null")
-    assert result.code == 0
-    assert Path("/dev/null").is_char_device()
 
 
 def test_remedies_are_options(convert):

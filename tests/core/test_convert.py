@@ -15,7 +15,7 @@ from contract.networks import mlp, rows, sequences, transformer
 from onespike import Recipe, calibrate, convert, convert_, preset, revert_, set_scale_, table
 from onespike.conversion.attach import Analog
 from onespike.errors import ConversionError, UsageError
-from onespike.neurons import Neuron, Scale
+from onespike.neurons import Neuron
 
 
 def spiking(model: nn.Module) -> set[str]:
@@ -287,59 +287,6 @@ def test_a_forward_of_ones_own_comes_back():
     assert torch.equal(run(model, rows()), expected)
 
 
-def gradient(model: nn.Module, x: Tensor) -> Tensor:
-    x = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad(model(x).square().sum(), x)
-    return found
-
-
-def alike(a: Tensor, b: Tensor) -> float:
-    return float(torch.cosine_similarity(a.flatten(), b.flatten(), 0))
-
-
-FINE = {"scale": 0.01, "levels": "linear:1000"}
-"""Steps so fine that the spiking network is nearly the original, and so must its gradient be."""
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [FINE, {**FINE, "io": "spiking"}, {"neuron": "mtn", "levels": "linear:500", "percentile": 0.0},
-     {"neuron": "if", "levels": "1,", "steps": 40, "percentile": 0.0, "scale": 1.0}],
-)  # fmt: skip
-def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
-    model, x, recipe = transformer(), sequences(), Recipe(**changes)
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
-    expected, found = gradient(model, x), gradient(snn, x)
-    assert alike(found, expected) > (0.9 if recipe.steps > 1 else 0.99)
-    if recipe.steps == 1:
-        with onespike.metered(snn):
-            assert torch.equal(gradient(snn, x), found)
-    snn(x).sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in snn.parameters())
-
-
-@pytest.mark.compiles
-def test_gradients_of_passes_integers_and_compiled_networks():
-    model, x = transformer(), sequences()
-    centered = onespike.spike(model, [x], "sformer", passes=("center",), **FINE)
-    assert alike(gradient(centered, x), gradient(model, x)) > 0.99
-    snn = onespike.spike(model, [x], "sformer", scale=0.1)
-    optimized = onespike.optimize(snn)
-    assert alike(gradient(optimized, x), gradient(snn, x)) > 0.99
-    compiled = torch.compile(snn, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(gradient(compiled, x), gradient(snn, x))
-
-
-@pytest.mark.compiles
-def test_an_exported_program_holds_nothing_for_gradients():
-    model, x = transformer(), sequences()
-    snn = onespike.spike(model, [x], "sformer")
-    with torch.no_grad():
-        expected = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
-    found = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
-    assert found == expected
-
-
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_a_glob_that_matches_nothing(option):
     model = mlp()
@@ -394,35 +341,6 @@ def test_a_sequential_with_a_product_of_its_own_runs_its_children_as_before():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Gated()), torch.randn(64, 4)
     snn = convert(model, calibrate(model, [x]), onespike.preset("sformer", scale=0.02))
     assert (snn(x) - model(x)).norm() < 0.2 * model(x).norm()
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-46, 1e-40])
-def test_a_scale_that_float32_does_not_hold_is_refused_at_once(scale):
-    with pytest.raises(UsageError, match=rf"^scale must be in \(0, 1\] .* not {scale:g}\. The paper uses"):
-        Recipe(scale=scale)
-    with pytest.raises(UsageError, match=r"^scale must be in"):
-        Scale(scale)
-
-
-@pytest.mark.parametrize("factor", [0.0, 1e-300, 1e-40, 1e300, float("nan")])
-def test_a_factor_that_float32_does_not_hold_is_refused_at_once(factor):
-    with pytest.raises(UsageError, match=r"^the factor of '\*' must be from 1\.2e-38 to 3\.4e\+38"):
-        Recipe(factors=(("*", factor),))
-
-
-@pytest.mark.parametrize("fixed", [-1.0, 1e-300, float("inf"), float("nan")])
-def test_a_fixed_threshold_that_float32_does_not_hold_is_refused_at_once(fixed):
-    with pytest.raises(UsageError, match=r"^the fixed threshold of '\*' must be 0 or from 1\.2e-38"):
-        Recipe(fixed=(("*", 1.0, fixed),))
-
-
-def test_a_step_that_vanishes_is_refused_with_its_site():
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
-    thresholds = calibrate(model, [torch.randn(64, 2)])
-    recipe = Recipe(scale=1e-30, factors=(("2:*", 1e-30),))
-    message = r"^convert: the step of 2:linear0_input, 1e-30 times its threshold .*, is 0 in float32\. Give a larger"
-    with pytest.raises(UsageError, match=message):
-        convert(model, thresholds, recipe)
 
 
 class Classifier(nn.Module):

@@ -1,0 +1,75 @@
+"""Runs that are damaged, edited or none: one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from command_line import TEST
+
+
+def damage_thresholds(run):
+    file = run / "thresholds.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def damage_weights(run):
+    file = run / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+def replace_in_record(old, new):
+    def edit(run):
+        text = (run / "run.json").read_text()
+        assert old in text
+        (run / "run.json").write_text(text.replace(old, new))
+
+    return edit
+
+
+DIFFERS = "is not the file that was saved (its SHA-256 differs)"
+
+
+EDITED = "the file is damaged (it is not what was saved: its SHA-256 differs)"
+
+
+DAMAGES = {
+    "cut thresholds": (damage_thresholds, f"thresholds.safetensors {DIFFERS}"),
+    "a bit in the weights": (damage_weights, f"weights.safetensors {DIFFERS}"),
+    "no weights": (lambda run: (run / "weights.safetensors").unlink(), "weights.safetensors is missing"),
+    "an edited number": (replace_in_record('"scale": 0.25', '"scale": 0.5'), EDITED),
+    "a lost key": (replace_in_record('"recipe"', '"recipes"'), EDITED),
+    "cut record": (replace_in_record("}\n", "\n"), "the file is damaged (invalid JSON: "),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_run(cli, tmp_path, vit_run, kind):
+    run = tmp_path / "run"
+    shutil.copytree(vit_run, run)
+    damage, found = DAMAGES[kind]
+    damage(run)
+    for command in (("inspect", run), ("evaluate", run, "--data", TEST), ("verify", run, "--data", TEST)):
+        message = cli(*command).message()
+        place = f"{run / 'run.json'}: " if found.startswith("the file") else f"{run}: the run is damaged: "
+        assert message.startswith(place + found)
+        assert message.endswith(". Convert the network again.")
+
+
+def test_a_run_that_is_none(cli, tmp_path, vit_run):
+    missing = tmp_path / "run"
+    for command in (("inspect", missing), ("evaluate", missing, "--data", TEST)):
+        assert cli(*command).message() == (
+            f"{missing}: no run here (run.json is missing). Make one with: onespike convert … --out {missing}"
+        )
+    shutil.copytree(vit_run, missing)
+    replace_in_record('"version": 1,\n "network"', '"version": 2,\n "network"')(missing)
+    assert cli("inspect", missing).message() == (
+        f"{missing}: the run has version 2, and this onespike reads 1. Convert the network again."
+    )
+    (missing / "run.json").write_text("[]")
+    assert cli("inspect", missing).message() == (
+        f"{missing / 'run.json'}: the file is damaged (input should be an object). Convert the network again."
+    )

@@ -1,0 +1,56 @@
+"""The commands verify and list."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from command_line import TEST
+
+
+def test_verify_with_and_without_a_run(cli, vit_run):
+    alone = cli("verify", "--trials", 2)
+    assert alone.code == 0
+    names = [line.split("  ")[0] for line in alone.out.splitlines()]
+    assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
+    both = cli("verify", vit_run, "--data", TEST, "--trials", 2)
+    assert both.code == 0
+    assert both.out.startswith(alone.out)
+    assert "51 of 51 neurons reached\nsilent: none\n" in both.out
+
+
+def test_verify_fails_if_a_claim_does_not_hold(cli, monkeypatch):
+    from onespike.studies.theory import Row
+
+    row = Row("theorem 9", "1 = 2", 3, 2, -1.0, "x = 0")
+    monkeypatch.setattr("onespike.studies.theory.check_all", lambda trials, seed: [row])
+    failed = cli("verify")
+    assert failed.code == 1
+    assert "theorem 9 does not hold: x = 0" in failed.out
+
+
+def test_lists(cli):
+    networks = cli("list", "models", "cifar10")
+    assert networks.out.splitlines() == ["bundled:cifar10-resnet18", "bundled:cifar10-vit"]
+    every = cli("list", "models").out.splitlines()
+    assert {"timm:test_vit", "torchvision:resnet18", "transformers:ID-OR-DIR"} <= set(every)
+    assert [line.split()[0] for line in cli("list", "neurons", "dual").out.splitlines()] == [
+        "dual-if",
+        "dual-mtn",
+    ]
+    presets = cli("list", "presets").out
+    assert re.match(r"sformer +The paper's method to the letter; seconds\.\n  ViT-Tiny: ", presets)
+    assert "\n  --neuron sfn --levels mixed:8 --rounding paper --scale 0.25 " in presets
+    assert "\n  --scale 0.252 --softmax 0.0035\n" in presets
+
+
+def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    listed = cli("list", "models", "resnet18")
+    assert listed.code == 0
+    assert {"timm:resnet18", "bundled:cifar10-resnet18"} <= set(listed.out.splitlines())
+    assert listed.err == (
+        "note: the list of torchvision models: it needs torchvision. "
+        "Install it with: pip install 'onespike[torchvision]'\n"
+        "next: onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --out run\n"
+    )

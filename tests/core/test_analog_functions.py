@@ -1,0 +1,87 @@
+"""What stays analog is charged in the strict columns: products, functions, and what is written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_energy import counted
+from torch import nn
+
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Recipe, calibrate, convert
+from onespike.energy.analog_functions import AnalogFunctions
+
+
+def test_strict_charges_products_that_were_excluded():
+    model, x = transformer(), sequences()
+    thresholds = calibrate(model, [x])
+    ledger = counted(convert(model, thresholds, Recipe(exclude=("fc1:*", ":matmul0*"))), x)
+    whole = counted(convert(model, thresholds), x)
+    b, n, c, h = len(x), x.shape[1], 16, 32
+    assert ledger.macs == whole.macs
+    assert ledger.analog_macs - whole.analog_macs == b * n * c * h + b * n * n * c
+
+
+FUNCTIONS = {
+    "layer_norm": (nn.LayerNorm(8), "norm", 2),
+    "rms_norm": (nn.RMSNorm(8), "norm", 2),
+    "batch_norm": (nn.BatchNorm1d(8), "norm", 1),
+    "gelu": (nn.GELU(), "activation", 1),
+    "gelu, tanh": (nn.GELU("tanh"), "activation", 1),
+    "silu": (nn.SiLU(), "activation", 1),
+    "sigmoid": (nn.Sigmoid(), "activation", 1),
+    "tanh": (nn.Tanh(), "activation", 1),
+    "hardswish": (nn.Hardswish(), "activation", 1),
+    "glu": (nn.Sequential(nn.Linear(8, 16), nn.GLU()), "activation", 2),
+    "relu": (nn.ReLU(), None, 0),
+    "dropout": (nn.Dropout(), None, 0),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_strict_charges_analog_functions_once(name):
+    layer, kind, macs = FUNCTIONS[name]
+    model = mlp(layer.eval())
+    ledger = counted(convert(model, calibrate(model, [rows()])), rows())
+    assert ledger.functions == ({kind: macs * 64 * 8} if kind else {})
+
+
+COMPARING = {"ReLU", "ReLU6", "Hardtanh", "Threshold", "Hardshrink", "Softshrink"}
+"""They compare, and add at most: free in both networks."""
+
+
+def test_every_activation_of_torch_that_computes_is_charged():
+    special = {
+        "MultiheadAttention",
+        "GLU",
+        "RReLU",
+        "Softmin",
+        "Softmax",
+        "Softmax2d",
+        "LogSoftmax",
+        *COMPARING,
+    }
+    names = [name for name in nn.modules.activation.__all__ if name not in special]
+    assert len(names) > 15
+    for name in names:
+        layer = getattr(nn, name)()
+        with AnalogFunctions(found := {}):
+            layer(torch.randn(4, 8))
+        assert found == {"activation": 32}, name
+    for free in (nn.ReLU(), nn.ReLU6(), nn.Hardtanh()):
+        with AnalogFunctions(found := {}):
+            free(torch.randn(4, 8))
+        assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        (lambda x: x * x.square(), 64), (lambda x: x / x.exp(), 64), (lambda x: 2 * x / 3, 0),
+        (lambda x: torch.layer_norm(x, (8,)), 64), (lambda x: x.clone().sigmoid_(), 32), (lambda x: x**2, 32),
+    ],
+)  # fmt: skip
+def test_what_is_written_out_is_charged_too(function, number):
+    with AnalogFunctions(found := {}):
+        function(torch.randn(4, 8))
+    assert sum(found.values()) == number

@@ -1,0 +1,113 @@
+"""What calibration refuses: values that are not finite, no inputs, networks that ignore theirs, labels."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from test_calibrate import Named
+from torch import Tensor, nn
+
+from contract.networks import mlp, rows
+from onespike import calibrate, convert
+from onespike.errors import CalibrationError, UsageError
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_refused_where_they_appear(bad):
+    message = (
+        "calibrate: {} receives NaN or infinite values. "
+        "Check the weights and the preprocessing, or calibrate in float32."
+    )
+    x = rows()
+    x[3, 1] = bad
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message.format('0:linear0_input'))}$"):
+        calibrate(mlp(), [rows(), x])
+    model = mlp()
+    with torch.no_grad():
+        model[0].bias[2] = abs(bad)
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message.format('2:linear0_input'))}$"):
+        calibrate(model, [rows()])
+
+
+@pytest.mark.parametrize("batches", [[], [torch.zeros(0, 4)]])
+def test_nothing_to_calibrate_with(batches):
+    message = "calibrate: there are no calibration inputs. Give at least one batch."
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message)}$"):
+        calibrate(mlp(), batches)
+
+
+def test_a_network_without_products():
+    message = (
+        "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
+        "Check that the right network was loaded."
+    )
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message)}$"):
+        calibrate(nn.ReLU(), [rows()])
+
+
+class Deaf(nn.Module):
+    """Computes, and then answers with a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.answer = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear(x)
+        return self.answer.expand(len(x), -1)
+
+
+def dead_head() -> nn.Sequential:
+    model = mlp()
+    with torch.no_grad():
+        model[-1].weight.zero_()
+    return model
+
+
+IGNORED = (
+    "calibrate: the network's output is the same for all {} inputs. "
+    "Check its weights, and that the calibration inputs differ."
+)
+
+
+@pytest.mark.parametrize("model", [Deaf(), dead_head()], ids=["constant", "zero head"])
+def test_a_network_that_ignores_its_input(model):
+    with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(64))}$"):
+        calibrate(model, rows().split(16))
+
+
+def test_inputs_that_are_all_the_same():
+    with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(6))}$"):
+        calibrate(mlp(), [torch.ones(3, 4), torch.ones(3, 4)])
+    assert len(calibrate(mlp(), [torch.ones(1, 4)])) == 3  # one input has nothing to differ from
+
+
+def test_an_output_that_is_nan():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[2].weight, float("nan"))
+    message = r"^calibrate: the network's output holds NaN\. Check the weights, or calibrate in float32\.$"
+    with pytest.raises(CalibrationError, match=message):
+        calibrate(model, [torch.randn(8, 4)])
+
+
+@pytest.mark.parametrize("label", [torch.zeros(4, dtype=torch.long), torch.zeros(4, 3), [{"boxes": 1}]])
+def test_what_may_be_a_label_is_never_fed(label):
+    message = (
+        r"Named.forward\(x, gain\) may take some of them or not: are they inputs or "
+        r"labels\? Give inputs only, \(\(x,\) for x, _ in loader\), or a mapping"
+    )
+    with pytest.raises(UsageError, match=message):
+        calibrate(Named(), [(rows()[:4], label)])
+    x, gain = rows(), torch.ones(len(rows()), 1)
+    assert calibrate(Named(), [(x,)]).provenance["samples"] == len(x)
+    assert calibrate(Named(), [{"x": x, "gain": gain}]).provenance["samples"] == len(x)
+
+
+def test_what_is_no_network_or_is_converted_already():
+    model, x = mlp(), rows()
+    with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module, not function"):
+        calibrate(lambda x: x, [x])
+    with pytest.raises(UsageError, match=r"is converted already\. Call revert_ on it first"):
+        calibrate(convert(model, calibrate(model, [x])), [x])
