@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from onespike.evaluation.side_by_side import Evaluation as Evaluation
     from onespike.evaluation.side_by_side import evaluate as evaluate
     from onespike.neurons import NEURONS as NEURONS
-    from onespike.passes.one_call import spike as spike
     from onespike.recipe import Recipe as Recipe
     from onespike.recipe import preset as preset
     from onespike.report.card import push_to_hub as push_to_hub
     from onespike.runs.hub import from_pretrained as from_pretrained
     from onespike.runs.hub import load as load
     from onespike.runs.hub import save as save
+    from onespike.runs.one_call import spike as spike
     from onespike.sites import Site as Site
     from onespike.sites import Visitor as Visitor
     from onespike.sites import discover as discover
@@ -51,10 +51,10 @@ _NAMES = {
     "evaluation.participation": ("verify",),
     "evaluation.side_by_side": ("Evaluation", "evaluate"),
     "neurons": ("NEURONS",),
-    "passes.one_call": ("spike",),
     "recipe": ("Recipe", "preset"),
     "report.card": ("push_to_hub",),
     "runs.hub": ("from_pretrained", "load", "save"),
+    "runs.one_call": ("spike",),
     "sites": ("Site", "Visitor", "discover", "synaptic", "visiting"),
 }
 _PACKAGES = frozenset(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
 from command_line import TEST
+from torch import nn
+
+import onespike
 
 
 def damage_thresholds(run):
@@ -72,4 +76,13 @@ def test_a_run_that_is_none(cli, tmp_path, vit_run):
     (missing / "run.json").write_text("[]")
     assert cli("inspect", missing).message() == (
         f"{missing / 'run.json'}: the file is damaged (input should be an object). Convert the network again."
+    )
+
+
+def test_a_run_that_python_wrote(cli, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    folder = onespike.spike(model, [torch.randn(8, 4)], "sformer").save_pretrained(tmp_path / "kept")
+    assert cli("evaluate", folder, "--data", TEST).message() == (
+        f"{folder}: this run was saved in Python, and holds the weights of a torch.nn.modules.container.Sequential "
+        "without its code. Give one: onespike.from_pretrained(FOLDER, model)."
     )

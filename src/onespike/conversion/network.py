@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,25 @@ REASONS = {
     "weight": "plays a weight: the same for every input",
     "constant": "constant over calibration",
 }
+
+
+ADDED = ("extra_repr", "_conversion", "save_pretrained")
+"""What a converted network has beside its neurons, and loses with them."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a network was converted: what it takes, beside the original, to convert it again."""
+
+    thresholds: Thresholds
+    recipe: Recipe
+
+    @property
+    def parts(self) -> tuple[Thresholds, Recipe]:
+        return self.thresholds, self.recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Conversion:
+        return self  # nothing in it ever changes
 
 
 def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
@@ -137,6 +157,7 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
         scale.to("cpu")  # a single number on the CPU meets tensors of any device
     attach_(model, plan, recipe.steps)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
+    model.__dict__["_conversion"] = Conversion(thresholds, recipe)
     return model
 
 
@@ -168,19 +189,38 @@ def convert(
 
 def revert_(model: Network) -> Network:
     """Remove all neurons: the original network again, bit for bit."""
-    if any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons)):
+    if is_rounded(model):
         raise UsageError(
             "revert: this network was made for integer inference, and its weights are rounded. "
             "Revert the converted network that it was made from."
         )
     detach_(model)
     unfold_(model)
-    model.__dict__.pop("extra_repr", None)
+    for name in ADDED:
+        model.__dict__.pop(name, None)
     return model
+
+
+def is_rounded(model: nn.Module) -> bool:
+    """Return whether a network was made for integer inference."""
+    return any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons))
 
 
 def is_converted(model: nn.Module) -> bool:
     return any(isinstance(module, Neurons) for module in model.modules())
+
+
+def conversion_of(model: nn.Module) -> Conversion:
+    """Return how a network was converted, with the λ that it has now."""
+    found = model.__dict__.get("_conversion")
+    if not isinstance(found, Conversion):
+        raise UsageError(
+            f"this {type(model).__name__} is not converted, or only a part of a converted network. Convert it first."
+        )
+    scale = next((module for module in model.modules() if isinstance(module, Scale)), None)
+    if scale is None or bool(Scale(found.recipe.scale).value == scale.value):
+        return found
+    return Conversion(found.thresholds, found.recipe.replace(scale=float(scale.value)))
 
 
 def scale_of(model: nn.Module) -> Scale:

@@ -21,10 +21,10 @@ from onespike.energy.site_statistics import Survey
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.passes.base import kind
-from onespike.passes.one_call import spike
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command
+from onespike.runs.one_call import spike
 from onespike.runs.storage import WEIGHTS
 from onespike.runtime.batches import call, count, split, to
 from onespike.runtime.forward import device_of, evaluating

@@ -23,6 +23,7 @@ from onespike.recipe import Recipe
 from onespike.runs import storage
 from onespike.runs.contents import digest
 from onespike.runs.inputs import Inputs, batches_of, steps
+from onespike.runs.own import keepable
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, to
 from onespike.runtime.blocks import Estimate, blocks_of
@@ -82,7 +83,7 @@ def convert_network(
         task=loaded.task,
         judge=judge,
     )
-    snn = convert(ann, thresholds, recipe, share_weights=True)
+    snn = keepable(convert(ann, thresholds, recipe, share_weights=True))
     if "energy" not in thresholds.provenance and processes.is_main:
         spent = spent_by(snn, Inputs(items, loaded, batch_size), recipe.energy)
         thresholds = dataclasses.replace(

@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalization, renormalized, resized
 from onespike.conversion.network import convert
 from onespike.runs import storage
+from onespike.runs.own import filled, keepable, refuse_missing
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.validated import understood
@@ -37,14 +40,18 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
     )
 
 
-def load_run(folder: Path, *, device: str = "cpu", device_map: str | None = None) -> NetworkPair:
-    """Rebuild a saved network and its converted copy; the logits are the same to the bit."""
+def load_run(
+    folder: Path, model: nn.Module | None = None, *, device: str = "cpu", device_map: str | None = None
+) -> NetworkPair:
+    """Rebuild a saved network, or fill the one that is given, and convert a copy; the logits are the same to the bit."""
     check_device(device)
     run = storage.load(folder)
     with understood(folder, storage.REMEDY):
-        loaded = _load_network(run, on_disk=in_blocks(device_map))
+        if model is None:
+            refuse_missing(run)
+        loaded = _load_network(run, on_disk=in_blocks(device_map)) if model is None else filled(run, model)
         ann = place_(loaded.model, device, device_map, loaded.stored)
-        snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
+        snn = keepable(convert(ann, run.thresholds, run.recipe, share_weights=True))
     return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
 
 

@@ -11,6 +11,7 @@ from onespike.passes.base import Progress
 from onespike.passes.chaining import no_progress, prepare
 from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe
+from onespike.runs.own import keepable
 from onespike.runtime.batches import inputs_of
 from onespike.tasks import Inferred, Meaning
 
@@ -27,6 +28,8 @@ def spike(
     **changes: Any,
 ) -> Network:
     """Calibrate a network, run the recipe's passes and convert a copy; the network itself stays unchanged.
+
+    `snn.save_pretrained(FOLDER)` keeps the copy, and `from_pretrained(FOLDER, model)` brings it back.
 
     Args:
         model: any network.
@@ -51,4 +54,4 @@ def spike(
     thresholds = prepare(
         model, inputs, inputs, recipe, total=len(inputs), progress=progress, task=task, judge=judge
     )
-    return convert(model, thresholds, recipe, share_weights=share_weights)
+    return keepable(convert(model, thresholds, recipe, share_weights=share_weights))
