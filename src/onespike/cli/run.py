@@ -190,7 +190,7 @@ def _counts(
 def _summary(folder: Path, recipe: Recipe) -> None:
     from onespike.report.markdown import figure, unit_of
     from onespike.tasks import task_of
-    from onespike.tasks.intervals import interval, spelled
+    from onespike.tasks.intervals import spelled
 
     record = reported(folder)
     evaluation = record["evaluation"]
@@ -204,9 +204,9 @@ def _summary(folder: Path, recipe: Recipe) -> None:
     output.line(f"measured on    {evaluation['images']} others of {record['data']['source']}")
     sure = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
     output.line(f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{sure}")
-    if head.difference is not None and head.error is not None:
-        bounds = spelled(interval(head.difference, head.error), 2, sign=True)
-        output.line(f"difference     {head.difference:+.2f} ({bounds})".replace("-", "−"))
+    if head.difference is not None:
+        sure = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
+        output.line(f"difference     {head.difference:+.2f}{sure}".replace("-", "−"))
     output.line(
         f"energy         {figure(evaluation['energy'][column], 3)} ({column}, {evaluation['profile']})"
     )

@@ -98,8 +98,7 @@ def compared(records: Sequence[Mapping[str, Any]], column: str | None = None) ->
             "original": figure.original,
             "value": figure.spiking or 0.0,
             "metric": figure.title,
-            "error": figure.error,
-            "bounds": figure.bounds,
+            "bounds": figure.compared,
             "energy": record["evaluation"]["energy"][column],
         }
         for record, figure in zip(records, found, strict=True)

@@ -14,7 +14,6 @@ from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import png as png
 from onespike.search.pareto import front as unbeaten
 from onespike.tasks import Headline
-from onespike.tasks.intervals import NORMAL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,10 +119,8 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
         if row["energy"] is None:
             continue
         places.setdefault((row["energy"], row["value"]), []).append(str(number))
-        reach = None if row.get("error") is None else NORMAL * row["error"]
-        if reach is None and row.get("bounds") is not None:
-            low, high = row["bounds"]
-            reach = [[row["value"] - low], [high - row["value"]]]
+        low, high = row.get("bounds") or (row["value"], row["value"])
+        reach = [[max(row["value"] - low, 0.0)], [max(high - row["value"], 0.0)]]
         axes.errorbar(row["energy"], row["value"], reach, fmt="o", color=BLUE, ms=8, ecolor=GRAY, capsize=3)
     for place, numbers in places.items():
         axes.annotate(", ".join(numbers), place, xytext=(7, 5), textcoords="offset points", fontsize=10)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.intervals import interval, known, share_interval
+from onespike.tasks.intervals import interval, known, paired_interval, share_interval
 
 
 class Accuracy:
@@ -117,7 +117,9 @@ class Accuracy:
                         for network, scores in self.hits.items()
                         for name, hits in scores.items()
                     },
-                    "difference": interval(100 * mean, error) if self.labeled else None,
+                    "difference": paired_interval(self.gained, self.lost, self.images)
+                    if self.labeled
+                    else None,
                     "agreement": share_interval(percent(self.agreeing), self.images),
                     "kl": interval(kl, kl_error, least=0.0),
                 }

@@ -162,6 +162,7 @@ class Headline:
         spiking: network's figure.
         error: the standard error of their difference, on the same inputs.
         bounds: the 95 % interval of the spiking network's figure.
+        paired: the 95 % interval of their difference.
     """
 
     title: str
@@ -169,11 +170,19 @@ class Headline:
     spiking: float | None
     error: float | None = None
     bounds: Bounds | None = None
+    paired: Bounds | None = None
 
     @property
     def difference(self) -> float | None:
         """Return spiking minus original."""
         return None if self.original is None or self.spiking is None else self.spiking - self.original
+
+    @property
+    def compared(self) -> Bounds | None:
+        """Return where the spiking figure lies against the original's, both on the same inputs, or else by itself."""
+        if self.original is None or self.paired is None:
+            return self.bounds
+        return self.original + self.paired[0], self.original + self.paired[1]
 
 
 class Described(Protocol):

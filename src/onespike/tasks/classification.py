@@ -240,8 +240,8 @@ class Classification:
         """Return top-1, or agreement without labels."""
         ann, snn = (evaluation[key]["top1"] for key in ("ann", "snn"))
         if labeled and snn is not None:
-            bounds = bounds_of(evaluation, "snn.top1")
-            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"), bounds)
+            bounds, paired = (bounds_of(evaluation, name) for name in ("snn.top1", "difference"))
+            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"), bounds, paired)
         bounds = bounds_of(evaluation, "agreement")
         return Headline("agreement with the original, %", None, evaluation["agreement"], bounds=bounds)
 

@@ -264,8 +264,8 @@ class Detection:
         """Return AP of masks, or else of boxes."""
         shape = list(evaluation["ann"])[-1]
         ann, snn = (evaluation[network][shape]["AP"] for network in ("ann", "snn"))
-        bounds = bounds_of(evaluation, f"snn.{shape}.AP")
-        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"), bounds)
+        bounds, paired = (bounds_of(evaluation, name) for name in (f"snn.{shape}.AP", f"difference.{shape}"))
+        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"), bounds, paired)
 
 
 def _gap(evaluation: Mapping[str, Any], shape: str) -> str:

@@ -272,7 +272,9 @@ class Language:
         """Return perplexity per token."""
         ann, snn = (evaluation[key]["perplexity"] for key in ("ann", "snn"))
         if labeled:
-            bounds = bounds_of(evaluation, "snn.perplexity")
-            return Headline("perplexity per token", ann, snn, evaluation.get("standard_error"), bounds)
+            bounds, paired = (bounds_of(evaluation, name) for name in ("snn.perplexity", "difference"))
+            return Headline(
+                "perplexity per token", ann, snn, evaluation.get("standard_error"), bounds, paired
+            )
         bounds = bounds_of(evaluation, "agreement")
         return Headline("next tokens as the original, %", None, evaluation["agreement"], bounds=bounds)
