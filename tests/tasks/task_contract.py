@@ -120,7 +120,10 @@ class TaskContract:
         for name, (low, high) in bounds.items():
             assert low <= record[name] <= high, name
         headline = self.task.headline(record)
-        assert headline.bounds is None or headline.bounds[0] <= headline.spiking <= headline.bounds[1]
+        for bounds in (headline.bounds, headline.compared):
+            assert bounds is None or bounds[0] <= headline.spiking <= bounds[1]
+        if headline.paired is not None:
+            assert headline.paired[0] <= headline.difference <= headline.paired[1]
 
     def test_every_objective_has_a_score(self):
         for name, objective in self.task.objectives.items():

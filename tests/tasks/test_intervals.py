@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from onespike.tasks.base import Mean
-from onespike.tasks.intervals import beside, bounds_of, correlation_interval, interval, ratio_error, span
+from onespike.tasks.intervals import (
+    beside,
+    bounds_of,
+    correlation_interval,
+    interval,
+    paired_interval,
+    ratio_error,
+    span,
+)
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity
 from onespike.tasks.windows import Window
 
@@ -33,6 +41,16 @@ def test_a_ratio_of_sums():
     ]
     assert sum(low <= 1.0 <= high for low, high in found) in HELD
     assert ratio_error([1.0], [2.0]) is None
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.02, 0.05), (0.005, 0.01), (0.3, 0.2)])
+def test_a_difference_on_the_same_inputs(gain, loss):
+    random = numpy.random.default_rng(0)
+    drawn = random.multinomial(200, [gain, loss, 1 - gain - loss], DRAWS)
+    found = [paired_interval(gained, lost, 200) for gained, lost, _ in drawn.tolist()]
+    held = sum(low <= 100 * (gain - loss) <= high for low, high in found)
+    assert held >= HELD[0], "few inputs that differ make it wider, never too narrow"
+    assert paired_interval(10, 0, 10) == (pytest.approx(52.0, abs=0.1), 100.0)
 
 
 def test_a_mean_of_values_is_numpy_s():
