@@ -11,6 +11,7 @@ from torch import nn
 
 import onespike
 from onespike.errors import LoadError, UsageError
+from onespike.report.card import write_card
 
 
 class Own(nn.Module):
@@ -97,3 +98,7 @@ def test_a_folder_without_its_class(model, inputs, tmp_path):
         onespike.load(folder, nn.Linear(2, 2))
     with pytest.raises(UsageError, match="states no preprocessing"):
         onespike.load(folder, Own()).loaded.transform(None)
+    write_card(folder, license="mit")
+    text = (folder / "README.md").read_text()
+    assert 'pair = onespike.from_pretrained(".", model)' in text and "Own, with any weights\n" in text
+    assert "Preprocessing: not stated." in text

@@ -12,6 +12,7 @@ from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import UsageError
 from onespike.report.markdown import CITATION, energy, scores
 from onespike.runs import storage
+from onespike.runs.own import own_class
 from onespike.runs.recipe_file import recipe_text
 from onespike.runtime.atomic import write_atomically
 
@@ -75,6 +76,8 @@ def card(
         if repository
         else "In the folder of this card (a repository is loaded by its name in the same way):\n\n"
     )
+    own = own_class(run)
+    made, given = (f"model = ...  # a {own}, with any weights\n", ", model") if own else ("", "")
     record = {
         "network": run.network,
         "recipe": run.recipe.to_dict(),
@@ -87,9 +90,9 @@ def card(
         f"# {spec}, spiking in {'one timestep' if run.recipe.steps == 1 else f'{run.recipe.steps} timesteps'}",
         f"`{spec}` ({run.network['weights']} weights), converted by [onespike](https://pypi.org/project/onespike/) without "
         f"training: thresholds from {samples} unlabeled inputs. The weights are those of the original network, under its license.",
-        f"{where}```python\nimport onespike\n\npair = onespike.from_pretrained({json.dumps(repository or '.')})\n"
+        f"{where}```python\nimport onespike\n\n{made}pair = onespike.from_pretrained({json.dumps(repository or '.')}{given})\n"
         "spiking, original = pair.snn, pair.ann\n```",
-        f"Preprocessing: {run.network.get('preprocessing') or 'that of the library'}.",
+        f"Preprocessing: {run.network.get('preprocessing') or ('not stated' if own else 'that of the library')}.",
         *(["## Figures", "Not measured."] if evaluation is None else scores(record, evaluation)),
         *([] if evaluation is None else [energy(record, evaluation)]),
         f"## Recipe\n\n```yaml\n{recipe_text(run.recipe)}```",

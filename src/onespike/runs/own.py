@@ -69,11 +69,15 @@ def filled(run: storage.Run, model: nn.Module) -> LoadedModel:
     return LoadedModel(model, run.network["spec"], _no_transform, "", "own", None, None)
 
 
+def own_class(run: storage.Run) -> str | None:
+    """Return the name of the class of a network that Python made; None of one that an adapter loads."""
+    spec: str = run.network["spec"]
+    return spec.removeprefix(OWN) if spec.startswith(OWN) else None
+
+
 def refuse_missing(run: storage.Run) -> None:
     """A folder that Python wrote names a class; only Python can make one."""
-    spec: str = run.network["spec"]
-    if spec.startswith(OWN):
-        name = spec.removeprefix(OWN)
+    if name := own_class(run):
         raise LoadError(
             f"{run.folder}: this run was saved in Python, and holds the weights of a {name} without its code. "
             "Give one: onespike.from_pretrained(FOLDER, model)."
