@@ -15,6 +15,8 @@ def test_a_run_is_measured_with_integer_weights(cli: Command, vit_run: Path, tmp
         result = cli("evaluate", vit_run, "--data", TEST, "--limit", 4, "--json", out, *extra)
         assert result.code == 0, result.err
         assert ("weighted products run on 8-bit integers" in result.out) == bool(extra)
+        w8a8 = next(row.split()[1:4] for row in result.out.splitlines() if row.startswith("w8a8"))
+        assert w8a8 == ["0.065", "–", "–" if extra else "0.065"]  # dead work is unknown for integers
         results.append(json.loads(out.read_text()))
     plain, integer = results
     assert integer["ann"] == plain["ann"]

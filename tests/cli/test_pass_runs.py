@@ -124,3 +124,12 @@ def test_ablate_knows_images_by_their_contents(cli, tmp_path, pair):
     for index in range(4):
         noise(tmp_path / "images" / f"{index}.png", index + 4)
     assert cli(*words).out != found.out
+
+
+def test_ablate_takes_as_few_images_as_convert(cli, tmp_path):
+    """One batch of calibration images is parted there, too, for passes that judge by others."""
+    items = limit(list_images(CALIBRATION), 6)
+    recipe = preset("sformer", passes=("nearest", "allocate", "weigh"), budget=0.2)
+    runs.save_run(tmp_path / "run", runs.convert_network(load_model(VIT), items, recipe))
+    found = cli("ablate", tmp_path / "run", "--data", TEST, "--limit", 4)
+    assert found.code == 0 and "weigh alone" in found.out, found.err

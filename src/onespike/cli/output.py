@@ -170,10 +170,11 @@ def energy(record: Mapping[str, Any]) -> None:
     from onespike.energy.columns import meanings
     from onespike.report.markdown import figure, of_what_spikes
 
-    alive = 1 - (record["dead_share"] or 0.0)
+    dead = record["dead_share"]
+    alive = None if dead is None else 1 - dead
     shown = _table("energy", "ratio", "of what spikes", "without dead work", "meaning", right=(1, 2, 3))
     for column, ratio in record["energy"].items():
-        without = None if ratio is None else ratio / alive
+        without = ratio / alive if ratio is not None and alive else None
         spiking = of_what_spikes(record, column)
         shown.add_row(
             column, figure(ratio, 3), figure(spiking, 3), figure(without, 3), escape(meanings()[column])

@@ -16,6 +16,7 @@ from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes
 from onespike.passes.budget import check_budget, fit, target
+from onespike.passes.chaining import parted
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.contents import images_digest, network_digest
@@ -161,7 +162,9 @@ def _start(
     inputs = Inputs(items, pair.loaded, batch_size)
     thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
     state = PassState(thresholds, recipe)
-    given = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
+    given = PassContext(
+        pair.ann, parted(inputs), budget, recipe.energy, progress=progress, task=pair.loaded.task
+    )
     return state, dataclasses.replace(given, budget=target(state, given))
 
 
