@@ -85,6 +85,13 @@ def test_the_recipe_of_a_run_is_converted_again(cli, tmp_path, vit_run):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "run-2" / name).read_bytes()
 
 
+def test_a_listed_neuron_is_converted_with(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = following(cli("list", "neurons"))
+    done = cli(*words[1:], "--limit", 2)
+    assert done.code == 0, done.err
+
+
 def test_a_command_that_fails_names_no_other(cli, tmp_path):
     assert "next: " not in cli("inspect", tmp_path).err
 

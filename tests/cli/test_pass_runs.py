@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from command_line import CALIBRATION, TEST, VIT, noise
+from torch import nn
 
-from onespike import runs
+from onespike import runs, spike
 from onespike.adapters import load_model
+from onespike.errors import UsageError
 from onespike.recipe import PRESETS, preset
 from onespike.tasks import limit, list_images
 
@@ -133,3 +135,21 @@ def test_ablate_takes_as_few_images_as_convert(cli, tmp_path):
     runs.save_run(tmp_path / "run", runs.convert_network(load_model(VIT), items, recipe))
     found = cli("ablate", tmp_path / "run", "--data", TEST, "--limit", 4)
     assert found.code == 0 and "weigh alone" in found.out, found.err
+
+
+def test_ablate_and_convert_refuse_the_same_passes(cli, tmp_path):
+    items = limit(list_images(CALIBRATION), 2)
+    words = ("--data", TEST, "--limit", 2, "--passes")
+    for options, passes, message in (
+        ({"steps": 2}, "nearest", "passes are for one timestep and neurons at synapses."),
+        (
+            {"neuron": "mtn"},
+            "nearest,center",
+            "the neuron 'mtn' codes no centers, offsets or gains, which the passes",
+        ),
+    ):
+        run = tmp_path / "-".join(options)
+        runs.save_run(run, runs.convert_network(load_model(VIT), items, preset("sformer", **options)))
+        assert cli("ablate", run, *words, passes).message().startswith(message)
+        with pytest.raises(UsageError, match=f"^{message}"):
+            spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **options)

@@ -136,3 +136,19 @@ def test_errors_are_split_where_they_arise(healthy):
         assert site["fine"] + site["tail"] + site["clipping"] == pytest.approx(1.0)
     assert min(healthy.kinds.values()) < healthy.kl
     assert healthy.single and set(healthy.single) <= set(healthy.sites)
+
+
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize(
+    "changes", [{"steps": 2, "levels": "exponential:4"}, {"neuron": "mtn", "levels": "linear:16"}]
+)
+def test_runs_that_take_no_passes_or_have_no_scale(changes, monkeypatch):
+    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ("nearest", "center"))
+    found = examined(Path("a run"), images=4, **changes)
+    assert {"passes", "outliers"}.isdisjoint(found.commands)
+    assert "--out 'a run-2'" in found.commands["calibration"]
+    assert found.commands["evaluate"] == "onespike evaluate 'a run' --data OTHER-IMAGES"
+    assert found.commands["search"].startswith(
+        "onespike search 'a run' " if "steps" in changes else "onespike convert "
+    )
+    assert all(finding.command for finding in diagnose(found))

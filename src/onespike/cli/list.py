@@ -19,7 +19,7 @@ from onespike.runtime.options import options
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
 TRY = {
-    "neurons": ("--neuron", "mtn"),
+    "neurons": ("--preset", "sformer", "--neuron", "mtn"),
     "passes": ("--passes", "nearest,allocate"),
     "presets": ("--preset", "best"),
 }

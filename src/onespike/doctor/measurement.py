@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from onespike.energy.site_statistics import Survey
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.passes.base import kind
+from onespike.passes.chaining import check_recipe
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command
@@ -256,13 +259,16 @@ def _commands(
     """Return the command for each remedy; a new run gets a name beside the old one."""
     stored = run / WEIGHTS
     again = partial(convert_command, pair, f"{run}-2", weights=stored if stored.exists() else None)
+    searched = ("onespike", "search", str(run), "--data", str(pair.data["source"]))
     commands = {
         "calibration": again(images=max(128, len(pair.data["names"]))),
-        "evaluate": f"onespike evaluate {run} --data OTHER-IMAGES",
-        "search": f"onespike search {run} --data {pair.data['source']} --objective kl --trials 12",
-        "normalization": f"onespike convert {pair.loaded.spec} --help",
-        "per site": f"onespike search {run} --data {pair.data['source']} --per-site kind",
+        "evaluate": shlex.join(("onespike", "evaluate", str(run), "--data", "OTHER-IMAGES")),
+        "search": shlex.join((*searched, "--objective", "kl", "--trials", "12")),
+        "normalization": shlex.join(("onespike", "convert", pair.loaded.spec, "--help")),
+        "per site": shlex.join((*searched, "--per-site", "kind")),
     }
+    if not scales:  # neurons without λ have nothing to search
+        commands["search"] = commands["per site"] = commands["calibration"]
     if better is not None:
         commands["normalization"] = again(normalization=KNOWN.get(better))
     if scales:
@@ -274,8 +280,10 @@ def _commands(
     if kinds:
         worst = min(kinds, key=lambda k: kinds[k])
         commands["kind"] = again(exclude=(*pair.recipe.exclude, worst))
-    commands["passes"] = again(passes=PASSES)
-    commands["outliers"] = again(passes=tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES))))
-    for name, changes in VARIANTS.items():
-        commands[name] = again(**changes)
+    reaching = tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES)))
+    remedies = {"passes": {"passes": PASSES}, "outliers": {"passes": reaching}, **VARIANTS}
+    for name, changes in remedies.items():
+        with suppress(UsageError):  # several timesteps and some neurons take no passes
+            check_recipe(pair.recipe.replace(**changes))
+            commands[name] = again(**changes)
     return commands

@@ -118,12 +118,21 @@ NEEDS: dict[str, tuple[str, ...]] = {}
 CONFLICTS: dict[str, tuple[str, ...]] = {}
 WHOLE: set[str] = set()
 """Passes that change or train weights, and need all of them in memory."""
+AFFINE: set[str] = set()
+"""Passes that give sites centers, offsets or gains, which not every neuron codes."""
 
 
 def calibration_pass(
-    name: str, needs: tuple[str, ...] = (), conflicts: tuple[str, ...] = (), whole: bool = False
+    name: str,
+    needs: tuple[str, ...] = (),
+    conflicts: tuple[str, ...] = (),
+    *,
+    whole: bool = False,
+    affine: bool = False,
 ) -> Callable[[Pass], Pass]:
-    """Registers a pass under the name that recipes and the command line know; `whole` if it needs all weights in memory.
+    """Registers a pass under the name that recipes and the command line know.
+
+    It is `whole` if it needs all weights in memory, and `affine` if it gives sites centers, offsets or gains.
 
     >>> @calibration_pass("nearest")
     ... def again(state, given): ...
@@ -137,6 +146,8 @@ def calibration_pass(
         PASSES[name], NEEDS[name], CONFLICTS[name] = function, needs, conflicts
         if whole:
             WHOLE.add(name)
+        if affine:
+            AFFINE.add(name)
         return function
 
     return register

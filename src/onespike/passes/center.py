@@ -20,7 +20,7 @@ def median(groups: list[Sample], kept: tuple[int, ...]) -> Tensor:
     return value.permute(order).reshape(shape).float()
 
 
-@calibration_pass("center")
+@calibration_pass("center", affine=True)
 def center(state: PassState, given: PassContext) -> PassState:
     """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
     changes = {}

@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
 from onespike.errors import OnespikeWarning, UsageError
-from onespike.passes.base import PASSES, WHOLE, PassContext, PassState, Progress, check_passes
+from onespike.neurons import NEURONS
+from onespike.passes.base import AFFINE, PASSES, WHOLE, PassContext, PassState, Progress, check_passes
 from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
 from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
@@ -32,7 +33,14 @@ def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[An
 def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)
-    return check_passes(recipe.passes)
+    names = check_passes(recipe.passes)
+    affine = [name for name in names if name in AFFINE]
+    if affine and f"affine-{recipe.neuron}" not in NEURONS:
+        raise UsageError(
+            f"the neuron '{recipe.neuron}' codes no centers, offsets or gains, which the passes {', '.join(affine)} give. "
+            "Leave them out, or use neuron='sfn'."
+        )
+    return names
 
 
 def refuse_whole(model: nn.Module, recipe: Recipe) -> None:

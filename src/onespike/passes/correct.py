@@ -34,7 +34,7 @@ def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int,
     return reduced(x.double() * weights, kept, "mean")
 
 
-@calibration_pass("correct", needs=("allocate",))
+@calibration_pass("correct", needs=("allocate",), affine=True)
 def correct(state: PassState, given: PassContext) -> PassState:
     """Set offset_c += E[g·x] / E[g] − E[g·o] / E[g] at inputs of linear maps and convolutions, where it is a bias.
 

@@ -26,7 +26,7 @@ def of_token_numbers(batch: Any) -> bool:
     return bool(tensors) and not any(x.is_floating_point() for x in tensors)
 
 
-@calibration_pass("positions")
+@calibration_pass("positions", affine=True)
 def positions(state: PassState, given: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 

@@ -45,7 +45,7 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
     return after / before if before > 0 and after > 0 else 1.0
 
 
-@calibration_pass("tokens")
+@calibration_pass("tokens", affine=True)
 def tokens(state: PassState, given: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 

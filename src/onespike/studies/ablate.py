@@ -14,7 +14,7 @@ from onespike.calibration.stream import calibrate
 from onespike.conversion.network import convert
 from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
-from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes
+from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.passes.chaining import parted
 from onespike.recipe import PRESETS, Recipe
@@ -119,6 +119,7 @@ def ablate_run(
     column = energy or pair.recipe.energy
     check_budget(budget, column)
     recipe = pair.recipe.replace(passes=(), budget=None, max_drop=None, energy=column, factors=())
+    check_recipe(recipe.replace(passes=names))
     wanted = budget if budget is not None else pair.recipe.budget
     place = folder / FOLDER / RECORD
     identity = {
