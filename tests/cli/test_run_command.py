@@ -141,6 +141,18 @@ def test_what_was_refused_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "run")
 
 
+def test_data_that_cannot_be_scored_is_refused_before_the_work(cli, tmp_path, images, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(images / "0", tmp_path / "data/house")
+    for data, message in (("nowhere", "nowhere"), ("data", "the folder 'house' is none of the 10 classes")):
+        assert (
+            message in cli("run", VIT, "--data", data, "--calibrate", CALIBRATION, "--out", "run").message()
+        )
+    words = ("run", "bundled:scenes", "--data", images, "--out", "run")
+    assert "boxes are scored with annotations" in cli(*words).message()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
 def test_what_is_there_is_not_touched(cli, tmp_path):
     (tmp_path / "run").mkdir()
     message = cli(*SMALL, "--out", tmp_path / "run").message()

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import noise
 
 from onespike import runs
 from onespike.runs import search_run as tune
@@ -142,6 +143,16 @@ def test_steps_of_a_detector_by_kind_of_site(cli, run, tmp_path):
     found = json.loads((tmp_path / "search.json").read_text())
     assert found["objective"] == "kl" and found["per_site"]["by"] == "kind"
     assert len(found["per_site"]["factors"]) > 3
+
+
+def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tune.FOLDER))
+    for index in range(3):
+        noise(tmp_path / "images" / f"{index}.png", index, 64)
+    words = ("search", copy, "--data", tmp_path / "images", "--trials", 2, "--sampler", "grid")
+    assert "Give the instances JSON with --annotations FILE." in cli(*words).message()
+    done = cli(*words, "--objective", "kl")
+    assert done.code == 0, done.err
 
 
 def test_what_needs_annotations_or_classes_says_so(cli, run, vit_run):

@@ -100,7 +100,9 @@ def run(
         batch_size=None if batch_size == 16 else batch_size, device=None if device == "cpu" else device
     )
     own = (*_weights(weights, pretrained, random_weights), *given(length=length), *running)
-    found, enough = _counts(model, calibrate or data, weights, pretrained, random_weights, length)
+    found, enough = _counts(
+        model, data, calibrate or data, annotations, weights, pretrained, random_weights, length
+    )
     shared = calibrate in (None, data)
     wanted = images_wanted(images or enough, found, shared, searches(recipe))
     commands = plan(
@@ -128,7 +130,7 @@ def follow(folder: Path, commands: tuple[tuple[str, ...], ...]) -> None:
         refuse_existing(folder)
         try_new_folder(folder)
     elif tuple(map(tuple, known["commands"])) != commands:
-        raise UsageError(f"{folder}: a run with other options is there. {remedy}")
+        raise UsageError(f"{folder}: a run with other options is there. Remove it, or choose another --out.")
     elif not done and folder.exists():  # it ended right after the first command
         done = 1
     try:
@@ -172,18 +174,21 @@ def _weights(weights: Path | None, pretrained: bool, random_weights: bool) -> tu
 
 def _counts(
     model: str,
+    data: str,
     source: str,
+    annotations: Path | None,
     weights: Path | None,
     pretrained: bool,
     random_weights: bool,
     length: int | None,
 ) -> tuple[int, int]:
-    """How many inputs there are to calibrate on, and how many are enough."""
+    """How many inputs there are to calibrate on, and how many are enough; what cannot be scored is refused."""
     from onespike import runs
     from onespike.adapters import load_model
 
     loaded = load_model(model, weights=weights, pretrained=pretrained, random_weights=random_weights)
     loaded = loaded if length is None else loaded.with_length(length)
+    runs.choose_labeled(loaded, data, annotations)
     return len(runs.choose(source, None, loaded.task)), loaded.task.enough
 
 

@@ -94,14 +94,17 @@ class Outcome:
 
 
 def search_images(
-    pair: NetworkPair, data: str, count: int | None, annotations: Path | None = None
+    pair: NetworkPair, data: str, count: int | None, annotations: Path | None = None, labeled: bool = True
 ) -> tuple[Items, int]:
-    """Return images that calibration has not seen, evenly spaced, and their total number.
+    """Return images that calibration has not seen, evenly spaced, and their total number; labels only where asked for.
 
     They are shuffled (always the same way), so that the first of them cover all classes: these decide whether a trial
     is given up, and spikes are counted on them.
     """
-    everything = runs.choose_labeled(pair.loaded, data, annotations)
+    if labeled or annotations is not None:
+        everything = runs.choose_labeled(pair.loaded, data, annotations)
+    else:
+        everything = runs.choose(data, None, pair.loaded.task)
     seen = set(runs.overlap(pair.data, everything))
     free = runs.without(everything, seen)
     if not free:
@@ -200,7 +203,8 @@ def search_run(
     given, own = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = runs.with_recipe(pair, pair.recipe.replace(factors=()))
-    items, available = search_images(pair, data, limit, annotations)
+    labeled = objective is None or task.objectives[objective].labeled
+    items, available = search_images(pair, data, limit, annotations, labeled)
     column = (energy or own) if budget is not None or front or per_site else None
     objective = objective or task.objective(items)
     aim = task.objectives[objective]
