@@ -183,4 +183,4 @@ def test_an_ablation_without_the_error_of_its_difference_is_shown():
     from onespike.tasks import Headline
 
     row = Row("none", (), {"kl": 0.25, "energy": {}}, Headline("top-1 accuracy, %", 51.5, 50.0))
-    assert _cells(row, ["counts"]) == ("none", "50.00", "-1.50", "0.2500", "–")
+    assert _cells(row, ["counts"]) == ("none", "50.00", "−1.50", "0.2500", "–")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from language_folders import bert, llama, text, tokenizer
 
@@ -104,6 +108,7 @@ def test_generate(cli, run, tmp_path):
     )
     assert found.code == 0, found.err
     assert found.out.startswith("once upon the time ") and "original: once upon the time" in found.out
+    assert found.err.endswith(f"next: onespike serve {run}\n")
     record = json.loads(file.read_text())
     assert record["prefill"]["tokens"] == 5 and record["decode"]["tokens"] <= 4  # <s> and four words
     assert 0 < record["decode"]["energy_pj"] < record["decode"]["original_pj"]
@@ -129,6 +134,73 @@ def test_generate(cli, run, tmp_path):
     assert [
         text.startswith(start) for text, start in zip(record["texts"], ("the cat", "once upon"), strict=True)
     ] == [True, True]
+
+
+def test_a_terminal_shows_the_text_and_the_figures_below_it(monkeypatch):
+    """Both streams end on one screen, here of 16 columns and 3 lines."""
+    from onespike.cli.generate import _Stream
+    from onespike.evaluation.generation import Spent
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    class Letters:
+        def said(self, ids):
+            return "".join(map(chr, ids))
+
+    both = Terminal()
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    stream = _Stream(Letters(), "counts")
+    for place, letter in enumerate("once upon a time, the cat sat on the mat"):
+        if place:
+            stream.took(Spent(tokens=1, spikes=7, energy_pj=2e6, original_pj=9e6, seconds=1.0))
+        stream.put(torch.tensor([ord(letter)]))
+    assert screen(both.getvalue()) == [", the cat sat on", " the mat", "7 spikes, 2 µJ"]
+    stream.end()
+    assert "spikes" not in "".join(screen(both.getvalue()))
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal of 16 columns and 3 lines shows of this, as far as we use one."""
+    lines, row, column, kept = [""] * 3, 0, 0, (0, 0)
+
+    def down() -> None:
+        nonlocal row
+        if row == 2:
+            lines.append("")
+            lines.pop(0)
+        row = min(row + 1, 2)
+
+    for part in re.findall(r"\033\[?.|.|\n", text):
+        match part:
+            case "\r":
+                column = 0
+            case "\n":
+                down()
+                column = 0
+            case "\033D":
+                down()
+            case "\033[A":
+                row = max(row - 1, 0)
+            case "\033[B":
+                row = min(row + 1, 2)
+            case "\0337":
+                kept = row, column
+            case "\0338":
+                row, column = kept
+            case "\033[J" | "\033[K":
+                lines[row] = lines[row][:column]
+                if part == "\033[J":
+                    lines[row + 1 :] = [""] * (2 - row)
+            case _:
+                if column == 16:
+                    down()
+                    column = 0
+                lines[row] = f"{lines[row].ljust(column)[:column]}{part}{lines[row][column + 1 :]}"
+                column += 1
+    return lines
 
 
 def test_what_cannot_be_generated(cli, run, vit_run):

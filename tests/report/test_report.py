@@ -66,6 +66,21 @@ def test_the_front_holds_every_point_that_no_other_beats(maximize, kept):
     assert list(line.get_xdata()) == kept
 
 
+@pytest.mark.parametrize(("most", "axis"), [(30.0, "linear"), (9000.0, "log")])
+def test_a_perplexity_that_runs_away_does_not_hide_the_others(most, axis):
+    points = [{"scale": s, "energy": 1 / s, "value": v} for s, v in [(1, most), (0.5, 25.0), (0.2, 20.0)]]
+    drawn = plots.front(points, 1.0, "perplexity per token", "counts", False)
+    assert drawn.axes[0].get_yscale() == axis
+
+
+def test_the_page_of_a_task_without_pictures_and_units(record):
+    front = {**record["front"], "metric": "perplexity per token"}
+    examples = [{**example, "pictures": {}} for example in record["examples"]]
+    html = page.render({**record, "front": front, "examples": examples})
+    assert "Perplexity per token against energy" in html
+    assert '<ul class="examples wide">' in html  # no place is kept for a picture
+
+
 def test_a_search_by_kl_is_drawn_beside_the_run_s_own_images(record, tmp_path):
     """Its metric is minimized, and its images are not those of the cards."""
     trials = [

@@ -92,7 +92,7 @@ def _cells(row: Row, columns: list[str]) -> tuple[str, ...]:
     return (
         row.what,
         figure(headline.spiking),
-        "–" if headline.difference is None else f"{headline.difference:+.2f}{error}",
+        "–" if headline.difference is None else f"{headline.difference:+.2f}{error}".replace("-", "−"),
         *([f"{found['kl']:.4f}"] if "kl" in found else []),
         *(figure(found["energy"].get(column), 3) for column in columns),
     )

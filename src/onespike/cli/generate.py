@@ -95,11 +95,16 @@ def generate(
         output.line(f"original: {text}")
         output.line()
     _spent(written, column, prices.name)
-    return "evaluate", run, "--data", "TEXT"
+    return "serve", run
+
+
+ERASE = "\033[J"
+BELOW = "\033D\033[A\0337\033[B\r{}\0338"
+"""Terminals: the line below is made where the screen ends, written, and left again for the place before."""
 
 
 class _Stream:
-    """Print tokens as transformers delivers them: the prompt first, then one at a time."""
+    """Print tokens as transformers delivers them: the prompt first, then one at a time, its figures below."""
 
     def __init__(self, task: Any, column: str) -> None:
         self.task, self.column, self.shown = task, column, ""
@@ -114,17 +119,21 @@ class _Stream:
         text = self.task.said(self.ids)
         if text.endswith("�"):  # part of a character
             return
+        self._say(ERASE)
         print(text.removeprefix(self.shown), end="", flush=True)
         self.shown = text
-        if self.last is not None and sys.stderr.isatty():
-            each = self.last.energy_pj / max(self.last.tokens, 1) / 1e6
-            print(
-                f"\r\033[K{self.last.spikes / max(self.last.tokens, 1):,.0f} spikes, {each:.3g} µJ\r",
-                end="", file=sys.stderr, flush=True,
-            )  # fmt: skip
+        if self.last is not None:
+            tokens = max(self.last.tokens, 1)
+            each = self.last.energy_pj / tokens / 1e6
+            self._say(BELOW.format(f"{self.last.spikes / tokens:,.0f} spikes, {each:.3g} µJ"))
 
     def end(self) -> None:
+        self._say(ERASE)
         print("\n", flush=True)
+
+    def _say(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 def _spent(written: Written, column: str, profile: str) -> None:

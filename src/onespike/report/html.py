@@ -208,7 +208,7 @@ def _page(
     ).join(  # a line breaks between words, not at hyphens
         Markup('<span class="word">{}</span>').format(word) for word in str(command).split(" ")
     )
-    environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rpartition(",")[0]
+    environment.filters["title"] = lambda metric: f"{metric[0].upper()}{metric[1:]}".rsplit(",", 1)[0]
     environment.filters["number"] = lambda x, digits=2: "–" if x is None else f"{x:.{digits}f}"
     program, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in (script, "page.css"))
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()

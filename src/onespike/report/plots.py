@@ -101,6 +101,8 @@ def front(
         mew=2,
         label=f"chosen, λ = {chosen:.3g}",
     )
+    if not maximize and 0 < 10 * min(p["value"] for p in points) < max(p["value"] for p in points):
+        axes.set_yscale("log")  # a perplexity that runs away hides the others
     axes.margins(x=0.1, y=0.12)
     axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
     axes.set_ylabel(metric)
