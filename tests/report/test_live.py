@@ -230,6 +230,7 @@ def test_a_text_that_somebody_types(tmp_path, browser):
     session = Session(Path("run"), pair)
     found = session.dropped(b"once upon the time there was", ".txt")
     assert "of 7 next tokens are the same" in found["answer"]["text"][0] and found["ratio"] > 0
+    assert found["answer"]["label"].startswith("“<s>")  # nothing stands before it
     with pytest.raises(OnespikeError):
         session.dropped(b"", ".txt")
     with LiveServer(session) as made:

@@ -183,11 +183,12 @@ class Language:
         """Return the place of a window where the networks differ most, and what each would write next."""
         first, second = scores_of(ann)[0], scores_of(snn)[0]
         place = int(divergence(first.float(), second.float()).argmax())
-        before = self.tokenizer.decode(item.content.ids[max(0, place + 1 - BEFORE) : place + 1].tolist())
+        start = max(0, place + 1 - BEFORE)
+        before = self.tokenizer.decode(item.content.ids[start : place + 1].tolist())
         best = {key: self._best(scores[place]) for key, scores in (("ann", first), ("snn", second))}
         same = int((first.argmax(-1) == second.argmax(-1)).sum())
         return {
-            "label": f"“…{before}”",
+            "label": f"“{'…' if start else ''}{before}”",
             "pictures": {},
             "agree": same == len(first),
             **best,
