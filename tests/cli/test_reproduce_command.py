@@ -9,6 +9,7 @@ def test_the_list_names_every_study(cli):
     from onespike.studies.reproduce import STUDIES
 
     result = cli("reproduce", "list")
+    assert not any(line.startswith(" ") for line in result.out.splitlines())
     assert result.code == 0
     for name in STUDIES:
         assert name in result.out

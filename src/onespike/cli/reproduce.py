@@ -67,7 +67,8 @@ def reproduce(
     from onespike.studies.reproduce.study import cell, columns_of
 
     if name == "list":
-        output.rows(("study", "what it shows"), [(study.name, study.title) for study in STUDIES.values()])
+        found = [(study.name, study.title) for study in STUDIES.values()]
+        output.rows(("study", "what it shows"), found, left=2)
         return "reproduce", next(iter(STUDIES))
     name = name.replace("quantis", "quantiz")
     if name not in STUDIES and name != "all":
