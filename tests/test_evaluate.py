@@ -134,6 +134,9 @@ def test_progress_wraps_the_batches(networks):
 def test_refusals(networks):
     with pytest.raises(DataError, match=r"evaluate: there are no inputs. Give at least one batch."):
         evaluate(*networks, [], Accuracy())
+    empty = next(iter(data()))[0][:0]
+    with pytest.raises(DataError, match=r"evaluate: there are no inputs."):
+        evaluate(*networks, [(empty, None)], Accuracy())
     networks[0][5].bias.data[0] = float("nan")
     with pytest.raises(DataError) as error:
         evaluate(*networks, data(), Accuracy())

@@ -153,3 +153,9 @@ def test_ablate_and_convert_refuse_the_same_passes(cli, tmp_path):
         assert cli("ablate", run, *words, passes).message().startswith(message)
         with pytest.raises(UsageError, match=f"^{message}"):
             spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **options)
+
+
+def test_labels_that_are_not_there_judge_nothing(cli, tmp_path):
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--max-drop", "5%", "--validate")
+    message = cli(*words, noise(tmp_path / "images" / "0.png", 0).parent, "--out", tmp_path / "run").message()
+    assert message.startswith("max_drop: these labels do not say whether an answer is right.")

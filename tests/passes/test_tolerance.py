@@ -8,7 +8,7 @@ from small_networks import attention, convolutional, start, tokens
 
 import onespike
 from onespike import calibrate, metered, preset, spike
-from onespike.errors import OnespikeWarning, UsageError
+from onespike.errors import OnespikeError, OnespikeWarning, UsageError
 from onespike.passes import chain, improve, statistics, tolerance
 from onespike.passes.budget import Spent, fit, measured, spending
 from onespike.passes.chaining import parted
@@ -141,3 +141,15 @@ def test_a_budget_at_which_nothing_fires():
 def test_mistakes_are_named(changes, message):
     with pytest.raises(UsageError, match=message):
         preset("sformer", **changes)
+
+
+def test_validation_data_of_another_kind():
+    model, inputs = attention(), tokens(8)
+    for labels, message in (
+        (None, "these labels do not say whether an answer is right. Leave the validation data out."),
+        (torch.full((len(inputs[0]),), 1000), "the network's classes, and some are not. Give others."),
+    ):
+        with pytest.raises(OnespikeError, match=message):
+            spike(model, inputs, passes=QUICK, max_drop=0.05, validation=[(inputs[0], labels)])
+    with pytest.raises(UsageError, match=r"^validation judges max_drop, and there is none"):
+        spike(model, inputs, validation=[])

@@ -116,7 +116,7 @@ def evaluate(
         outputs = in_turn(ann, forwards())
         for (expected, _), (actual, counted) in zip(outputs, outputs, strict=True):
             inputs, labels = given.popleft()
-            if not images:
+            if not images and count(inputs):
                 dead = _dead_share(snn, inputs)
             if counted is not total:
                 total.merge(counted)

@@ -96,7 +96,8 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
         found = []
         with evaluating(network):
             for inputs, labels in batches:
-                answers = task.right(call(network, to(inputs, device_of(network))), labels.cpu())
+                output = call(network, to(inputs, device_of(network)))
+                answers = None if labels is None else task.right(output, labels.cpu())
                 if answers is None:
                     raise UsageError(
                         "max_drop: these labels do not say whether an answer is right. Leave the validation data out."

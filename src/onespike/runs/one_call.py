@@ -7,6 +7,7 @@ from typing import Any
 
 from onespike import recipe as recipes
 from onespike.conversion.network import Network, convert
+from onespike.errors import UsageError
 from onespike.passes.base import Progress
 from onespike.passes.chaining import no_progress, prepare
 from onespike.passes.tolerance import by_labels
@@ -49,6 +50,8 @@ def spike(
     <class 'torch.nn.modules.container.Sequential'>
     """
     recipe = recipes.preset(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
+    if validation is not None and recipe.max_drop is None:
+        raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
     inputs: Sequence[Any] = [inputs_of(model, batch) for batch in batches]  # passes read them several times
     judge = None if validation is None else by_labels(model, validation, task or Inferred())
     thresholds = prepare(

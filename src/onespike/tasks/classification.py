@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from onespike.errors import UsageError
+from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import logits
 from onespike.tasks.accuracy import Accuracy
 from onespike.tasks.base import (
@@ -152,6 +152,10 @@ class Classification:
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return whether the best class is the label, and the label's log-probability."""
         found = logits(output).cpu()
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < found.shape[-1]:
+            raise DataError(
+                f"labels must be from 0 to {found.shape[-1] - 1}, the network's classes, and some are not. Give others."
+            )
         return found.argmax(-1) == labels, -F.cross_entropy(found, labels, reduction="none")
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
