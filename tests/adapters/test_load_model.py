@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from language_folders import llama
 from onespike.adapters import ADAPTERS, adapter, load_model
 from onespike.errors import LoadError, UsageError
 
@@ -43,6 +44,21 @@ def test_without_weights_nothing_is_guessed(spec):
     with pytest.raises(UsageError) as error:
         load_model(spec)
     assert str(error.value) == f"{spec}: no weights given. {OPTIONS}"
+
+
+def test_a_folder_that_holds_its_weights_needs_no_option(tmp_path):
+    pytest.importorskip("transformers")
+    folder = llama(tmp_path / "llama")
+    by_itself, asked = (
+        load_model(f"transformers:{folder}"),
+        load_model(f"transformers:{folder}", pretrained=True),
+    )
+    assert by_itself.weights == asked.weights == "pretrained"
+    for mine, other in zip(by_itself.model.parameters(), asked.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="no weights given"):
+        load_model(f"transformers:{folder}")
 
 
 def test_two_kinds_of_weights():

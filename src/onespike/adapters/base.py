@@ -100,11 +100,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One source of networks: how to load a name, and which names there are (none if they are countless)."""
+    """One source of networks.
+
+    Attributes:
+        load: makes the network of a name.
+        names: which names there are; none if they are countless.
+        has_weights: whether a name stands for its weights, too, so that none need be given.
+    """
 
     load: Callable[[str, Source], LoadedModel]
     names: Callable[[], Sequence[str]]
-    ships_weights: bool = False
+    has_weights: Callable[[str], bool]
 
 
 ADAPTERS: dict[str, Adapter] = {}
@@ -113,14 +119,17 @@ Load = Callable[[str, Source], LoadedModel]
 
 
 def adapter(
-    name: str, *, names: Callable[[], Sequence[str]] = tuple, ships_weights: bool = False
+    name: str,
+    *,
+    names: Callable[[], Sequence[str]] = tuple,
+    has_weights: Callable[[str], bool] = lambda name: False,
 ) -> Callable[[Load], Load]:
     """Register the function that loads `NAME:…`; refuse a name that is taken."""
 
     def register(load: Load) -> Load:
         if name in ADAPTERS:
             raise UsageError(f"an adapter named {name!r} is registered already. Choose another name.")
-        ADAPTERS[name] = Adapter(load, names, ships_weights)
+        ADAPTERS[name] = Adapter(load, names, has_weights)
         return load
 
     return register
@@ -140,7 +149,7 @@ def load_model(
     Args:
         spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG` or `bundled:NAME`.
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
-        pretrained: take the weights that the library publishes.
+        pretrained: take the weights that the library publishes; not needed for a folder that holds them.
         random_weights: leave the network as it is initialized.
         attention: `sdpa` or `eager`; the library's own choice if not given.
         on_disk: leave its parameters where they are, if that is in safetensors files under the network's own names.
@@ -153,7 +162,7 @@ def load_model(
         raise unknown("adapter", kind, ADAPTERS)
     if sum((weights is not None, pretrained, random_weights)) > 1:
         raise UsageError(f"{spec}: more than one kind of weights. Give one of {OPTIONS}.")
-    if not (weights or pretrained or random_weights or ADAPTERS[kind].ships_weights):
+    if not (weights or pretrained or random_weights) and not (pretrained := ADAPTERS[kind].has_weights(name)):
         raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)

@@ -25,7 +25,7 @@ IN_REPOSITORY = Path(__file__).parents[3] / "weights"
 SIDE = 32
 
 
-@adapter("bundled", names=lambda: tuple(sorted(NETWORKS)), ships_weights=True)
+@adapter("bundled", names=lambda: tuple(sorted(NETWORKS)), has_weights=lambda name: True)
 def load(name: str, source: Source) -> LoadedModel:
     """Load a bundled network; by default with the weights that ship with it."""
     if name not in NETWORKS:

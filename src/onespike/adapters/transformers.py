@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 
 
-@adapter("transformers")
+@adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
 def load(name: str, source: Source) -> LoadedModel:
     """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
     spec = f"transformers:{name}"
