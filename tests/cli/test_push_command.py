@@ -22,6 +22,8 @@ def test_a_card_and_refusals(cli: Command, vit_run: Path, tmp_path: Path) -> Non
     assert done.code == 0, done.err
     assert "Not measured." in (run / "README.md").read_text()
     assert "onespike report RUN --data DIR" in done.err
+    assert cli("push", run, "me/vit", "--license", "mit", "--card-only").code == 0
+    assert 'from_pretrained("me/vit")' in (run / "README.md").read_text()
     assert cli("inspect", run).code == 0  # it is a run still
 
 

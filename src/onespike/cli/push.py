@@ -50,7 +50,7 @@ def push(
 
     if not license:
         raise UsageError("a card names the license of the original network. Give it with --license NAME.")
-    if (repository is None) != card_only:
+    if repository is None and not card_only:
         raise UsageError("give a repository OWNER/NAME to upload to, or --card-only to upload nothing.")
     measured: Any = None
     if evaluation is not None:
@@ -59,8 +59,8 @@ def push(
         measured = reported(run)["evaluation"]
     else:
         output.note("figures: none. Measure first: onespike report RUN --data DIR, or give --evaluation FILE")
-    if repository is None:
-        write_card(run, license=license, evaluation=measured)
+    if card_only or repository is None:
+        write_card(run, license=license, evaluation=measured, repository=repository)
         output.line(f"card           {run / CARD}")
     else:
         address = push_to_hub(run, repository, license=license, evaluation=measured, private=not public)
