@@ -92,7 +92,11 @@ def refused(kind: str, name: str, form: str) -> str | None:
     if form != "nir":
         return None
     if kind == "cnn":
-        return PASSES.format("2:conv0_input has a center or gains") if name in ("fast", "best", "text") else ANALOG
+        return (
+            PASSES.format("2:conv0_input has a center or gains")
+            if name in ("fast", "best", "text")
+            else ANALOG
+        )
     if kind == "llama":
         return ALONE.format("this network takes more than one tensor")
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
