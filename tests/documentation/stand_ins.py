@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from language_folders import llama, text, tokenizer
+from language_folders import bert, llama, sentence, text, tokenizer
 
-STORIES = ("SmolLM2-135M", "stories15M", "smollm2")
+STORIES = ("SmolLM2-135M", "stories15M", "smollm2", "qwen")
 TEXTS = ("text.txt", "other.txt", "calibration.txt", "val.txt", "start.txt", "end.txt")
+SENTENCES = ("sentences.txt", "others.txt")
 CLASSIFIED = ("DIR", "imagenet/train", "imagenet/val", "imagenet/calibration")
 RUNS = ("RUN", "run", "run-a", "run-b")
 QUESTION = """task: mine
@@ -70,6 +71,9 @@ def made(folder: Path) -> Path:
         text(folder / name, place, 9000)  # eight windows for calibration, and others
     for name in STORIES:
         llama(folder / name, words=tokenizer(), max_position_embeddings=512)
+    bert(folder / "minilm")
+    for place, name in enumerate(SENTENCES):
+        (folder / name).write_text("".join(sentence(100 * place + n, 8) + "\n" for n in range(40)))
     for name in ("vit.safetensors", "vit_tiny.safetensors"):
         _weights(folder / name)
     (folder / "tasks").mkdir()

@@ -274,6 +274,9 @@ def test_a_converted_network_is_saved_by_its_library_and_by_torch(tmp_path):
         onespike.set_scale_(other, 0.5)  # still one for all
         found = {n.scale for _, n in onespike.named_neurons(other) if getattr(n, "scale", None) is not None}
         assert len(found) == 1
-    snn.save_pretrained(tmp_path / "saved")
+    type(model).save_pretrained(snn, tmp_path / "saved")
     again = type(model).from_pretrained(tmp_path / "saved")  # the original network, which needs no neurons
     torch.testing.assert_close(run(again.eval(), batches[0]), run(model, batches[0]))
+    snn.save_pretrained(tmp_path / "kept")
+    pair = onespike.from_pretrained(tmp_path / "kept", again)  # both, by our own folder
+    assert torch.equal(run(pair.snn, batches[0]), expected)

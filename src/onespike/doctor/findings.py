@@ -189,7 +189,7 @@ def _outliers(m: Checkup) -> Iterator[Finding]:
         f"worst at {worst}: {row['largest']:.4g}, and its levels end at {row['reach']:.4g}; {row['carrying']} of "
         f"{row['rows']} rows carry such values{first}" + (f": {carried}" if carried else ""),
         None,
-        m.commands.get("outliers", m.commands["calibration"]),
+        m.commands.get("outliers") or m.commands["calibration"],
         row["largest"] > ALARMING * row["reach"],
     )
 
