@@ -150,7 +150,7 @@ def test_matrix(kind: str, name: str, form: str, tmp_path: Path) -> None:
         return
     done = onespike.export(snn, format_name, out, batches, integer=integer)
     found = done.comparison
-    assert found.active > 100 and found.answers_differ == 0
+    assert found.active > min(100, found.counts // 5) and found.answers_differ == 0
     # functions between products are rounded in another order elsewhere, so that a spike at a bound may differ
     assert found.differ <= (0 if format_name == "pt2" else found.counts // 500)
     assert found.output_difference <= (0 if format_name == "pt2" else 1e-2 * found.output_largest)
