@@ -7,6 +7,7 @@ Calibration and tuning see calibration images only. Each row is written as soon 
 the missing rows are. What does not depend on the budget (the original network's outputs, sensitivities, samples) is
 computed once. Energy is counted on the first `--metered` images, accuracy and KL on all. `--tuned` adds rows with the
 pass `tune`, each of which takes up to half an hour on a ViT-Tiny; choose with `--only "tuned counts 0.247"`.
+`--repeat N` measures every row after N calibrations on images drawn by `--seed`; the table then has means, and their spread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import cifar_resnet
 import fetched
@@ -28,7 +30,9 @@ from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import comparators
 from onespike.passes import PassContext, PassState, chain
+from onespike.runs.repeated import spelled, spread
 from onespike.runtime.atomic import write_atomically
+from onespike.runtime.batches import take_first
 from onespike.runtime.forward import evaluating
 from onespike.tasks import Accuracy, batches, limit
 
@@ -116,14 +120,22 @@ class Bench:
     """The network, its images and the original outputs, shared by all rows."""
 
     def __init__(self, subject: Subject, options: argparse.Namespace) -> None:
-        assets, size = Path(options.assets), options.batch_size
+        assets = Path(options.assets)
         self.loaded, self.options = subject.load(assets), options
-        self.ann, self.memory = self.loaded.model.eval(), {}
+        self.ann = self.loaded.model.eval()
         every = runs.choose(subject.calibration(assets), None)
-        self.inputs = runs.Inputs(limit(every, min(options.calibration, len(every))), self.loaded, size)
+        self.draws = [limit(every, min(options.calibration, len(every)))]
+        if options.repeat is not None:
+            number = min(options.calibration, len(every) // 2)
+            self.draws = runs.draws(every, number, options.repeat, options.seed)
         self.items = runs.choose(subject.test(assets), options.images)
-        self.base = calibrate(self.ann, [self.inputs[i] for i in range(-(-64 // size))], preset("sformer"))
         self.original = self._original(Path(options.out) / f"original-{label(options)}.pt")
+        self.calibrate(0)
+
+    def calibrate(self, number: int) -> None:
+        """Calibrate on another draw of images, and forget what passes have measured on the last."""
+        self.memory, self.inputs = {}, runs.Inputs(self.draws[number], self.loaded)
+        self.base = calibrate(self.ann, take_first(self.inputs, 64), preset("sformer"))
 
     def _original(self, file: Path) -> torch.Tensor:
         if file.is_file():
@@ -141,7 +153,8 @@ class Bench:
         recipe = preset("sformer", **({"scale": row["scale"]} if "scale" in row else {}))
         state = PassState(self.base, recipe)
         if row["passes"]:
-            folder = Path(self.options.out) / f"{label(self.options)}-{row['name'].replace(' ', '-')}"
+            name = row["name"] + (f" {row['draw']}" if row.get("draw") else "")
+            folder = Path(self.options.out) / f"{label(self.options)}-{name.replace(' ', '-')}"
             given = PassContext(
                 self.ann, self.inputs, row["budget"], row["energy"], folder=folder, memory=self.memory
             )
@@ -152,8 +165,7 @@ class Bench:
         """The original network as integers; its ratio is the same in both plots."""
         started = time.perf_counter()
         if "observed" not in self.memory:
-            size = self.options.batch_size
-            self.memory["observed"] = observe(self.ann, [self.inputs[i] for i in range(-(-64 // size))])
+            self.memory["observed"] = observe(self.ann, take_first(self.inputs, 64))
         bits = COLUMNS[row["column"]].bits
         network, task, seen = (
             Quantized(self.ann, self.memory["observed"], bits, row["granularity"]),
@@ -189,14 +201,30 @@ class Bench:
 
 
 def label(options: argparse.Namespace) -> str:
-    return f"{options.network}-{options.images}"
+    return f"{options.network}-{options.images}" + ("" if options.repeat is None else f"-seed-{options.seed}")
+
+
+def joined(rows: list[dict]) -> list[dict]:
+    """One row per name: means over its calibrations, and the spread of the accuracy."""
+    by_name: dict[str, list[dict]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    return [
+        {
+            **same[0], "snn": {"top1": fmean(row["snn"]["top1"] for row in same)},
+            **{name: fmean(row[name] for row in same) for name in ("difference", "standard_error", "kl")},
+            "energy_ratios": {c: fmean(row["energy_ratios"][c] for row in same) for c in ("counts", "binary")},
+            "spread": spelled(spread([row["snn"]["top1"] for row in same]), 1) if len(same) > 1 else "",
+        }
+        for same in by_name.values()
+    ]  # fmt: skip
 
 
 def described(row: dict) -> str:
     """One row of the table, in Markdown."""
-    energy = row["energy_ratios"]
+    energy, top1 = row["energy_ratios"], f"{row['snn']['top1']:.1f} %"
     return (
-        f"| {row['name']} | {row['snn']['top1']:.1f} % | {row['difference']:+.1f} ± {row['standard_error']:.1f} "
+        f"| {row['name']} | {row.get('spread') or top1} | {row['difference']:+.1f} ± {row['standard_error']:.1f} "
         f"| {row['kl']:.3f} | {energy['counts']:.3f} | {energy['binary']:.3f} |"
     )
 
@@ -214,7 +242,7 @@ def table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], file: Path) -> None:
     """Top-1 against each energy; rows whose budget is in that column are joined, the others stand alone."""
-    from onespike.report import plots
+    from onespike.reports import plots
 
     figure, both = plots.figure(10, 4.2, columns=2)
     kinds = (
@@ -259,6 +287,8 @@ def main() -> None:
     parser.add_argument(
         "--calibration", type=int, default=512, help="images for tuning; the other passes use 128"
     )
+    parser.add_argument("--repeat", type=int, help="calibrations of each row, on images drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="what they are drawn by")
     parser.add_argument("--metered", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--tuned", action="store_true")
@@ -270,14 +300,23 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     record = out / f"front-{label(options)}.json"
     rows = json.loads(record.read_text()) if record.is_file() else []
-    done, bench = {row["name"] for row in rows}, None
-    for row in wanted(subject, options.tuned):
-        if row["name"] in done or not any(only in row["name"] for only in options.only.strip(",").split(",")):
-            continue
-        bench = bench or Bench(subject, options)
-        rows.append(bench.measure(row))
-        write_atomically(record, json.dumps(rows, indent=1) + "\n")
-        print(described(rows[-1]), f"{rows[-1]['conversion_seconds']:.0f} s", flush=True)
+    done, bench = {(row["name"], row.get("draw", 0)) for row in rows}, None
+    for number in range(options.repeat or 1):
+        missing = [
+            {**row, "draw": number}
+            for row in wanted(subject, options.tuned)
+            if (row["name"], number) not in done
+            and any(only in row["name"] for only in options.only.strip(",").split(","))
+        ]
+        if missing:
+            bench = bench or Bench(subject, options)
+            if number:
+                bench.calibrate(number)
+        for row in missing:
+            rows.append(bench.measure(row))
+            write_atomically(record, json.dumps(rows, indent=1) + "\n")
+            print(described(rows[-1]), f"{rows[-1]['conversion_seconds']:.0f} s", flush=True)
+    rows = joined(rows)
     write_atomically(record.with_suffix(".md"), table(rows))
     draw(rows, record.with_suffix(".png"))
 

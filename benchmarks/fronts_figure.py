@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from onespike.report import plots
+from onespike.reports import plots
 from onespike.runtime.atomic import write_atomically
 from onespike.tasks.intervals import NORMAL
 

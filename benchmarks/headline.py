@@ -23,12 +23,12 @@ from onespike import convert, metered, preset
 from onespike.deploy.post_training import Observed, observe, with_integer_weights
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import integer_reading
-from onespike.report import plots
+from onespike.reports import plots
 from onespike.runs.comparison import rivals
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
-from onespike.search import search
-from onespike.search.objective import ScaleObjective
+from onespike.scale_search import search
+from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Classification, batches
 
 TRIALS = 12
@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: table and figure of what is there"
     )
+    parser.set_defaults(repeat=None)  # rows are compared with one another: one calibration for all
     options = parser.parse_args()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
     python benchmarks/language.py transformers:DIR --calibrate calibration.txt --data val.txt --rows literal binary counts
 
-Budgets are over the products that spike, without the output layer, whose share is printed beside them. Calibration,
-Fisher information and budgets use the calibration text alone. A row is a name of `ROWS`, a preset, or passes and a column:
+Budgets and ratios are of all MACs of the original, the output layer's among them; ratios of what spikes are printed
+beside them. Calibration, Fisher information and budgets use the calibration text alone. A row is a name of `ROWS`, a preset, or passes and a column:
 `nearest+layout+allocate:binary`. `--prefix TEXT` lets a language model read that first, once and in floats, and
 keeps its keys and values, so that tokens with massive activations may stand there.
 """
@@ -22,11 +22,9 @@ from torch import Tensor, nn
 
 from onespike import runs
 from onespike.adapters import load_model
-from onespike.conversion.network import analog_reason
 from onespike.deploy.integer import optimize_
+from onespike.energy.columns import of_what_spikes
 from onespike.recipe import FAST, PRESETS, Recipe, preset
-from onespike.sites import Site
-from onespike.tasks import limit
 
 FIGURES = (
     "ann", "snn", "kl", "agreement", "difference", "standard_error", "cosine", "retrieval", "windows", "texts",
@@ -81,24 +79,14 @@ class Prefixed(nn.Module):
         return self.network(input_ids=input_ids, past_key_values=cache, use_cache=True)
 
 
-def spiking_share(thresholds: Any, recipe: Recipe) -> float:
-    """The share of MACs whose product has a spiking operand."""
-    products: dict[str, tuple[float, bool]] = {}
-    for site, threshold in thresholds.items():
-        product = Site.parse(site).product
-        spikes = products.get(product, (0.0, False))[1] or analog_reason(threshold, recipe) is None
-        products[product] = (threshold.macs, spikes)
-    return sum(macs for macs, spikes in products.values() if spikes) / thresholds.macs
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--calibrate", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", nargs="+", default=["literal", "binary", "counts"])
-    parser.add_argument("--binary", type=float, default=0.15, help="budget over what spikes")
-    parser.add_argument("--counts", type=float, default=0.20, help="budget over what spikes")
+    parser.add_argument("--binary", type=float, default=0.15, help="budget, of all MACs")
+    parser.add_argument("--counts", type=float, default=0.20, help="budget, of all MACs")
     parser.add_argument("--scale", type=float, default=0.25)
     parser.add_argument("--length", type=int)
     parser.add_argument("--calibration-length", type=int, help="tokens of a calibration window")
@@ -112,7 +100,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found, share = [], None
+    found = []
     loaded = load_model(given.model, pretrained=True)
     loaded = loaded if given.length is None else loaded.with_length(given.length)
     short = loaded if given.calibration_length is None else loaded.with_length(given.calibration_length)
@@ -126,23 +114,19 @@ def main() -> None:
         torch.manual_seed(0)
         recipe, started = recipe_of(name, given), time.process_time()
         if recipe.passes and recipe.energy in ("binary", "counts") and name != "nearest":
-            if share is None:
-                plain = runs.convert_network(
-                    loaded, limit(calibration, 1), preset("sformer", exclude=recipe.exclude), batch_size=1
-                )
-                share = spiking_share(plain.thresholds, plain.recipe)
-            recipe = recipe.replace(budget=share * getattr(given, recipe.energy))
+            recipe = recipe.replace(budget=getattr(given, recipe.energy))
         pair = runs.convert_network(loaded, calibration, recipe, batch_size=given.batch_size)
         seconds = time.process_time() - started
         for form in ("floats", "integers") if given.integers else ("floats",):
             if form == "integers":
                 optimize_(pair.snn)
             record = runs.evaluate_pair(pair, items, batch_size=given.batch_size).to_dict()
-            spiking = 1 - record["analog_share"]
+            energy, analog = record["energy"], record["analog_share"]
             row = {
                 "row": name, "form": form, "cpu_seconds": seconds,
-                "head_share": record["head_share"], "analog_share": record["analog_share"],
-                "counts": record["energy"]["counts"] / spiking, "binary": record["energy"]["binary"] / spiking,
+                "head_share": record["head_share"], "analog_share": analog,
+                "counts": energy["counts"], "binary": energy["binary"],
+                "of_what_spikes": {name: of_what_spikes(name, energy[name], analog) for name in ("counts", "binary")},
                 **{k: v for k, v in record.items() if k in FIGURES},
             }  # fmt: skip
             found.append(row)

@@ -28,6 +28,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     from onespike import calibrate, preset, runs
     from onespike.passes import improve
+    from onespike.runtime.batches import take_first
     from onespike.studies.ablate import QUICK
     from onespike.tasks import limit
 
@@ -35,7 +36,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     assets, subject = Path(options.assets), NETWORKS[options.network]
     loaded = subject.load(assets)
     items = limit(runs.choose(subject.calibration(assets), None), 128)
-    inputs = runs.Inputs(items, loaded, options.batch_size)
+    inputs = runs.Inputs(items, loaded)
     first, before = inputs[0], peak()
     started = time.perf_counter()
     if options.part == "forward":
@@ -43,10 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             loaded.model.eval()(first)
     else:
         recipe = preset("best", passes=QUICK)
-        batches = (inputs[i] for i in range(-(-64 // options.batch_size)))
-        single = (
-            image for batch in batches for image in batch.split(1)
-        )  # any split gives the same thresholds
+        single = (image for part in take_first(inputs, 64) for image in part.split(1))
         thresholds = calibrate(loaded.model, single, recipe)
         calibrated, started = peak(), time.perf_counter()
         improve(loaded.model, inputs, thresholds, recipe)
@@ -63,7 +61,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--network", default="vit-tiny")
     parser.add_argument("--assets", default=str(beside))
-    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--part", choices=("forward", "passes"))
     options = parser.parse_args()

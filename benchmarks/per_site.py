@@ -16,7 +16,7 @@ import torch
 from onespike import preset, runs
 from onespike.adapters import load_model
 from onespike.runs.search_run import allocate, objective_of, search_images
-from onespike.search import Search, Trial
+from onespike.scale_search import Search, Trial
 
 BATCH = 16
 

@@ -77,9 +77,7 @@ def main() -> None:
         subject = NETWORKS[options.network]
         loaded = subject.load(options.assets)
         chosen = runs.choose(subject.calibration(options.assets), options.images)
-    layers = list(
-        inputs_of(loaded.model.eval(), list(runs.Inputs(chosen, loaded, 16)), 1 if options.text else 7)
-    )
+    layers = list(inputs_of(loaded.model.eval(), list(runs.Inputs(chosen, loaded)), 1 if options.text else 7))
     torch.manual_seed(0)
     for spikes in SPIKES:
         rows: dict[str, list[Tensor]] = {}

@@ -99,7 +99,7 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     parameters = sum(p.numel() for p in loaded.model.parameters())
     model = place_(loaded.model, device_map="blocks" if in_blocks else None, stored=loaded.stored)
     items = runs.choose(data[calibration], count, loaded.task)
-    inputs = list(runs.Inputs(items, loaded, size))
+    inputs = list(runs.Inputs(items, loaded))
     recipe = preset("fast" if passes else "sformer").replace(passes=passes)
 
     def forwards(network: Any) -> None:

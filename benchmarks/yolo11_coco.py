@@ -44,8 +44,8 @@ from onespike.passes import parse_passes
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.figures import png
 from onespike.runtime.forward import evaluating
-from onespike.search import Measurement, search
-from onespike.search.objective import scale_within
+from onespike.scale_search import Measurement, search
+from onespike.scale_search.objective import scale_within
 from onespike.tasks import (
     AveragePrecision,
     Coco,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onespike.neurons import fire_function, mixed_levels, scale_fire
-from onespike.report import plots
+from onespike.reports import plots
 
 
 def fire() -> Any:

@@ -1,13 +1,12 @@
 """Run a folder of `onespike export --format integers` in plain NumPy and compare every spike: python … FOLDER."""
 
 # fmt: off
-# ruff: noqa: B905, E401, E731, I001
-import json, math, sys
+# ruff: noqa: B905, BLE001, E401, E731, I001
+import hashlib, json, math, sys
 from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.numpy import load_file
-
 given = lambda value, other: other if value is None else value
 def row_gain(x, typical, center, gain):
     ratio = np.abs(x - given(center, 0)).mean(-1, keepdims=True) * (2**0.5 / typical)
@@ -41,7 +40,6 @@ def convolve(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), gro
         seen, axes = windows(a, w.shape[2:], stride, padding, dilation, 0), range(2 + dims, 2 + 2 * dims)
         parts.append(np.moveaxis(np.tensordot(seen, w, ((1, *axes), range(1, 2 + dims))), -1, 1))
     return np.concatenate(parts, 1) + (0 if bias is None else bias.reshape(-1, *[1] * dims))
-
 def softmax(x, axis, *_):  # a row of −∞ gives zeros
     e = np.exp(x - np.maximum(x.max(axis, keepdims=True), -1e300))
     return e / np.maximum(e.sum(axis, keepdims=True), 1e-300)
@@ -75,20 +73,28 @@ OPS = {
     "topk": lambda x, k, *_: (-np.sort(-x)[..., :k], np.argsort(-x, kind="stable")[..., :k]),
 }
 NAMES = dict(mul="multiply", div="divide", sub="subtract", neg="negative", transpose="swapaxes", permute="transpose",
-             le="less_equal", ne="not_equal", eq="equal", __and__="logical_and", floordiv="floor_divide", pow="power")
-
+             le="less_equal", ne="not_equal", eq="equal", __and__="logical_and", floordiv="floor_divide", pow="power",
+             lt="less", ge="greater_equal", gt="greater", **{name: name for name in (
+                 "all", "any", "arange", "cumsum", "diff", "full", "reshape", "roll", "squeeze", "stack", "sum", "where")})
+KNOWN = {n: f for n, f in vars(np).items() if isinstance(f, np.ufunc)} | {n: getattr(np, f) for n, f in NAMES.items()} | OPS
+def checked(folder):  # the record holds its own SHA-256 and those of the files beside it
+    record, digest = json.loads((folder / "network.json").read_text("utf-8")), lambda data: hashlib.sha256(data).hexdigest()
+    files = {name: digest((folder / name).read_bytes()) for name in record["files"]}
+    if record.pop("sha256") != digest(json.dumps(record, sort_keys=True).encode()) or files != record["files"]:
+        raise ValueError("it is not what was exported: a SHA-256 differs")
+    return record
 def read(value, values):
     if isinstance(value, dict):
         return values[value["value"]] if "value" in value else float(value["number"])
     return [read(v, values) for v in value] if isinstance(value, list) else value
 def replay(folder):
-    record, golden = json.loads((folder / "network.json").read_text("utf-8")), load_file(folder / "golden.safetensors")
+    record, golden = checked(folder), load_file(folder / "golden.safetensors")
     values = load_file(folder / "network.safetensors") | {n: golden[f"input.{n}"] for n in record["inputs"]}
     values = {n: v.astype(float) if v.dtype == np.float32 else v for n, v in values.items()}
     for node in record["nodes"]:
         name = node["op"] if node["op"] in OPS else node["op"].removeprefix("aten.").split(".")[0]
-        run = OPS.get(name) or getattr(np, NAMES.get(name, name))
-        values[node["name"]] = run(*read(node["args"], values), **{k: read(v, values) for k, v in node["kwargs"].items()})
+        kwargs = {k: read(v, values) for k, v in node["kwargs"].items()}
+        values[node["name"]] = KNOWN[name](*read(node["args"], values), **kwargs)
     compared = differ = 0
     for name, site in record["sites"].items():
         expected = np.zeros(site["shape"], int)
@@ -97,4 +103,8 @@ def replay(folder):
     return compared, differ, max(np.abs(values[v] - golden[f"output.{n}"]).max() for n, v in record["outputs"].items())
 
 if __name__ == "__main__":
-    print("{} counts compared, {} differ; outputs differ by at most {:.2g}".format(*replay(Path(sys.argv[1]))))
+    try:
+        print("{} counts compared, {} differ; outputs differ by at most {:.2g}".format(*replay(Path(sys.argv[1]))))
+    except Exception as error:  # damage of any kind is one line
+        print(f"{sys.argv[1]}: it cannot be replayed ({error!r:.200}). Export it again.", file=sys.stderr)
+        sys.exit(2)

@@ -33,7 +33,7 @@ def test_a_small_campaign_finds_no_fault(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "faults.json").read_text(encoding="utf-8"))
-    assert found["cases"] == {"checkpoints": 5, "images": 4, "kills": 1, "records": 8, "tensors": 4}
+    assert found["cases"] == {"checkpoints": 2, "images": 1, "kills": 1, "records": 5, "tensors": 4}
     assert set(found["faults"].values()) == {0}
     assert [path.name for path in tmp_path.iterdir()] == ["faults.json"]
 

@@ -14,7 +14,7 @@ import onespike
 from onespike.adapters import load_model
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
-from onespike.report.card import write_card
+from onespike.reports.card import write_card
 from onespike.runs import choose, convert_network, evaluate_pair, save_run
 
 

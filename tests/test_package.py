@@ -19,8 +19,8 @@ HOLDS = (
     "kernels/native.c",
     "kernels/dot.h",
     "energy/prices/horowitz-45nm.json",
-    "report/templates/report.html",
-    "report/templates/live.js",
+    "reports/templates/report.html",
+    "reports/templates/live.js",
     "adapters/bundled/cifar10-vit.safetensors",
     "tasks/bundled/cifar10_test.png",
 )

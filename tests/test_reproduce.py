@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from onespike import preset
 from onespike.adapters import LoadedModel, load_model
 from onespike.errors import DataError, UsageError
 from onespike.recipe import PRESETS
+from onespike.runs import draws
 from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
 from onespike.studies.reproduce.bench import CACHE, split
-from onespike.studies.reproduce.study import study
+from onespike.studies.reproduce.draw import bars
+from onespike.studies.reproduce.study import study, with_data
 from onespike.tasks import limit, list_coco, list_images
 
 
@@ -75,7 +78,7 @@ def test_every_study_is_written_whole_and_never_measured_twice(name, tmp_path, m
     chosen = STUDIES[name]
     rows, files = run_study(chosen, bench(tmp_path, chosen.network))
     assert rows
-    assert {file.suffix for file in files} == {".csv", ".json", ".md", ".png"}
+    assert {file.suffix for file in files} == {".csv", ".json", ".md", ".pdf", ".png", ".svg", ".tex"}
     assert all(file.stat().st_size > 50 for file in files)
     by_suffix = {file.suffix: file for file in files}
     record = json.loads(by_suffix[".json"].read_text())
@@ -87,6 +90,16 @@ def test_every_study_is_written_whole_and_never_measured_twice(name, tmp_path, m
     monkeypatch.setattr(Bench, "converted", lambda self, recipe: pytest.fail("measured a second time"))
     again, _ = run_study(chosen, bench(tmp_path, chosen.network))
     assert again == rows
+
+
+def test_every_bar_names_its_images():
+    """A number of the paper is of other images than ours, and both stand in one figure."""
+    rows = [{"network": "a", "score": 80.0, "paper score": 70.6}, {"network": "b", "paper score": 82.4}]
+    named = with_data(STUDIES["table-classification"], rows, "cifar10-test")
+    [panel] = bars("network", "score")(named).axes
+    texts = {text.get_text() for text in panel.texts} - {""}
+    assert texts == {"80, cifar10-test", "70.6, ImageNet-1K", "82.4, ImageNet-1K"}
+    assert STUDIES["table-detection"].paper_data == "COCO-2017"
 
 
 def test_studies_score_a_detector_by_its_own_headline(tmp_path):
@@ -124,7 +137,7 @@ def test_a_folder_of_other_measurements_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         Bench(other, *sets, tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} holds measurements of another network or of other images. Choose another --out."
+        f"{tmp_path} holds measurements of another network, of other images or at other prices. Choose another --out."
     )
     (tmp_path / CACHE).write_text("{")
     with pytest.raises(DataError, match=r"the file is damaged \(.*\)\. Remove it to measure again\."):
@@ -138,7 +151,7 @@ def test_other_weights_and_images_of_the_same_name_are_refused(tmp_path):
     other = load("cifar10-vit")
     with torch.no_grad():
         next(other.model.parameters()).add_(1)
-    message = "holds measurements of another network or of other images"
+    message = "holds measurements of another network, of other images or at other prices"
     with pytest.raises(UsageError, match=message):
         Bench(other, *first.sets().values(), tmp_path)
 
@@ -205,3 +218,50 @@ def test_equal_energy_is_equal(tmp_path):
 )
 def test_constants_of_ecmt_are_for_the_networks_that_its_code_means(spec, name):
     assert paper.ecmt_preset(spec) == name
+
+
+def test_the_papers_own_tables_differ_and_the_note_says_so(tmp_path):
+    """ViT-Base/16 has 70.7 in the tables of classification and of p, 70.6 in that of energy."""
+    rows = {row["network"]: row for row in STUDIES["table-classification"].measure(bench(tmp_path))}
+    assert rows["ViT-Base/16"]["paper score"] == paper.PERCENTILE[1.0][0] == 70.7
+    assert paper.ENERGY["ViT-Base/16"]["SFormer T=1"][0] == 70.6
+    assert "70.6 in that of energy" in STUDIES["table-classification"].note
+
+
+def test_scores_have_their_spread_over_calibrations(tmp_path):
+    """Each draw is measured once and kept; the table has the mean, and what is beside it."""
+    one = bench(tmp_path / "one")
+    pool = list_images("bundled:cifar10-calibration")
+    first, *others = draws(pool, 8, 3, seed=0, apart=(one.held, one.test))
+    many = Bench(one.loaded, first, one.held, one.test, tmp_path, batch_size=8, draws=others)
+    recipe = preset("sformer", scale=0.5)
+    row = many.measure(recipe)
+    each = [
+        Bench(one.loaded, items, one.held, one.test, tmp_path / str(k), batch_size=8).measure(recipe)
+        for k, items in enumerate((first, *others))
+    ]
+    scores, kls = [found["score"] for found in each], [found["kl"] for found in each]
+    assert row["score"] == pytest.approx(statistics.fmean(scores))
+    assert row["sd"] == pytest.approx(statistics.stdev(scores))
+    assert (row["lowest"], row["highest"]) == (min(scores), max(scores))
+    assert len(set(kls)) == 3 and row["kl"] == pytest.approx(statistics.fmean(kls))
+    assert "means over 3 calibrations on 8 images" in many.note and one.note == ""
+    assert "sd" not in one.measure(recipe)
+
+
+def test_draws_differ_by_the_seed_and_share_no_input_while_there_are_enough():
+    pool, apart = (
+        list_images("bundled:cifar10-calibration"),
+        limit(list_images("bundled:cifar10-calibration"), 56),
+    )
+    found = draws(pool, 50, 6, seed=0, apart=(apart,))
+    names = [set(items.names) for items in found]
+    assert all(len(one) == 50 and not one & set(apart.names) for one in names)
+    assert len(set.union(*names[:4])) == 200  # of 200 that are left; the fifth begins again
+    assert [set(items.names) for items in draws(pool, 50, 6, seed=0, apart=(apart,))] == names
+    assert set(draws(pool, 50, 1, seed=1, apart=(apart,))[0].names) not in names
+    with pytest.raises(
+        DataError,
+        match=r"to draw 200 inputs there must be more than the 200 that are left\. Calibrate on fewer",
+    ):
+        draws(pool, 200, 2, seed=0, apart=(apart,))

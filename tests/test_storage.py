@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from onespike.adapters import load_checkpoint_
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.recipe import Recipe
 from onespike.runs import storage
@@ -93,6 +94,59 @@ def test_the_golden_run_is_read():
         k: v.tolist() for k, v in model().state_dict().items()
     }
     assert "2.tied" in weights
+
+
+def test_a_tied_tensor_is_stored_once_and_loaded_tied(tmp_path):
+    """The golden run, of an earlier version, has it twice; both are read alike."""
+    from safetensors import safe_open
+
+    save(tmp_path / "run")
+    networks = []
+    for folder in (tmp_path / "run", GOLDEN):
+        network = model()
+        for parameter in network.parameters():
+            nn.init.zeros_(parameter)
+        load_checkpoint_(network, folder / "weights.safetensors")
+        assert network[2].tied is network[0].weight
+        networks.append({name: tensor.tolist() for name, tensor in network.state_dict().items()})
+    assert networks[0] == networks[1] == {k: v.tolist() for k, v in model().state_dict().items()}
+    with safe_open(tmp_path / "run" / "weights.safetensors", framework="pt") as file:
+        assert sorted(file.keys()) == ["0.weight", "2.weight"]
+
+
+def test_a_network_that_does_not_tie_gets_the_same_values(tmp_path):
+    save(tmp_path / "run")
+    network = model()
+    network[2].tied = nn.Parameter(torch.zeros(2, 2))
+    load_checkpoint_(network, tmp_path / "run" / "weights.safetensors")
+    assert torch.equal(network[2].tied, model()[0].weight)
+
+
+def test_a_language_model_is_half_as_large_and_answers_alike(tmp_path):
+    """Its input and output embeddings are one; in memory and in blocks."""
+    pytest.importorskip("transformers")
+    from language_folders import llama, sentence
+    from onespike import runs
+    from onespike.adapters import load_model
+
+    llama(tmp_path / "llama", vocabulary=512)
+    (tmp_path / "text.txt").write_text(sentence(0, 64))
+    loaded = load_model(f"transformers:{tmp_path / 'llama'}", pretrained=True).with_length(16)
+    items = runs.choose(str(tmp_path / "text.txt"), 2, loaded.task)
+    pair = runs.convert_network(loaded, items, Recipe(), batch_size=2)
+    runs.save_run(tmp_path / "run", pair)
+    size = sum(p.numel() * p.itemsize for p in pair.ann.parameters())
+    assert (tmp_path / "run" / "weights.safetensors").stat().st_size < 1.05 * size + 4096
+    again, ids = runs.load_run(tmp_path / "run"), torch.arange(4, 20)[None]
+    assert again.ann.lm_head.weight is again.ann.model.embed_tokens.weight
+    with torch.inference_mode():
+        assert torch.equal(again.snn(ids).logits, pair.snn(ids).logits)
+        blocks = runs.load_run(tmp_path / "run", device_map="blocks")
+        assert torch.equal(blocks.snn(ids).logits, pair.snn(ids).logits)
+    runs.save_run(tmp_path / "copy", blocks)
+    assert torch.equal(runs.load_run(tmp_path / "copy").ann(ids).logits, pair.ann(ids).logits)
+    sizes = [(tmp_path / run / "weights.safetensors").stat().st_size for run in ("run", "copy")]
+    assert sizes[0] == pytest.approx(sizes[1], abs=512)
 
 
 def test_a_record_may_be_laid_out_anew(tmp_path):

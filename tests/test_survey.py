@@ -10,12 +10,12 @@ from torch import nn
 
 from onespike import Recipe, calibrate, convert, metered
 from onespike.conversion.attach import Neurons
-from onespike.doctor.drift import trail
-from onespike.doctor.probe import Probe, analog
+from onespike.diagnosis.drift import trail
+from onespike.diagnosis.probe import Probe, analog
 from onespike.energy.ledger import Ledger
 from onespike.energy.site_statistics import Survey
 from onespike.energy.site_survey import BINS
-from onespike.neurons import AffineFire, ScaleFire
+from onespike.neurons import ScaleFire
 from onespike.recipe import DEFAULT, preset
 from onespike.runs.as_command import recipe_options
 from onespike.tasks.inferred import infer
@@ -111,7 +111,7 @@ def test_options_lead_from_the_preset_to_the_recipe():
 
 def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):
     owner = next(m for m in surveyed.modules() if isinstance(m, Neurons) and m.owner == "1")
-    owner["linear0_input"] = AffineFire(
+    owner["linear0_input"] = ScaleFire(
         1.0, 1.0, levels=(1, 2, 3, 5, 9), center=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)
     )
     x = torch.tensor(

@@ -1,4 +1,4 @@
-"""The fault campaign: `python benchmarks/faults --kills 120 --mutations 5200 --seed 1 --json faults.json`.
+"""The fault campaign: `python benchmarks/faults --kills 200 --mutations 10000 --seed 1 --json faults.json`.
 
 Commands of onespike are killed at random moments, every file that they read is damaged, disks are full or read-only,
 and files carry code. Nothing may be lost, read as something else, executed, or end in a traceback.
@@ -18,9 +18,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,16 +37,22 @@ import kills
 import pictures
 import stage
 import torch
-from commands import SECONDS
+from commands import SECONDS, Words
 from damaged import Fault
 
 SHARES = {
-    "records": 30,
-    "tensors": 14,
-    "checkpoints": 18,
-    "configurations": 10,
-    "annotations": 14,
-    "images": 14,
+    "records": 18,
+    "tensors": 16,
+    "checkpoints": 6,
+    "configurations": 4,
+    "annotations": 3,
+    "images": 5,
+    "exported": 20,
+    "recipes": 15,
+    "plans": 4,
+    "texts": 5,
+    "requests": 3,
+    "uploads": 1,
 }
 """How the mutations are shared out, in percent."""
 BRIEF = ("kills", "records", "tensors", "checkpoints", "images")
@@ -63,6 +72,7 @@ class Ready:
     def perform(self, case: tuple[str, int]) -> dict[str, object]:
         """One case in a folder of its own; its random numbers depend on seed, group and number alone."""
         group, number = case
+        began = time.monotonic()
         rng = Random(f"{self.seed}:{group}:{number}")  # noqa: S311 - no secret
         folder = Path(tempfile.mkdtemp(prefix=f"{group}-{number}-", dir=self.work))
         try:
@@ -77,6 +87,7 @@ class Ready:
         return {
             "case": f"{group}:{number}",
             "done": done,
+            "seconds": round(time.monotonic() - began, 2),
             "faults": [dataclasses.asdict(fault) for fault in faults],
         }
 
@@ -98,7 +109,7 @@ def main() -> None:
     torch.set_num_threads(1)
     work = Path(options.work or tempfile.mkdtemp(prefix="onespike-faults-")).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    _warm(work, options.brief)
+    _warm(work, options)
     ready = Ready(work, options.seed, bool(options.case))
     if options.case:
         group, _, number = options.case.partition(":")
@@ -138,23 +149,53 @@ def main() -> None:
     )  # triton, which some libraries import, complains at a regular end
 
 
-def _warm(work: Path, brief: bool) -> None:
-    """Build the stage, and import here what the commands import, so that forks need not."""
+def _warm(work: Path, options: argparse.Namespace) -> None:
+    """Build the stage, learn what commands give on it, and import here what they import, so that forks need not."""
     import onespike.cli.app
+    import onespike.deploy.exports
     import onespike.deploy.integer
-    import onespike.doctor
-    import onespike.report.record
+    import onespike.diagnosis
+    import onespike.reports.record
+    import onespike.reports.server
     import onespike.runs.search_run
     import onespike.studies.demo  # noqa: F401
 
-    stage.build(work / "stage", brief=brief)
-    for words in damaged.BRIEF if brief else damaged.SEES:
-        with tempfile.TemporaryDirectory(prefix="whole-", dir=work) as place:
-            for name in damaged.learn(work / "stage", words, Path(place)):
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
+    place = work / "stage"
+    stage.build(place, brief=options.brief)
+    learn = partial(damaged.learn, place)
+    for words, result, names in _stored(
+        work / "read.jsonl", damaged.BRIEF if options.brief else damaged.SEES, learn, options
+    ):
+        damaged.WHOLE[tuple(words)] = result
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    wanted = [kills.choice(place, number)[0].words for group, number in cases(options) if group == "kills"]
+    wanted += [chosen.words for chosen in disks.WRITING] if "disks" in dict(cases(options)) else []
+    for words, result, seconds in _stored(
+        work / "killed.jsonl", wanted, partial(kills.learn, place), options
+    ):
+        kills.WHOLE[tuple(words)] = result, seconds
     gc.collect()
     gc.freeze()  # forks then share this memory
+
+
+def _stored(
+    file: Path, commands: Iterable[Words], learn: Callable[[Words], Any], options: argparse.Namespace
+) -> list[Any]:
+    """What was learned of each command, its words first; a file keeps it for a campaign that goes on later."""
+    file.touch()
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    known = {tuple(row[0]) for row in rows}
+    waiting = [words for words in dict.fromkeys(commands) if words not in known]
+    with (
+        multiprocessing.get_context("fork").Pool(options.jobs) as pool,
+        file.open("a", encoding="utf-8") as store,
+    ):
+        for row in pool.imap_unordered(learn, waiting):
+            print(json.dumps(row), file=store, flush=True)
+            rows.append(row)
+    return rows
 
 
 def _summary(rows: list[dict], options: argparse.Namespace, work: Path) -> dict[str, object]:
@@ -178,8 +219,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=120)
-    parser.add_argument("--mutations", type=int, default=5200)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--mutations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=("kills", *SHARES, *FIXED), metavar="GROUP")
     parser.add_argument("--brief", action="store_true", help="a smoke test: only what one small run serves")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -17,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import programs
+
 SECONDS = 60.0
 """A command on these few small images takes under two seconds; one that takes this long hangs."""
 MEMORY = 8 << 30
 """Address space beyond what a fork starts with: a size that a damaged file states must not take the machine."""
 
 Words = tuple[str, ...]
+REFUSAL = r"onespike: |\S+: it cannot be replayed "
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class Outcome:
             return "crash"
         if self.code not in expected:
             return "traceback" if self.code == 1 else "unclear"
-        if self.code == 2 and not self.err.rstrip().split("\n")[-1].startswith("onespike: "):
+        if "onespike: a request failed" in self.err:
+            return "traceback"
+        if self.code == 2 and not re.match(REFUSAL, self.err.rstrip().split("\n")[-1]):
             return "unclear"
         return None
 
@@ -72,33 +79,75 @@ def run(
         output: a file that stands for standard output.
         imported: a file that takes the names of all modules that the command had imported in the end.
     """
-    from onespike.cli import main
+    began = time.monotonic()
+    if words[0] in programs.QUICK and imported is None:
+        return _here(words, folder)
+    pipes = [os.pipe(), os.pipe()]  # files would count for the limits that a command is put under
+    ends = [writing for _, writing in pipes]
+    if output is not None:
+        ends[0] = os.open(output, os.O_WRONLY)
+    child = started(words, folder, ends, before, imported)
+    if output is not None:
+        os.close(ends[0])
+    for _, writing in pipes:
+        os.close(writing)
+    code, out, err = _wait(child, [reading for reading, _ in pipes], seconds)
+    return Outcome(code, out, err, time.monotonic() - began)
 
+
+def _here(words: Words, folder: Path) -> Outcome:
+    """A quick reader in this process."""
+    began, home, argv = time.monotonic(), Path.cwd(), sys.argv
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    os.chdir(folder)
+    sys.argv = ["onespike", *words]
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            programs.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except TimeoutError:
+        return Outcome(None, out.getvalue(), err.getvalue(), time.monotonic() - began)
+    except BaseException:  # noqa: BLE001 - what a user would see
+        err.write(traceback.format_exc())
+        code = 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.chdir(home)
+        sys.argv = argv
+    return Outcome(code, out.getvalue(), err.getvalue(), time.monotonic() - began)
+
+
+def _hangs(*_: Any) -> None:
+    raise TimeoutError
+
+
+def started(
+    words: Words,
+    folder: Path,
+    ends: list[int],
+    before: Callable[[], None] = lambda: None,
+    imported: Path | None = None,
+) -> int:
+    """Fork; the child runs a command with these descriptors as its output and error. Return the child's number."""
     sys.stdout.flush()
     sys.stderr.flush()
-    started = time.monotonic()
-    pipes = [os.pipe(), os.pipe()]  # files would count for the limits that a command is put under
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            ends = [writing for _, writing in pipes]
-            if output is not None:
-                ends[0] = os.open(output, os.O_WRONLY)
-            code = _become(words, folder, ends, before, main)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command has begun
+            code = _become(words, folder, ends, before)
             if imported is not None:
                 imported.write_text("\n".join(sys.modules), encoding="utf-8")
         finally:
             os._exit(code)
-    for _, writing in pipes:
-        os.close(writing)
-    code, out, err = _wait(child, [reading for reading, _ in pipes], seconds)
-    return Outcome(code, out, err, time.monotonic() - started)
+    return child
 
 
-def _become(
-    words: Words, folder: Path, ends: list[int], before: Callable[[], None], main: Callable[[], None]
-) -> int:
+def _become(words: Words, folder: Path, ends: list[int], before: Callable[[], None]) -> int:
     os.setsid()
     os.chdir(folder)
     for number, end in enumerate(ends, 1):
@@ -112,7 +161,8 @@ def _become(
     code: Any = 0
     try:
         before()
-        main()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        programs.main()
     except SystemExit as end:
         code = end.code
     except BaseException:  # noqa: BLE001 - what a user would see
@@ -154,7 +204,7 @@ def _wait(child: int, readings: list[int], seconds: float) -> tuple[int | None, 
     return None if hung else code, out, err
 
 
-TIMES = re.compile(r"seconds|forwards|versions|\bms\b|^sha256$")
+TIMES = re.compile(r"seconds|forwards|versions|\bms\b|^sha256$|^date$")
 
 
 def comparable(value: Any) -> Any:
@@ -181,4 +231,7 @@ def result_of(folder: Path, outcome: Outcome, place: str) -> Any:
 def copy_of(stage: Path, folder: Path, names: tuple[str, ...]) -> None:
     """Some folders of the stage, to be damaged."""
     for name in names:
-        shutil.copytree(stage / name, folder / name, symlinks=True)
+        if (stage / name).is_dir():
+            shutil.copytree(stage / name, folder / name, symlinks=True)
+        else:
+            shutil.copy(stage / name, folder / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,21 @@ from typing import Any
 import mutate
 from commands import Words, copy_of, result_of, run
 from mutate import Damage
-from stage import ABLATE, COMPARE, CONVERT, DETECT, EVALUATE, REPORT, REPRODUCE, SEARCH, TUNE
+from stage import (
+    ABLATE,
+    COMPARE,
+    CONVERT,
+    DETECT,
+    EVALUATE,
+    GENERATE,
+    PUSH,
+    REPORT,
+    REPRODUCE,
+    SEARCH,
+    SERVE,
+    TUNE,
+    WRITE,
+)
 
 Change = Callable[[bytes, Random], Damage]
 
@@ -57,12 +72,15 @@ def modest(data: bytes, rng: Random) -> Damage:
     return mutate.one_field(data, rng, sealed_again=True, values=mutate.MODEST)
 
 
+LOAD: Words = ("load", "run")
 INSPECT: Words = ("inspect", "run")
 VERIFY: Words = ("verify", "run", "--data", "images", "--trials", "1")
 DOCTOR: Words = ("doctor", "run", "--data", "images", "--json", "out.json")
 RESUME: Words = (*SEARCH, "--resume")
 AFRESH: Words = (*CONVERT, "--out", "new")
 MAPPED: Words = (*EVALUATE, "--device-map", "map/map.json")
+SCORE: Words = ("evaluate", "text", "--data", "story/story.txt", "--json", "out.json")
+RECIPES = ("recipes/a.yaml", "recipes/a.json")
 CHECKPOINTS = ("w.safetensors", "w.pth", "training.pth", "old.pth")
 
 
@@ -71,7 +89,13 @@ def weighed(name: str) -> Words:
     return (*CONVERT[:2], "--weights", f"weights/{name}", *CONVERT[3:], "--out", "new")
 
 
+def by(recipe: str) -> Words:
+    """`convert` with a recipe file."""
+    return (*CONVERT[:3], *CONVERT[5:], "--recipe", recipe, "--out", "new")
+
+
 SEES: dict[Words, tuple[str, tuple[str, ...]]] = {
+    LOAD: ("", ("run",)),
     INSPECT: ("", ("run",)),
     EVALUATE: ("out.json", ("run", "images")),
     VERIFY: ("", ("run", "images")),
@@ -86,6 +110,17 @@ SEES: dict[Words, tuple[str, tuple[str, ...]]] = {
     DETECT: ("out.json", ("det", "scenes")),
     MAPPED: ("out.json", ("run", "images", "map")),
     **{weighed(n): ("new/run.json#files", ("net", "cal", "weights")) for n in CHECKPOINTS},
+    SCORE: ("out.json", ("text", "story")),
+    GENERATE: ("out.json", ("text",)),
+    WRITE: ("text/run.json#files", ("writer", "story")),
+    SERVE: ("out.json", ("run", "asked")),
+    PUSH: ("hub/stored.json", ("run", "hub")),
+    ("follow", "."): ("", ("whole", "planned")),
+    ("follow", "half"): ("half/whole/report/report.json", ("half", "planned")),
+    ("replay", "exported"): ("", ("exported",)),
+    ("integers", "exported"): ("", ("exported",)),
+    **{("recipe", name): ("", ("recipes",)) for name in RECIPES},
+    **{by(name): ("new/run.json#files", ("net", "cal", "recipes")) for name in RECIPES},
 }
 """Command → where its result stands, and which folders it reads."""
 
@@ -98,9 +133,9 @@ def both(file: str, *commands: Words) -> list[Reading]:
 
 def own_records() -> list[Reading]:
     return [
-        *both("run/run.json", INSPECT, EVALUATE, REPORT),
-        *both("run/run.json", DOCTOR, VERIFY, RESUME, ABLATE, COMPARE)[2::3],
-        *both("run/search/search.json", EVALUATE, REPORT),
+        *both("run/run.json", *[LOAD] * 6, INSPECT, EVALUATE),
+        *both("run/run.json", REPORT, DOCTOR, VERIFY, RESUME, ABLATE, COMPARE)[2::3],
+        *both("run/search/search.json", EVALUATE),
         *both("run/ablation/ablation.json", ABLATE),
         *both("run/report/report.json", COMPARE),
         *both("reps/measured.json", REPRODUCE),
@@ -109,11 +144,11 @@ def own_records() -> list[Reading]:
 
 
 def tensors() -> list[Reading]:
-    commands = (INSPECT, EVALUATE, VERIFY, DOCTOR, REPORT, COMPARE, RESUME, ABLATE)
+    commands = (INSPECT, EVALUATE, VERIFY, DOCTOR, REPORT, COMPARE, RESUME, ABLATE, *[LOAD] * 16)
     files = ("run/weights.safetensors", "run/thresholds.safetensors", "run/network/config.json")
     found = [Reading(file, words, mutate.some_bytes, True) for file in files for words in commands]
     tuned = Reading(".tuned.passes/tune.safetensors", TUNE, mutate.some_bytes, True)
-    return [*found, *[tuned] * 6]
+    return [*found, *[tuned] * 2]
 
 
 def checkpoints() -> list[Reading]:
@@ -163,6 +198,90 @@ def annotations() -> list[Reading]:
     return [*(Reading(file, DETECT, c, False) for c in (mutate.some_bytes, resealed)), objects, objects]
 
 
+def exported() -> list[Reading]:
+    """The folder of `export --format integers`, by the script that replays it and by the library."""
+    readers = (("replay", "exported"), ("integers", "exported"))
+    tensors = [f"exported/{name}" for name in ("network.safetensors", "golden.safetensors", "schema.json")]
+    return [
+        *both("exported/network.json", *readers),
+        *both("exported/network.json", *readers)[2::3],
+        *(Reading(file, words, mutate.some_bytes, words[0] != "integers" or file != tensors[2])
+          for file in tensors for words in readers),
+    ]  # fmt: skip
+
+
+def recipes() -> list[Reading]:
+    """Recipe files, by their reader alone and by `convert`."""
+    yaml, plain = RECIPES
+    changes = (
+        (yaml, mutate.some_bytes),
+        (yaml, mutate.yaml_value),
+        (plain, mutate.some_bytes),
+        (plain, fields),
+    )
+    return [
+        Reading(name, words, change, False)
+        for name, change in changes
+        for words in (*[("recipe", name)] * 3, by(name))
+    ]
+
+
+def plans() -> list[Reading]:
+    """The plan of `run`: of one that is done, and the journal of one that is not."""
+    done, half = ("follow", "."), ("follow", "half")
+    return [
+        *both("whole/plan.json", done),
+        *both("half/.whole.plan.json", half),
+        *both("whole/plan.json", done)[:2],
+    ]
+
+
+def texts() -> list[Reading]:
+    """A text, the tokenizer and configuration of a run that reads, and those of the network before."""
+    sealed = ("run.json", "weights.safetensors", "network/tokenizer.json", "network/config.json")
+    plain = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
+    return [
+        *[Reading("story/story.txt", SCORE, mutate.some_bytes, False)] * 3,
+        *(
+            Reading(f"text/{name}", words, mutate.some_bytes, True)
+            for name in sealed
+            for words in (SCORE, GENERATE)
+        ),
+        *(
+            Reading(f"writer/{name}", WRITE, change, False)
+            for name in plain
+            for change in (mutate.some_bytes, modest)
+        ),
+    ]
+
+
+def requests() -> list[Reading]:
+    """What the live page is sent, as it is on the wire, and a damaged run behind it."""
+    asked = Reading("asked/request.http", SERVE, mutate.some_bytes, False)
+    head = Reading("asked/request.http", SERVE, opening, False)
+    return [asked, head, head, Reading("run/run.json", SERVE, resealed, False)]
+
+
+def opening(data: bytes, rng: Random) -> Damage:
+    """The lines before the picture."""
+    end = data.index(b"\r\n\r\n")
+    what, changed = mutate.some_bytes(data[:end], rng)
+    return f"head: {what}", changed + data[end:]
+
+
+def uploads() -> list[Reading]:
+    """What a hub answers to `push`, and what is uploaded."""
+    answers = Reading("hub/answers.json", PUSH, modest, False)
+    record = Reading("run/run.json", PUSH, mutate.some_bytes, False)  # it is uploaded as it is
+    return [
+        answers,
+        answers,
+        answers,
+        record,
+        Reading("run/weights.safetensors", PUSH, mutate.some_bytes, True),
+    ]
+
+
 def outlines(data: bytes, rng: Random) -> Damage:
     """A polygon, run lengths or a box that is odd: the parts that reach C code."""
     import json
@@ -199,7 +318,7 @@ def outlines(data: bytes, rng: Random) -> Damage:
     return f"annotation {annotation['id']}: {what}", json.dumps(record).encode()
 
 
-BRIEF = (INSPECT, EVALUATE, VERIFY, *map(weighed, CHECKPOINTS))
+BRIEF = (LOAD, INSPECT, EVALUATE, VERIFY, *map(weighed, CHECKPOINTS))
 """Commands that need no more than a run."""
 GROUPS: dict[str, Callable[[], list[Reading]]] = {
     "records": own_records,
@@ -207,6 +326,12 @@ GROUPS: dict[str, Callable[[], list[Reading]]] = {
     "checkpoints": checkpoints,
     "configurations": configurations,
     "annotations": annotations,
+    "exported": exported,
+    "recipes": recipes,
+    "plans": plans,
+    "texts": texts,
+    "requests": requests,
+    "uploads": uploads,
 }
 
 
@@ -214,15 +339,17 @@ WHOLE: dict[Words, Any] = {}
 """Command → what it gives with all files as they are."""
 
 
-def learn(stage: Path, words: Words, folder: Path) -> list[str]:
-    """Run a command on whole files, keep its result, and return the modules that it imported."""
+def learn(stage: Path, words: Words) -> tuple[Words, Any, list[str]]:
+    """Run a command on whole files; return it, its result, and the modules that it imported."""
     place, needs = SEES[words]
-    copy_of(stage, folder, needs)
-    outcome = run(words, folder, seconds=600, imported=folder / "modules")
-    if outcome.code != 0:
-        raise SystemExit(f"onespike {' '.join(words)} fails on files that are whole:\n{outcome.tail}")
-    WHOLE[words] = result_of(folder, outcome, place)
-    return (folder / "modules").read_text(encoding="utf-8").split()
+    with tempfile.TemporaryDirectory(prefix="whole-", dir=stage.parent) as name:
+        folder = Path(name)
+        copy_of(stage, folder, needs)
+        outcome = run(words, folder, seconds=600, imported=folder / "modules")
+        if outcome.code != 0:
+            raise RuntimeError(f"onespike {' '.join(words)} fails on files that are whole:\n{outcome.tail}")
+        result = result_of(folder, outcome, place)
+        return words, result, (folder / "modules").read_text(encoding="utf-8").split()
 
 
 def choose(stage: Path, group: str, number: int) -> Reading:
@@ -245,6 +372,8 @@ def case(stage: Path, folder: Path, group: str, number: int, rng: Random) -> tup
         kind = None if found == WHOLE[chosen.words] else "corrupt"
     if kind is None and outcome.code == 2 and half_written(folder):
         kind = "half-written"
+    if (folder / "canary").exists():
+        kind = "executed"
     if kind is None:
         return done, []
     return done, [Fault(kind, done, chosen.words, outcome.tail)]

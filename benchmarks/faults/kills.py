@@ -19,12 +19,29 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from commands import Outcome, Words, copy_of, result_of, run
+from commands import Outcome, Words, copy_of, result_of, run, started
 from damaged import AFRESH, DOCTOR, INSPECT, VERIFY, Fault, half_written
-from stage import ABLATE, COMPARE, EVALUATE, REPORT, REPRODUCE, SEARCH, TUNE
+from stage import (
+    ABLATE,
+    BENCHMARK,
+    COMPARE,
+    EVALUATE,
+    EXPORT,
+    GENERATE,
+    PUSH,
+    REPORT,
+    REPRODUCE,
+    SEARCH,
+    SERVE,
+    TUNE,
+    WORKFLOW,
+)
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 PATIENCE = 60.0
+PROGRAM = (sys.executable, str(Path(__file__).with_name("programs.py")))
+FRESH = 8
+"""Every eighth command that is killed starts an interpreter of its own; the others are forks, which import nothing."""
 
 
 def _trials(folder: Path) -> dict[str, Any]:
@@ -92,6 +109,12 @@ SCENARIOS = (
     Scenario(INSPECT, ("run",), ""),
     Scenario(VERIFY, ("run", "images"), ""),
     Scenario(TUNE, ("net", "cal"), "tuned/run.json#files"),
+    Scenario(WORKFLOW, ("net", "cal", "images"), "whole/report/report.json"),
+    Scenario(EXPORT, ("run", "cal"), "exported/network.json"),
+    Scenario(BENCHMARK, ("run", "images"), "out.json"),
+    Scenario(GENERATE, ("text",), "out.json"),
+    Scenario(SERVE, ("run", "asked"), "out.json"),
+    Scenario(PUSH, ("run", "hub"), "hub/stored.json"),
     Scenario(("list", "presets"), (), ""),
     Scenario(("demo", "--task", "segmentation", "--out", "shown"), (), "shown/demo.json"),
 )  # fmt: skip
@@ -105,37 +128,49 @@ def _prepare(stage: Path, folder: Path, chosen: Scenario) -> None:
         shutil.rmtree(folder / name)
 
 
-@cache
-def whole(stage: Path, chosen: Scenario) -> tuple[Any, float]:
-    """What the command gives when nobody kills it, and how long it takes once its modules are imported."""
+WHOLE: dict[Words, tuple[Any, float]] = {}
+"""Command → what it gives when nobody kills it, and how long it takes once its modules are imported."""
+
+
+def learn(stage: Path, words: Words) -> tuple[Words, Any, float]:
+    """Run a command on whole files; return it, its result, and its seconds."""
+    chosen = next(s for s in (*SCENARIOS, RARE) if s.words == words)
     with tempfile.TemporaryDirectory(prefix="onespike-faults-") as place:
         _prepare(stage, Path(place), chosen)
         outcome = run(chosen.words, Path(place), seconds=600)
-        return result_of(Path(place), outcome, chosen.result), outcome.seconds
+        if outcome.code != 0:
+            raise RuntimeError(f"onespike {' '.join(words)} fails on files that are whole:\n{outcome.tail}")
+        return words, result_of(Path(place), outcome, chosen.result), outcome.seconds
+
+
+def choice(stage: Path, number: int) -> tuple[Scenario, signal.Signals]:
+    """The scenarios that the stage allows take turns, and so do the signals."""
+    possible = [s for s in SCENARIOS if all((stage / name).exists() for name in (*s.needs, *s.without))]
+    chosen = RARE if number % 40 == 39 else possible[number % len(possible)]
+    return chosen, SIGNALS[number // len(possible) % 3]
 
 
 @cache
 def startup() -> float:
     """How long a command takes that does nothing but import."""
     started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "onespike", "list", "presets"], capture_output=True, check=True)
+    subprocess.run([*PROGRAM, "list", "presets"], capture_output=True, check=True)
     return time.monotonic() - started
 
 
 def case(stage: Path, folder: Path, number: int, rng: Random) -> tuple[str, list[Fault]]:
     """One kill, and the command once more."""
-    possible = [s for s in SCENARIOS if all((stage / name).exists() for name in (*s.needs, *s.without))]
-    chosen = RARE if number % 40 == 39 else possible[number % len(possible)]
-    how = SIGNALS[number // len(possible) % 3]
-    expected, seconds = whole(stage, chosen)
+    chosen, how = choice(stage, number)
+    expected, seconds = WHOLE[chosen.words]
     moment, writes = rng.random(), rng.choice((0, 0, 1, 2, 3, 5))
+    fresh = number % FRESH == 0
     for attempt in range(4):  # a command that was faster than the signal is started anew
         shutil.rmtree(folder)
         folder.mkdir()
         _prepare(stage, folder, chosen)
         before = _digests(folder)
-        limit = (startup() + 2 * seconds) * moment / 2**attempt
-        killed = _killed(chosen, folder, how, limit, writes if attempt == 0 else 0)
+        limit = (startup() * fresh + 2 * seconds) * moment / 2**attempt
+        killed = _killed(chosen, folder, how, limit, writes if attempt == 0 else 0, fresh)
         if killed is not None:
             break
     else:
@@ -157,13 +192,17 @@ def case(stage: Path, folder: Path, number: int, rng: Random) -> tuple[str, list
 
 
 def _killed(
-    chosen: Scenario, folder: Path, how: signal.Signals, limit: float, writes: int
+    chosen: Scenario, folder: Path, how: signal.Signals, limit: float, writes: int, fresh: bool
 ) -> tuple[Outcome, str] | None:
     """Start the command and send the signal; None if it had ended by then."""
-    started = time.monotonic()
+    began = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        words = [sys.executable, "-m", "onespike", *chosen.words]
-        process = subprocess.Popen(words, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        process: subprocess.Popen[bytes] | Fork
+        if fresh:
+            words = [*PROGRAM, *chosen.words]
+            process = subprocess.Popen(words, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        else:
+            process = Fork(started(chosen.words, folder, [out.fileno(), err.fileno()]))
         changes, last = 0, _shape(folder)
         while process.poll() is None:
             if writes:
@@ -172,13 +211,13 @@ def _killed(
                 if changes >= writes:
                     break
                 time.sleep(0.0005)
-            elif time.monotonic() - started >= limit:
+            elif time.monotonic() - began >= limit:
                 break
             else:
                 time.sleep(0.002)
         if process.poll() is not None:
             return None
-        when = f"after {changes} writes" if writes else f"after {time.monotonic() - started:.2f} s"
+        when = f"after {changes} writes" if writes else f"after {time.monotonic() - began:.2f} s"
         process.send_signal(how)
         code: int | None
         try:
@@ -191,7 +230,35 @@ def _killed(
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    return Outcome(code, texts[0], texts[1], time.monotonic() - started), when
+    return Outcome(code, texts[0], texts[1], time.monotonic() - began), when
+
+
+class Fork:
+    """A child process, with the methods of `subprocess.Popen` that are used here."""
+
+    def __init__(self, child: int) -> None:
+        self.child = child
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            ended, status = os.waitpid(self.child, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if ended else None
+        return self.code
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("fork", timeout)
+            time.sleep(0.002)
+        return self.code or 0
+
+    def send_signal(self, how: int) -> None:
+        os.kill(self.child, how)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _manners(outcome: Outcome, how: signal.Signals) -> str | None:

@@ -101,6 +101,24 @@ def one_field(data: bytes, rng: Random, *, sealed_again: bool, values: tuple[Any
     return what, json.dumps(record, indent=1).encode()
 
 
+ODD_YAML = (
+    "!!timestamp x", "!!bool x", "!!int x", "!!int ''", "!!float x", "!!float ''", "!!binary é", "!!set x", "!!omap x",
+    "!!python/object/apply:os.system ['touch canary']", "!!python/name:os.system", "!!null x", "&a [*a]", "*a", "<<",
+    "2001-99-99", "2001-01-01", "1:2:3.4", "0x" + "f" * 9000, "1e400", ".nan", "-.inf", "~", "yes", "[", "{a: ", "| x",
+    "'", "? [a]", "{? [a] : b}", "\t", "%TAG ! x", "--- a", "... a", "@", "`", "!x y", "!<x> y", "2001-01-01t99:99:99",
+    "&a [&b [x, x], *b, *b]", "=", "12e", "0o9", "0b2", "1_0", "'\\x'", '"\\x"', '"\\ud800"', "9" * 5000, "[" * 5000,
+)  # fmt: skip
+
+
+def yaml_value(data: bytes, rng: Random) -> Damage:
+    """A value or a key of a recipe in YAML that is odd."""
+    lines = data.decode().splitlines()
+    place, odd = rng.randrange(len(lines)), rng.choice(ODD_YAML)
+    name, _, value = lines[place].partition(": ")
+    lines[place] = f"{name}: {odd}" if rng.random() < 0.8 else f"{odd}: {value}"
+    return f"line {place + 1} is {lines[place]!r:.60}", ("\n".join(lines) + "\n").encode()
+
+
 def _change(record: Any, rng: Random, values: tuple[Any, ...]) -> str:
     places = list(_places(record, ""))
     where, holder, key = rng.choice(places)

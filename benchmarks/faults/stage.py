@@ -13,13 +13,18 @@ from random import Random
 from typing import Any
 
 import torch
-from commands import Words, run
+from commands import Words, copy_of, run
 from PIL import Image
 
 import onespike
 
-CONVERT: Words = ("convert", "transformers:net", "--pretrained", "--calibrate", "cal", "--batch-size", "4")
-TUNE: Words = (*CONVERT[:-1], "2", "--passes", "nearest,allocate,tune", "--out", "tuned")
+CONVERT: Words = (
+    "convert", "transformers:net", "--pretrained", "--preset", "sformer", "--calibrate", "cal", "--batch-size", "4",
+)  # fmt: skip
+TUNE: Words = (
+    "convert", "transformers:net", "--pretrained", "--calibrate", "cal", "--batch-size", "2",
+    "--passes", "nearest,allocate,tune", "--out", "tuned",
+)  # fmt: skip
 EVALUATE: Words = ("evaluate", "run", "--data", "images", "--json", "out.json")
 SEARCH: Words = (
     "search", "run", "--data", "images", "--trials", "4", "--sampler", "grid", "--budget", "9", "--json", "out.json",
@@ -34,6 +39,33 @@ REPRODUCE: Words = (
 DETECT: Words = (
     "evaluate", "det", "--data", "scenes/images", "--annotations", "scenes/instances.json", "--json", "out.json",
 )  # fmt: skip
+WORKFLOW: Words = (
+    "run", "transformers:net", "--pretrained", "--preset", "sformer", "--scale", "0.5", "--calibrate", "cal",
+    "--data", "images", "--out", "whole",
+)  # fmt: skip
+EXPORT: Words = (
+    "export", "run", "--format", "integers", "--verify", "cal", "--limit", "4", "--out", "exported",
+)  # fmt: skip
+BENCHMARK: Words = (
+    "benchmark", "run", "--data", "images", "--forms", "original,eager,integer", "--json", "out.json",
+)  # fmt: skip
+WRITE: Words = (
+    "convert", "transformers:writer", "--pretrained", "--preset", "sformer", "--length", "16",
+    "--calibrate", "story/story.txt", "--batch-size", "4", "--out", "text",
+)  # fmt: skip
+GENERATE: Words = ("generate", "text", "--prompt", "the cat", "--tokens", "3", "--json", "out.json")
+SERVE: Words = ("serve", "run", "--port", "0")
+PUSH: Words = ("push", "run", "me/net", "--license", "mit")
+REQUEST = (
+    b"POST /answer?suffix=.png&scale=0.5 HTTP/1.1\r\nHost: localhost\r\nX-Onespike: live\r\nContent-Length: "
+)
+ANSWERS = {
+    "create": [200, {"url": "http://127.0.0.1/me/net"}],
+    "preupload": [200, "all"],
+    "commit": [200, {"commitUrl": "http://127.0.0.1/me/net/commit/1", "commitOid": "1", "success": True}],
+    "other": [200, {"errors": [], "warnings": []}],
+}
+"""What a hub answers to the calls of an upload."""
 
 
 def build(stage: Path, *, brief: bool = False) -> None:
@@ -61,16 +93,71 @@ def _more(stage: Path) -> None:
     (stage / "map").mkdir()
     (stage / "map" / "map.json").write_text('{"": "cpu"}', encoding="utf-8")
     made((*CONVERT, "--scale", "0.5", "--out", "run2"), stage)
-    scenes = ("convert", "bundled:scenes", "--calibrate", "scenes/images", "--out", "det")
-    for words in (SEARCH, ABLATE, REPORT, ("report", "run2", "--data", "images"), REPRODUCE, scenes):
+    scenes = (
+        "convert",
+        "bundled:scenes",
+        "--preset",
+        "sformer",
+        "--calibrate",
+        "scenes/images",
+        "--out",
+        "det",
+    )
+    _others(stage)
+    made(PUSH, stage)
+    (stage / "run" / "README.md").unlink()
+    (stage / "run" / "config.json").unlink()
+    more = (EXPORT, SEARCH, ABLATE, REPORT, ("report", "run2", "--data", "images"), REPRODUCE, scenes, WRITE)
+    for words in (*more, WORKFLOW):
         made(words, stage)
+    _plans(stage)
     _tuning(stage)
     (stage / "out.json").unlink()
 
 
+def _others(stage: Path) -> None:
+    """A network that writes with a text, recipes, a request to the live page, and a hub's answers."""
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
+    from language_folders import llama, text
+
+    llama(stage / "writer")
+    for name in ("story", "recipes", "asked", "hub"):
+        (stage / name).mkdir()
+    text(stage / "story" / "story.txt", 0, 127)
+    picture = (stage / "images" / "0" / "0.png").read_bytes()
+    request = REQUEST + f"{len(picture)}\r\nConnection: close\r\n\r\n".encode() + picture
+    (stage / "asked" / "request.http").write_bytes(request)
+    (stage / "hub" / "answers.json").write_text(json.dumps(ANSWERS), encoding="utf-8")
+    fields = {
+        "version": 1,
+        "preset": "sformer",
+        "scale": 0.5,
+        "levels": "mixed:8",
+        "exclude": ["classifier:*"],
+    }
+    (stage / "recipes" / "a.json").write_text(json.dumps(fields), encoding="utf-8")
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
+    (stage / "recipes" / "a.yaml").write_text(lines, encoding="utf-8")
+
+
+def _plans(stage: Path) -> None:
+    """The plan of a workflow, as words, done, and half done beside its run without a report."""
+    from onespike.runtime.validated import sealed
+
+    record = json.loads((stage / "whole" / "plan.json").read_text(encoding="utf-8"))
+    (stage / "planned").mkdir()
+    (stage / "planned" / "commands.json").write_text(json.dumps(record["commands"]), encoding="utf-8")
+    half = stage / "half"
+    half.mkdir()
+    copy_of(stage, half, ("images",))
+    shutil.copytree(stage / "whole", half / "whole", ignore=shutil.ignore_patterns("plan.json", "report"))
+    journal = sealed({"commands": record["commands"], "done": 1})
+    (half / ".whole.plan.json").write_text(journal, encoding="utf-8")
+
+
 def made(words: Words, folder: Path) -> None:
     """Run a command that must succeed."""
-    outcome = run(words, folder)
+    outcome = run(words, folder, seconds=600)
     if outcome.code != 0:
         raise SystemExit(f"onespike {' '.join(words)} ended with {outcome.code}:\n{outcome.tail}")
 

@@ -9,13 +9,12 @@ if TYPE_CHECKING:
     from onespike.calibration.stream import calibrate as calibrate
     from onespike.calibration.thresholds import Thresholds as Thresholds
     from onespike.conversion.attach import named_neurons as named_neurons
-    from onespike.conversion.network import convert as convert
-    from onespike.conversion.network import convert_ as convert_
     from onespike.conversion.network import revert_ as revert_
     from onespike.conversion.network import set_scale_ as set_scale_
     from onespike.conversion.network import table as table
     from onespike.deploy.exports.base import export as export
     from onespike.deploy.integer import optimize as optimize
+    from onespike.diagnosis.findings import doctor as doctor
     from onespike.energy.ledger import Ledger as Ledger
     from onespike.energy.metering import metered as metered
     from onespike.errors import OnespikeError as OnespikeError
@@ -25,11 +24,15 @@ if TYPE_CHECKING:
     from onespike.neurons import NEURONS as NEURONS
     from onespike.recipe import Recipe as Recipe
     from onespike.recipe import preset as preset
-    from onespike.report.card import push_to_hub as push_to_hub
+    from onespike.reports.card import push_to_hub as push_to_hub
+    from onespike.reports.files import report as report
     from onespike.runs.hub import from_pretrained as from_pretrained
     from onespike.runs.hub import load as load
     from onespike.runs.hub import save as save
+    from onespike.runs.in_memory import search as search
     from onespike.runs.one_call import spike as spike
+    from onespike.runs.own import convert as convert
+    from onespike.runs.own import convert_ as convert_
     from onespike.sites import Site as Site
     from onespike.sites import Visitor as Visitor
     from onespike.sites import discover as discover
@@ -42,9 +45,10 @@ _NAMES = {
     "calibration.stream": ("calibrate",),
     "calibration.thresholds": ("Thresholds",),
     "conversion.attach": ("named_neurons",),
-    "conversion.network": ("convert", "convert_", "revert_", "set_scale_", "table"),
+    "conversion.network": ("revert_", "set_scale_", "table"),
     "deploy.exports": ("export",),
     "deploy.integer": ("optimize",),
+    "diagnosis.findings": ("doctor",),
     "energy.ledger": ("Ledger",),
     "energy.metering": ("metered",),
     "errors": ("OnespikeError",),
@@ -52,15 +56,18 @@ _NAMES = {
     "evaluation.side_by_side": ("Evaluation", "evaluate"),
     "neurons": ("NEURONS",),
     "recipe": ("Recipe", "preset"),
-    "report.card": ("push_to_hub",),
+    "reports.card": ("push_to_hub",),
+    "reports.files": ("report",),
     "runs.hub": ("from_pretrained", "load", "save"),
+    "runs.in_memory": ("search",),
     "runs.one_call": ("spike",),
+    "runs.own": ("convert", "convert_"),
     "sites": ("Site", "Visitor", "discover", "synaptic", "visiting"),
 }
 _PACKAGES = frozenset(
     (
-        "adapters", "calibration", "conversion", "deploy", "doctor", "energy", "evaluation", "kernels", "neurons",
-        "passes", "report", "runs", "runtime", "search", "sites", "studies", "tasks",
+        "adapters", "calibration", "conversion", "deploy", "diagnosis", "energy", "evaluation", "kernels", "neurons",
+        "passes", "reports", "runs", "runtime", "scale_search", "sites", "studies", "tasks",
     )
 )  # fmt: skip
 _HOMES = {name: f"onespike.{module}" for module, names in _NAMES.items() for name in names}

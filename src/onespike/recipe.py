@@ -1,8 +1,7 @@
 """How a network is converted: one frozen, versioned record, saved beside every result.
 
-Each field is declared once: its default, its command-line option and the help of that option. Options, help pages
-and the commands in reports are generated from here. torch is imported when a recipe is made, not before, so that
-help pages do not need it.
+Each field is declared once: its default, its command-line option and the help of that option. torch is imported when a
+recipe is made, not before, so that help pages do not need it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-RECIPE, PASS = "Recipe", "Pass"
-"""Panels of the help page that group the options."""
+RECIPE, PASS = "Recipe", "Pass"  # panels of the help page that group the options
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
+MOST_STEPS = 4096  # each is a forward pass
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Recipe:
     Attributes:
         preset: the named starting point this recipe was made from.
         neuron: a name in `onespike.NEURONS`.
-        levels: the fire function: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, or integers `1,2,4`.
+        levels: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, of 2M levels per side, or integers `1,2,4`.
         rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints, `thrifty` where a level is worth its binary digits.
         scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
         percentile: p; thresholds are at the top p % of each site's activations.
@@ -61,7 +60,8 @@ class Recipe:
         placement: `synapse` puts neurons on the operands of products, `activation` in place of ReLUs.
         fixed: (glob, θ+, θ−) triples; the first glob that matches a site replaces its calibrated thresholds.
         passes: calibration passes by name, see `onespike list passes`.
-        budget: the energy ratio that the passes meet; without one, the energy that the recipe has without them.
+        budget: the energy ratio, of all MACs of the original, that the passes meet; without one, the energy that the
+            recipe has without them.
         energy: the column of the ledger that the budget means, `counts`, `nonzero` or `binary`.
         max_drop: passes find the least energy that loses at most this share of the score; the budget is where they begin.
 
@@ -74,7 +74,7 @@ class Recipe:
     levels: str = declared(
         "mixed:8",
         "M",
-        "M of eq. 12, or linear:8, exponential:8, density:8, bits:8, mixed:64+8, 1,2,4.",
+        "M of eq. 12, or linear:8, exponential:8, density:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
         RECIPE,
     )
     rounding: str = declared("paper", "KIND", "paper, nearest or thrifty.", RECIPE)
@@ -118,7 +118,11 @@ class Recipe:
         (), "NAMES", "nearest,center,…: see `onespike list passes`.", PASS, names
     )
     budget: float | None = declared(
-        None, "RATIO", "The energy ratio that the passes meet, or none.", PASS, number_or_none
+        None,
+        "RATIO",
+        "The energy ratio that the passes meet, of all MACs of the original, or none.",
+        PASS,
+        number_or_none,
     )
     energy: str = declared(
         "counts", "COLUMN", "The energy column of the budget: see `onespike list columns`.", PASS
@@ -148,8 +152,10 @@ class Recipe:
                 f"a fixed softmax threshold must be {RANGE}, not {self.softmax:g}. The paper uses 0.0035."
             )
         spec = parse_levels(self.levels)
-        if self.steps < 1:
-            raise UsageError(f"steps must be at least 1, not {self.steps}. The paper uses 1 and 2.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise UsageError(
+                f"steps must be from 1 to {MOST_STEPS}, not {self.steps}. The paper uses 1 and 2."
+            )
         if self.steps > 1 and self.neuron.endswith("if") and spec.explicit != (1,):
             raise UsageError(
                 f"neuron '{self.neuron}' fires one spike per step, and levels '{self.levels}' are steps of their own. "
@@ -162,13 +168,11 @@ class Recipe:
                 f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."
             )
         if self.max_drop is not None and not (self.passes and 0 < self.max_drop < 1):
+            rest = (
+                "" if self.passes else ", and there are no passes: name some with --passes nearest,allocate"
+            )
             raise UsageError(
-                f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}"
-                + (
-                    ". Give another."
-                    if self.passes
-                    else ", and there are no passes. Name some: --passes nearest,allocate."
-                )
+                f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}{rest}. Give another."
             )
         if self.passes and (self.steps > 1 or self.placement != "synapse"):
             raise UsageError(
@@ -262,12 +266,11 @@ class Recipe:
         version = fields.pop("version", None)
         if version != VERSION:
             raise UsageError(
-                f"this recipe has version {version!r}, and this onespike reads {VERSION}. Convert again."
+                f"this recipe has version {version!r}, and {VERSION} is read here. Convert again."
             )
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in fields:
-            if name not in known:
-                raise unknown("recipe field", name, known)
+        names = {f.name for f in dataclasses.fields(cls)}
+        for name in fields.keys() - names:
+            raise unknown("recipe field", name, names)
         return cls(**{name: _tuples(value) for name, value in fields.items()})
 
 
@@ -297,17 +300,16 @@ W8ASPIKE = {"neuron": "mean", "levels": "bits:7", "scale": 1 / 3, "fixed": (("*"
 REPRODUCTION = "docs/reproduction.md"
 
 FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
-DEFAULT = "fast"
-"""The preset of `onespike convert` and `onespike.spike` by default; a bare `Recipe()` is the paper's."""
+DEFAULT = "fast"  # of `onespike convert` and `onespike.spike`; a bare `Recipe()` is the paper's
 
 PRESETS: dict[str, Preset] = {
     "sformer": Preset(
         "The paper's method to the letter; seconds.",
-        "ViT-Tiny: 19.3 points lost (75.8 to 56.5 %) at counts 0.273, binary 0.156.",
+        "ViT-Tiny: 20.2 points lost (75.8 to 55.5 ± 1.3 % over four calibrations) at counts 0.273, binary 0.156.",
         "docs/fronts.md",
     ),
     "fast": Preset(
-        "The default: passes that take minutes, within a binary ratio of 0.2.",
+        "The default: passes that take minutes, within a binary ratio of 0.2 of all MACs.",
         "ViT-Tiny: 75.8 to 76.3 % (+0.5 ± 0.5) at counts 0.646, binary 0.200.",
         "docs/fronts.md",
         {"passes": FAST, "budget": 0.2, "energy": "binary"},
@@ -320,13 +322,13 @@ PRESETS: dict[str, Preset] = {
     ),
     "text": Preset(
         "For networks that read text: the passes that were best on them; minutes.",
-        "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199.",
+        "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199 of all MACs (0.250 of what spikes).",
         "docs/language.md",
         {"passes": ("thrifty", "layout", "center", "allocate"), "budget": 0.2, "energy": "binary"},
     ),
     "paper-vit-base": Preset(
         "The paper's λ and softmax threshold for ViT-Base/16.",
-        "Not measured here; the paper has 80.8 to 70.6 %.",
+        "Not measured here; the paper has 80.8 to 70.6 or 70.7 %.",
         REPRODUCTION,
         {"scale": 0.252, "softmax": 0.0035},
     ),
@@ -358,10 +360,10 @@ PRESETS: dict[str, Preset] = {
         "A baseline: integrate-and-fire over 16 steps as one step with 16 thresholds.",
         "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 93.0 %.",
         REPRODUCTION,
-        {"neuron": "mtn", "levels": "linear:16", "percentile": 0.0, "scale": 1.0},
+        {"neuron": "mtn", "levels": "linear:8", "percentile": 0.0, "scale": 1.0},
     ),
     "ecmt": Preset(
-        "A baseline: ECMT, exponential thresholds over 4 steps.",
+        "A baseline: ECMT, 8 exponential thresholds over 4 steps.",
         "Bundled ViT: 82.6 to 80.4 % at counts 0.575, binary 0.336.",
         REPRODUCTION,
         ECMT,
@@ -391,8 +393,6 @@ def preset(name: str, **changes: Any) -> Recipe:
 
     >>> preset("sformer", scale=0.3).scale
     0.3
-    >>> preset("paper-eva-segmentation").scale, preset("paper-eva-detection").softmax
-    (0.333, 0.0036)
     """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)

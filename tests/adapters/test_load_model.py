@@ -18,7 +18,7 @@ OPTIONS = "Give one of --weights FILE, --pretrained (the published weights) or -
 
 
 def test_every_adapter_is_registered_and_a_second_of_its_name_is_refused():
-    assert sorted(ADAPTERS) == ["bundled", "detectron2", "timm", "torchvision", "transformers"]
+    assert sorted(ADAPTERS) == ["bundled", "detectron2", "python", "timm", "torchvision", "transformers"]
     with pytest.raises(UsageError) as error:
         adapter("timm")(ADAPTERS["timm"].load)
     assert str(error.value) == "an adapter named 'timm' is registered already. Choose another name."
@@ -28,14 +28,14 @@ def test_every_adapter_is_registered_and_a_second_of_its_name_is_refused():
 def test_a_name_without_its_adapter(spec):
     with pytest.raises(UsageError) as error:
         load_model(spec, random_weights=True)
-    forms = "bundled:NAME, detectron2:NAME, timm:NAME, torchvision:NAME, transformers:NAME"
+    forms = "bundled:NAME, detectron2:NAME, python:NAME, timm:NAME, torchvision:NAME, transformers:NAME"
     assert str(error.value) == f"{spec!r} does not name a network. Write one of: {forms}."
 
 
 def test_unknown_adapter():
     with pytest.raises(UsageError) as error:
         load_model("tim:resnet18", random_weights=True)
-    known = "bundled, detectron2, timm, torchvision, transformers"
+    known = "bundled, detectron2, python, timm, torchvision, transformers"
     assert str(error.value) == f"unknown adapter 'tim'. Did you mean 'timm'? Known: {known}."
 
 

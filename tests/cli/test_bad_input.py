@@ -128,11 +128,11 @@ def test_models_that_are_no_models(convert):
         "Known: cifar10-resnet18, cifar10-vit, scenes."
     )
     assert convert(model="tim:vit") == (
-        "unknown adapter 'tim'. Did you mean 'timm'? Known: bundled, detectron2, timm, torchvision, transformers."
+        "unknown adapter 'tim'. Did you mean 'timm'? Known: bundled, detectron2, python, timm, torchvision, transformers."
     )
     assert convert(model="resnet18") == (
         "'resnet18' does not name a network. "
-        "Write one of: bundled:NAME, detectron2:NAME, timm:NAME, torchvision:NAME, transformers:NAME."
+        "Write one of: bundled:NAME, detectron2:NAME, python:NAME, timm:NAME, torchvision:NAME, transformers:NAME."
     )
 
 
@@ -348,7 +348,7 @@ def test_remedies_are_options(convert):
     ("file", "change", "message"),
     [
         ("preprocessor_config.json", {"image_mean": ["", 0.5, 0.5]}, "the folder holds no network"),
-        ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "the network fails on cifar10"),
+        ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "the image processor: what it says does not"),
         ("preprocessor_config.json", {"size": {"height": 48, "width": 48}}, "the network fails on cifar10"),
         ("config.json", {"hidden_act": 7}, "the folder holds no network"),
     ],

@@ -17,7 +17,7 @@ def test_forms_in_one_table(cli: Command, vit_run: Path, tmp_path: Path) -> None
     words = ("benchmark", vit_run, "--data", TEST, "--limit", 4, "--batch-size", 2)
     done = cli(*words, "--forms", "original,eager,integer,pt2,pt2-integer", "--json", out)
     assert done.code == 0, done.err
-    rows = {row["form"]: row for row in json.loads(out.read_text())}
+    rows = {row["form"]: row for row in json.loads(out.read_text())["rows"]}
     assert list(rows) == ["original", "eager", "integer", "pt2", "pt2-integer"]
     assert all(row["milliseconds"] > 0 and row["bytes"] > 1e6 and not row["refused"] for row in rows.values())
     assert rows["pt2"]["score"] == rows["eager"]["score"]  # the same bits

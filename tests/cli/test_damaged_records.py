@@ -110,6 +110,19 @@ def test_other_records_of_a_run(cli, run, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_of_an_ablation_that_were_changed_and_sealed_again(cli, run):
+    words = ("ablate", run, "--data", TEST, "--limit", 2, "--passes", "nearest")
+    assert cli(*words).code == 0
+    file = run / "ablation" / "ablation.json"
+    record = json.loads(file.read_text())
+    row = record["ablations"][0]["rows"][0]
+    for changed in ({"ann": {}}, {"snn": {"top1": "much"}}, {"kl": "little"}):
+        rows = [row | changed, *record["ablations"][0]["rows"][1:]]
+        file.write_text(seal({"ablations": [record["ablations"][0] | {"rows": rows}]}))
+        message = cli(*words).message()
+        assert message.startswith(f"{file}: ") and message.endswith("Remove it to measure again.")
+
+
 def test_measurements_that_were_kept(cli, tmp_path):
     words = ("reproduce", "table-complexity", "--limit", 2, "--out", tmp_path)
     for contents in (*CONTENTS.values(), seal({"identity": {}, "measured": {"a": 3}})):
@@ -130,7 +143,12 @@ def test_a_measurement_that_cannot_be_drawn(tmp_path):
     study = Study("s", "t", "n", lambda bench: bench.kept["rows"], draw, "")
     kept = {"rows": [{"counts": 1.0}, {"counts": ["a", "b"]}]}
     bench = SimpleNamespace(
-        folder=tmp_path, kept=kept, identity={}, loaded=SimpleNamespace(spec="n"), sets=dict
+        folder=tmp_path,
+        kept=kept,
+        identity={},
+        loaded=SimpleNamespace(spec="n"),
+        sets=dict,
+        test=SimpleNamespace(source="bundled:images"),
     )
     message = refusal(lambda: run_study(study, bench))
     assert message is not None and message.startswith(f"{tmp_path / 'measured.json'}: ")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import torch
-from command_line import TEST
+from command_line import TEST, noise
 from torch import nn
 
 import onespike
+from onespike.runtime.atomic import sha256
+from onespike.runtime.validated import sealed
 
 
 def damage_thresholds(run):
@@ -83,6 +86,33 @@ def test_a_run_that_python_wrote(cli, tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     folder = onespike.spike(model, [torch.randn(8, 4)], "sformer").save_pretrained(tmp_path / "kept")
     assert cli("evaluate", folder, "--data", TEST).message() == (
-        f"{folder}: this run was saved in Python, and holds the weights of a torch.nn.modules.container.Sequential "
-        "without its code. Give one: onespike.from_pretrained(FOLDER, model)."
+        f"{folder}: this run holds the weights of a torch.nn.modules.container.Sequential without its code. Give one: "
+        "onespike.from_pretrained(FOLDER, model), or --model python:FILE.py:FACTORY, which runs that file."
     )
+
+
+def test_a_preprocessor_that_makes_no_image(cli, tmp_path):
+    """A size of 0, in a run that is sealed again: the first image shows it."""
+    transformers = pytest.importorskip("transformers")
+    images, net, run = (tmp_path / name for name in ("images", "net", "run"))
+    noise(images / "0" / "a.png", 0)
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=32,
+        patch_size=16,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(net)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(net)
+    words = ("--pretrained", "--calibrate", images, "--preset", "sformer", "--out", run)
+    assert cli("convert", f"transformers:{net}", *words).code == 0
+    file = run / "network" / "preprocessor_config.json"
+    file.write_text(file.read_text().replace('"height": 32', '"height": 0'))
+    record = json.loads((run / "run.json").read_text())
+    record["files"]["network/preprocessor_config.json"] = sha256(file)
+    (run / "run.json").write_text(sealed({key: value for key, value in record.items() if key != "sha256"}))
+    message = cli("evaluate", run, "--data", images).message()
+    assert message.startswith("the image processor: what it says does not fit together (")
+    assert message.endswith("). Mend its preprocessor_config.json.")

@@ -97,7 +97,7 @@ def test_a_command_that_fails_names_no_other(cli, tmp_path):
 
 
 def test_the_live_page_ends_by_ctrl_c(cli, vit_run, monkeypatch):
-    from onespike.report.server import LiveServer
+    from onespike.reports.server import LiveServer
 
     def interrupted(self):
         raise KeyboardInterrupt

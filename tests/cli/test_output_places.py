@@ -40,7 +40,7 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
         pytest.fail("the work has started")
 
     for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
-                 "doctor.checkup", "studies.ablate.ablate_run", "report.record.gather"):  # fmt: skip
+                 "diagnosis.checkup", "studies.ablate.ablate_run", "reports.record.gather"):  # fmt: skip
         monkeypatch.setattr(f"onespike.{name}", work)
     file = tmp_path / "file"
     file.touch()

@@ -28,7 +28,7 @@ def pair():
 def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
     runs.save_run(tmp_path / "run", pair)
     loaded = runs.load_run(tmp_path / "run")
-    x = runs.Inputs(limit(list_images(TEST), 8), pair.loaded, 8)[0]
+    x, _ = next(pair.loaded.batches(limit(list_images(TEST), 8), 8))
     with torch.inference_mode():
         assert torch.equal(pair.snn(x), loaded.snn(x))
     assert loaded.recipe.passes == (*ALL, "correct", "refit") and loaded.recipe.budget == 0.2
@@ -86,7 +86,7 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monke
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
     found = cli(*words)
     assert found.code == 0, found.err
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["none", "nearest alone", "center alone", "all"]
     counts = [row["energy"]["counts"] for row in rows]
     assert max(counts) / min(counts) < 1.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from command_line import Command
 
 
@@ -42,4 +43,23 @@ def test_figures_of_a_card(cli: Command, vit_run: Path, tmp_path: Path) -> None:
     file.write_text('{"task": "classification"}')
     assert cli("push", run, "--license", "mit", "--card-only", "--evaluation", file).message() == (
         f"{file}: the file is damaged (at ann: field required). Measure again: onespike evaluate RUN --data DIR --json FILE"
+    )
+
+
+def test_an_upload_that_fails(
+    cli: Command, vit_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the client of the Hub raises is one line; the run stays a run."""
+    hub = pytest.importorskip("huggingface_hub")
+
+    class Absent:
+        def create_repo(self, *_: object, **__: object) -> None:
+            raise ValueError("no answer\nat all")
+
+    monkeypatch.setattr(hub, "HfApi", Absent)
+    shutil.copytree(vit_run, tmp_path / "run")
+    result = cli("push", tmp_path / "run", "me/vit", "--license", "mit")
+    assert result.code == 2 and result.err.splitlines()[-1] == (
+        "onespike: me/vit: the run cannot be uploaded (no answer). "
+        "Check the name, your token and the network connection, then push again."
     )

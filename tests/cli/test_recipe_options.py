@@ -16,6 +16,10 @@ from onespike.runs.as_command import recipe_options
 from onespike.runs.recipe_file import read_recipe, recipe_text
 from onespike.runtime.options import options
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
+)
+"""Twelve lines that stand for a text of 69 billion characters."""
 FIELDS = options(Recipe)
 WORDS = {
     "preset": "--preset ecmt-vit",
@@ -89,7 +93,10 @@ REFUSED = {
     "preset: bets": "unknown preset 'bets'. Did you mean 'best'",
     "version: 9": "this onespike reads recipes of version 1. Write it as",
     "just words": "a recipe has lines such as `scale: 0.25`, and this has none. Write it as",
-    "a: &a [*a]": "this is no valid YAML. Write it as",
+    "a: &a [*a]": "this is no valid YAML at line 1. Write it as",
+    "scale: !!timestamp x": "this is no valid YAML. Write it as",
+    "scale: !!bool x": "this is no valid YAML. Write it as",
+    BOMB: "this is no valid YAML at line 2. Write it as",
     "5: 6": "unknown recipe field '5'. Known: ",
     "passes: [nearest]\nsteps: 2": "the file is damaged: passes are for one timestep",
     "exclude: head": "the file is damaged (at exclude: input should be a valid",

@@ -18,12 +18,14 @@ def run(vit_run, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("onespike.report.record.DRAWN_SCALES", (1.0,))
-    monkeypatch.setattr("onespike.report.record.EXAMPLES", 2)
-    monkeypatch.setattr("onespike.doctor.measurement.PROBED_SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ("nearest",))
-    monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {"nearest rounding": {"rounding": "nearest"}})
+    monkeypatch.setattr("onespike.reports.record.DRAWN_SCALES", (1.0,))
+    monkeypatch.setattr("onespike.reports.record.EXAMPLES", 2)
+    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest",))
+    monkeypatch.setattr(
+        "onespike.diagnosis.measurement.VARIANTS", {"nearest rounding": {"rounding": "nearest"}}
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -41,7 +43,9 @@ def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     other, out = shutil.copytree(run, tmp_path / "other"), tmp_path / "compared"
     shown = cli("compare", run, other, "--out", out)
     assert shown.code == 0 and shown.out.count(f"{record['evaluation']['energy'][record['energy']]:.3f}") == 2
-    assert sorted(p.name for p in out.iterdir()) == ["compare.html", "compare.json", "compare.md"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        f"compare.{ending}" for ending in ("csv", "html", "json", "md", "tex")
+    ]
     (other / "report" / "report.json").write_text("{")
     assert "report.json: the file is damaged (" in cli("compare", run, other, "--out", out).message()
     shutil.rmtree(other / "report")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from command_line import CALIBRATION
 
 
@@ -32,7 +34,23 @@ def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
     assert "score: top-1 accuracy, %" in result.out
     assert "paper score" in (tmp_path / "out" / "table-percentile.csv").read_text()
     names = {file.suffix for file in (tmp_path / "out").iterdir()}
-    assert names == {".csv", ".json", ".md", ".png"}
+    assert names == {".csv", ".json", ".md", ".pdf", ".png", ".svg", ".tex"}
+    record = json.loads((tmp_path / "out" / "table-percentile.json").read_text())
+    assert record["made"]["command"].startswith("onespike reproduce table-percentile ") and record["versions"]
+    assert {(row["data"], row["paper data"]) for row in record["rows"]} == {("cifar10-test", "ImageNet-1K")}
+
+
+def test_a_study_is_repeated_over_calibrations(cli, tmp_path):
+    words = ("reproduce", "table-classification", "--calibration-images", 4, "--limit", 6, "--repeat", 2)
+    result = cli(*words, "--seed", 1, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "Scores are means over 2 calibrations on 4 images each" in " ".join(result.out.split())
+    row = json.loads((tmp_path / "out" / "table-classification.json").read_text())["rows"][0]
+    assert row["lowest"] <= row["score"] <= row["highest"] and row["sd"] >= 0
+    assert (
+        "another network, of other images or at other prices"
+        in cli(*words, "--seed", 2, "--out", tmp_path / "out").message()
+    )
 
 
 def test_what_cannot_be_meant(cli, tmp_path):

@@ -54,6 +54,13 @@ def types(record):
     }
 
 
+def figures_of(file: Path) -> dict:
+    """The figures that a command wrote, without how they were made."""
+    written = json.loads(file.read_text())
+    assert written.pop("made")["command"].startswith("onespike ") and written.pop("versions")["onespike"]
+    return written
+
+
 def record(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
@@ -88,9 +95,12 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
         *options,
     )
     assert converted.code == 0
-    *before, energy, ratios, written = converted.out.splitlines()
-    assert energy.startswith("energy ratios  on the last 4 calibration images, ± ")
+    *before, energy, ratios, spiking, written = converted.out.splitlines()
+    assert energy.startswith(
+        "energy ratios  of all MACs of the original, on the last 4 calibration images, ± "
+    )
     assert [word for word in ratios.split() if not word[0].isdigit()] == list(COLUMNS)
+    assert re.search(r"counts is 0\.\d{3} of all MACs of the original \(0\.\d{3} of what spikes\)", spiking)
     assert [*before, written] == [
         "network        bundled:cifar10-vit (vit.pth weights)",
         "preprocessing  resize 32×32 bilinear, mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616",
@@ -112,7 +122,7 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     evaluated = cli("evaluate", run, "--data", TEST, "--limit", 8, "--batch-size", 5, "--json", file)
     assert evaluated.code == 0
     assert evaluated.out.splitlines()[:4] == converted.out.splitlines()[:4]
-    figures = json.loads(file.read_text())
+    figures = figures_of(file)
     assert types(figures) == SCHEMA
     assert (figures["images"], figures["scale"]) == (8, pytest.approx(0.3))
     found = f"\nagreement {figures['agreement']:.2f} % \\(.+\\), KL {figures['kl']:.4f} nats.*, 8 images.*, λ = 0.3\n"
@@ -166,7 +176,7 @@ def test_without_labels_there_is_no_accuracy(cli, tmp_path, vit_run):
     file = tmp_path / "result.json"
     done = cli("evaluate", vit_run, "--data", tmp_path / "loose", "--json", file)
     assert done.code == 0
-    figures = json.loads(file.read_text())
+    figures = figures_of(file)
     none = {"top1": None, "top5": None}
     assert (figures["ann"], figures["snn"]) == (none, none)
     assert types(figures) == {
@@ -214,7 +224,7 @@ def test_other_libraries(cli, tmp_path, images, name):
     assert done.code == 0, done.err
     assert f"network        {name} (random weights)\n" in done.out
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
-    assert types(json.loads(file.read_text())) == SCHEMA
+    assert types(figures_of(file)) == SCHEMA
 
 
 def test_another_neuron(cli, tmp_path, images):
@@ -222,7 +232,7 @@ def test_another_neuron(cli, tmp_path, images):
     options = ("--neuron", "mtn", "--calibrate", images, "--limit", 2, "--out", run)
     assert cli("convert", VIT, "--preset", "sformer", "--random-weights", *options).code == 0
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
-    assert json.loads(file.read_text()).keys() == SCHEMA.keys()
+    assert figures_of(file).keys() == SCHEMA.keys()
     assert "dual-mtn, θ+=" in cli("inspect", run).out
 
 
@@ -240,7 +250,7 @@ def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, trans
     evaluated = cli("evaluate", run, "--data", images, "--json", file)
     assert "note: 10 of these images were used for calibration, first 0/0.png\n" in evaluated.out
     assert f"\nnetwork        {spec} (pretrained weights)\n" in evaluated.out
-    assert types(json.loads(file.read_text())) == SCHEMA
+    assert types(figures_of(file)) == SCHEMA
     (run / "network" / "config.json").write_text("{}")
     assert cli("inspect", run).message() == (
         f"{run}: the run is damaged: network/config.json is not the file that was saved (its SHA-256 differs). "

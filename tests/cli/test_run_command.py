@@ -12,7 +12,7 @@ from command_line import CALIBRATION, TEST, VIT
 
 from onespike.cli.plan import searches
 from onespike.recipe import preset
-from onespike.report import record as report_record
+from onespike.reports import record as report_record
 from onespike.runs import storage
 from onespike.runs.search_run import searched
 from onespike.runtime.validated import sealed

@@ -116,7 +116,7 @@ def test_passes_of_a_detector_are_taken_apart(cli, run, tmp_path):
     done = cli("ablate", shutil.copytree(run, tmp_path / "run"), *words, "--json", tmp_path / "rows.json")
     assert done.code == 0, done.err
     assert "mask AP, %" in done.out and "original: mask AP, %" in done.out
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["none", "nearest alone", "allocate alone", "all"]
     counts = [row["energy"]["counts"] for row in rows]
     assert max(counts) < 1.15 * min(counts)

@@ -18,9 +18,9 @@ from command_line import CALIBRATION, TEST, VIT, Result
 from torch import nn
 
 from onespike import calibrate, convert
-from onespike.energy.columns import searchable
+from onespike.energy.columns import beside, searchable
 from onespike.runs import storage
-from onespike.search.objective import ScaleObjective
+from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Classification
 
 
@@ -94,7 +94,8 @@ def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_pat
     dear = cli(*words, "--trials", 2, "--json", tmp_path / "dear.json")
     spent = json.loads((tmp_path / "dear.json").read_text())["spent"]
     assert spent["column"] == "binary" and spent["after"] > 1.05 * spent["before"]
-    assert f"energy    {spent['before']:.3f} → {spent['after']:.3f} (binary, horowitz-45nm)" in dear.out
+    after = beside("binary", spent["after"], spent["analog_share"])
+    assert f"energy    {spent['before']:.3f} → {after} (binary, horowitz-45nm)" in dear.out
     assert "warning   the λ that is kept spends" in dear.out
     cheap = cli(*words, "--trials", 1, "--storage", f"sqlite:///{tmp_path / 'other.db'}", "--pareto")
     assert "energy (binary)" in cheap.out and "warning" not in cheap.out
@@ -155,7 +156,7 @@ def copied(made, tmp_path):
 SLOW = """
 import time
 from onespike.cli import main
-from onespike.search.objective import ScaleObjective
+from onespike.scale_search.objective import ScaleObjective
 
 measure = ScaleObjective.__call__
 def slowly(self, scale, hopeless):

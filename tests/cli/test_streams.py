@@ -41,6 +41,33 @@ def test_streams_that_are_no_use(command):
     assert (done.returncode, done.stderr) == STREAMS[command]
 
 
+NOTICES = """
+import logging, sys, warnings
+
+class Loud:
+    \"\"\"Say what torchao and others say while they are imported.\"\"\"
+
+    def find_spec(self, name, path, target=None):
+        if name == "onespike.energy.profiles":
+            logging.getLogger("torch.utils._pytree").warning("<enum 'KernelPreference'> is an Enum subclass")
+            for kind in (UserWarning, FutureWarning, DeprecationWarning):
+                warnings.warn_explicit("is deprecated", kind, "torchao/__init__.py", 1)
+
+sys.meta_path.insert(0, Loud())
+"""
+
+
+@posix
+@pytest.mark.parametrize("asked", [False, True])
+def test_notices_of_other_packages_stay_out_of_the_output(asked, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NOTICES)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = shell(f"{ONESPIKE} list profiles", PYTHONPATH=path, PYTHONWARNINGS="always" if asked else "")
+    assert done.returncode == 0 and b"horowitz-45nm" in done.stdout
+    assert b"Enum subclass" not in done.stdout + done.stderr
+    assert (b"torchao" in done.stderr) == asked  # Python was asked for all warnings
+
+
 @posix
 def test_an_output_that_is_not_utf8():
     done = shell(f"{ONESPIKE} list neurons", PYTHONIOENCODING="ascii")

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onespike import Recipe, calibrate, convert, kernels, metered
 from onespike.conversion.attach import Neurons, named_neurons
-from onespike.neurons import AffineFire, DualMultiThreshold, ScaleFire, mixed_levels
+from onespike.neurons import DualMultiThreshold, ScaleFire, mixed_levels
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_fast(), reason="the kernel is for processors with AVX2, and a compiler"
@@ -23,8 +23,8 @@ CELLS = {
     "nearest": ScaleFire(0.03, levels=mixed_levels(2), rounding="nearest"),
     "table": ScaleFire(0.05, levels=(1, 2, 5, 9)),
     "by head": ScaleFire(torch.tensor([0.01, 0.02, 0.0])[:, None, None], levels=LEVELS),
-    "by row": AffineFire(0.02, levels=LEVELS, gain=2.0 ** (torch.arange(13) % 5 - 2)[:, None]),
-    "both": AffineFire(torch.tensor([0.01, 0.02, 0.03])[:, None, None], levels=LEVELS, gain=torch.full((13, 1), 2.0)),
+    "by row": ScaleFire(0.02, levels=LEVELS, gain=2.0 ** (torch.arange(13) % 5 - 2)[:, None]),
+    "both": ScaleFire(torch.tensor([0.01, 0.02, 0.03])[:, None, None], levels=LEVELS, gain=torch.full((13, 1), 2.0)),
     "multi-threshold": DualMultiThreshold(1.0, 1.0, levels=tuple(range(1, 33))),
 }  # fmt: skip
 
@@ -43,9 +43,9 @@ def defined(q: Tensor, k: Tensor, v: Tensor, cell: nn.Module, mask: Tensor | flo
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, cell: ScaleFire, mask: Tensor | None = None) -> Tensor:
-    step = cell.row_steps()
+    step = cell.code().row_steps()
     assert step is not None
-    return kernels.attend(q, k, v, mask, step[..., 0] if step.dim() else step, cell.form())
+    return kernels.attend(q, k, v, mask, step[..., 0] if step.dim() else step, cell.code())
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -178,7 +178,7 @@ def test_which_neurons_it_takes(calls: list[int]) -> None:
     hooked = ScaleFire(0.1, levels=LEVELS)
     hooked.register_forward_hook(lambda module, args, value: seen.append(value.shape))
     others = (
-        AffineFire(0.1, levels=LEVELS, center=torch.tensor(0.01)),
+        ScaleFire(0.1, levels=LEVELS, center=torch.tensor(0.01)),
         ScaleFire(torch.full((9,), 0.1), levels=LEVELS),
         ScaleFire(0.0, 0.1, levels=LEVELS),
         ScaleFire(torch.full((1, 4, 9, 1), 0.1), levels=LEVELS),
@@ -195,10 +195,10 @@ def test_which_neurons_it_takes(calls: list[int]) -> None:
 
 
 def test_constants_that_are_loaded_later_are_seen() -> None:
-    cell, other = (AffineFire(0.1, levels=LEVELS, center=torch.tensor(center)) for center in (0.0, 0.5))
-    assert cell.row_steps() is not None
+    cell, other = (ScaleFire(0.1, levels=LEVELS, center=torch.tensor(center)) for center in (0.0, 0.5))
+    assert cell.code().row_steps() is not None
     cell.load_state_dict(other.state_dict())
-    assert cell.row_steps() is None
+    assert cell.code().row_steps() is None
 
 
 @pytest.mark.compiles
@@ -225,8 +225,9 @@ def test_a_compiler_sees_one_operator_and_no_break(kind: str) -> None:
 def test_the_operators_keep_their_word() -> None:
     """Shapes, strides and types of the fake results are those of the real ones."""
     q, k, v = operands()
-    mask, step, form = torch.zeros(1, 21), torch.tensor(0.1), CELLS["table"].form().numbers()
-    torch.library.opcheck(torch.ops.onespike.attend.default, (q, k, v, mask, step, form))
+    mask, step, code = torch.zeros(1, 21), torch.tensor(0.1), CELLS["table"].code()
+    form = (list(code.levels), code.function.rounding, False)
+    torch.library.opcheck(torch.ops.onespike.attend.default, (q, k, v, mask, step, *form))
     for x in (q, k.mT, v[:, :, ::2], q.bfloat16().mT):
         for decoded in (True, False):
-            torch.library.opcheck(torch.ops.onespike.fire.default, (x, step, None, form, decoded))
+            torch.library.opcheck(torch.ops.onespike.fire.default, (x, step, None, *form, decoded))

@@ -13,7 +13,7 @@ import onespike
 from onespike import Recipe, calibrate, convert, discover, kernels, metered
 from onespike.conversion.attach import Neurons
 from onespike.energy.site_statistics import Survey
-from onespike.neurons import AffineFire
+from onespike.neurons import ScaleFire
 from onespike.sites import Rows, Sites, Visit, attention
 
 KINDS = {
@@ -136,7 +136,7 @@ def test_steps_by_position_and_by_head_follow_the_rows(blocks):
     old = owner["matmul1_lhs"]
     assert old.positive.shape == (4, 1, 1)
     gain = 2.0 ** torch.arange(-4, 5)[:, None]
-    owner["matmul1_lhs"] = AffineFire(old.positive, levels=old.levels, gain=gain)
+    owner["matmul1_lhs"] = ScaleFire(old.positive, levels=old.levels, gain=gain)
     expected = run(snn, x)
     blocks()
     torch.testing.assert_close(run(snn, x), expected)

@@ -10,7 +10,7 @@ from test_calibrate import Named
 from torch import Tensor, nn
 
 from contract.networks import mlp, rows
-from onespike import calibrate, convert
+from onespike import Recipe, calibrate, convert, table
 from onespike.errors import CalibrationError, UsageError
 
 
@@ -82,6 +82,38 @@ def test_inputs_that_are_all_the_same():
     with pytest.raises(CalibrationError, match=f"^{re.escape(IGNORED.format(6))}$"):
         calibrate(mlp(), [torch.ones(3, 4), torch.ones(3, 4)])
     assert len(calibrate(mlp(), [torch.ones(1, 4)])) == 3  # one input has nothing to differ from
+
+
+def test_a_head_of_zeros_is_no_constant_answer():
+    model = dead_head()
+    nn.init.zeros_(model[-1].bias)
+    assert len(calibrate(model, rows().split(16))) == 3
+
+
+class Rounded(nn.Module):
+    """Returns what no input changes but by rounding, under a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.linear(x) * 1e-9 + torch.tensor([1.0, 2.0, 3.0])}
+
+
+def test_an_output_is_compared_relative_to_its_spread_and_named():
+    message = IGNORED.format(64).replace("output", "output['scores']")
+    with pytest.raises(CalibrationError, match=f"^{re.escape(message)}$"):
+        calibrate(Rounded(), rows().split(16))
+
+
+@pytest.mark.parametrize("name", ["hiera_tiny_224", "sequencer2d_s"])
+def test_networks_whose_heads_begin_with_zeros(name):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name).eval()
+    recurrent = ("*.rnn_?:*",) if name.startswith("sequencer") else ()  # LSTMs have no rule, and stay analog
+    snn = convert(model, calibrate(model, [torch.randn(2, 3, 224, 224)]), Recipe(exclude=recurrent))
+    assert any(row["spikes"] for row in table(snn))
 
 
 def test_an_output_that_is_nan():

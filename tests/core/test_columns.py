@@ -196,3 +196,28 @@ def test_a_column_without_an_integer_reading_says_why():
         column_of("nonzero-int8")
     with pytest.raises(UsageError, match="unknown energy column 'nothing-int8'"):
         column_of("nothing-int8")
+
+
+def test_the_faq_counts_the_columns():
+    words = [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ]
+    text = (Path(__file__).parents[2] / "docs" / "faq.md").read_text(encoding="utf-8")
+    said = re.search(r"in (\w+) readings and beside (\w+) integer comparators", text)
+    assert said is not None
+    assert [words.index(word) for word in said.groups()] == [
+        len(COLUMNS) - len(comparators()),
+        len(comparators()),
+    ]

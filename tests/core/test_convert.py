@@ -209,7 +209,8 @@ def test_one_scale_for_all_neurons_but_softmax():
 @pytest.mark.parametrize("neuron", ["sfn", "if", "mtn"])
 def test_every_neuron_converts_signed_and_rectified_sites(neuron):
     model, x = transformer(), sequences()
-    snn = convert(model, calibrate(model, [x]), Recipe(neuron=neuron))
+    recipe = Recipe(neuron=neuron)
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
     assert run(snn, x).isfinite().all()
     names = {str(s): n.name for s, n in onespike.named_neurons(snn) if isinstance(n, Neuron)}
     dual = neuron if neuron == "sfn" else f"dual-{neuron}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import threading
 
@@ -60,6 +61,15 @@ class Inner(nn.Module):
         return torch.inner(x, self.weight)
 
 
+class GatedRecurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x[:, None].expand(-1, 3, -1))[0][:, -1]
+
+
 def refusal(model: nn.Module) -> str:
     with pytest.raises(ConversionError) as caught:
         convert(model, calibrate(model, [rows()]))
@@ -81,6 +91,17 @@ def test_the_share_of_a_known_product_is_stated():
         r"@onespike\.synaptic, or leave them analog with exclude=\['4:\1'\]\.",
         text,
     ), text
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_the_remedy_names_every_product(layers):
+    """What it says is enough: a GRU has two products."""
+    parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()]
+    model = nn.Sequential(*parts, *(GatedRecurrent() for _ in range(layers)), nn.Linear(8, 3))
+    text = refusal(model)
+    exclude = ast.literal_eval(text.rpartition("exclude=")[2].removesuffix("."))
+    assert len(exclude) == 2, text
+    assert convert(model, calibrate(model, [rows()]), Recipe(exclude=exclude)) is not None
 
 
 @pytest.mark.parametrize(("layer", "macs"), [(Inner, 64), (Bilinear, 512), (Recurrent, 4 * 8 * 16)])

@@ -304,7 +304,8 @@ def test_each_thread_has_a_network_and_a_ledger_of_its_own():
 
 def test_saturation_and_activity_are_counted():
     model, x = mlp(), rows()
-    snn = convert(model, calibrate(model, [x], Recipe(levels="linear:1", scale=0.1)), Recipe(scale=0.1))
+    recipe = Recipe(levels="linear:1", scale=0.1)
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
     y = spikes(snn, x)["2:linear0_input"]
     row = by_site(counted(snn, x))["2:linear0_input"]
     assert row.saturated == int((y == 2).sum()) > 0

@@ -16,11 +16,11 @@ from onespike.deploy.folding import common_units, quantize
 from onespike.deploy.integer import optimize_
 from onespike.deploy.products import Populations, convolution_form, linear_form
 from onespike.errors import UsageError
-from onespike.neurons import AffineFire, ScaleFire
+from onespike.neurons import ScaleFire
 
 X = torch.randn(64, 5, 12, generator=torch.Generator().manual_seed(1))
 PATHS = kernels.paths()
-MIXED = onespike.neurons.levels.mixed_levels(8)
+MIXED = onespike.spikes.levels.mixed_levels(8)
 
 
 class Block(nn.Module):
@@ -99,8 +99,8 @@ def neurons(tokens: int, inputs: int) -> dict[str, ScaleFire]:
         "far steps": ScaleFire(0.3, 0.002, levels=MIXED),
         "channels": ScaleFire(steps, steps.flip(0), levels=MIXED),
         "channels off": ScaleFire(off, steps * 1.4, levels=MIXED),
-        "center": AffineFire(steps, steps, **affine),
-        "gain": AffineFire(0.3, 0.2, gain=gain, **affine),
+        "center": ScaleFire(steps, steps, **affine),
+        "gain": ScaleFire(0.3, 0.2, gain=gain, **affine),
         "table": ScaleFire(0.1, 0.1, levels=(1, 2, 5, 90, 300), rounding="nearest"),
     }
 
@@ -154,7 +154,7 @@ def test_convolutions_equal_their_plain_form(recipe: dict[str, object], path: ke
 def test_the_offset_of_a_padded_convolution_differs_by_place(path: kernels.Path) -> None:
     torch.manual_seed(0)
     center, steps = torch.randn(6, 1, 1), torch.rand(6, 1, 1) * 0.02 + 0.001
-    neuron = AffineFire(steps, steps, levels=tuple(range(1, 300)), center=center, offset=center * 2)
+    neuron = ScaleFire(steps, steps, levels=tuple(range(1, 300)), center=center, offset=center * 2)
     module = nn.Conv2d(6, 5, 3, padding=1)
     x = torch.randn(2, 6, 8, 7)
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import onespike
 from onespike import kernels
-from onespike.neurons.levels import mixed_levels
+from onespike.spikes.levels import mixed_levels
 
 pytestmark = pytest.mark.skipif(kernels.word_path() is None, reason="no 16-bit products here")
 needs_kernel = pytest.mark.skipif(
@@ -144,4 +144,4 @@ def test_products_of_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         found = form(tuple(neurons), (q, k.transpose(-2, -1), v), None)
         counts = neurons[3].counts(v)
         units = 2 * counts.clamp(min=0) + counts.clamp(max=0)
-        assert torch.equal(found, (263 * units) * 0.125 * neurons[2].row_steps())
+        assert torch.equal(found, (263 * units) * 0.125 * neurons[2].code().row_steps())

@@ -11,7 +11,7 @@ from torch import nn
 
 import onespike
 from onespike.errors import LoadError, UsageError
-from onespike.report.card import write_card
+from onespike.reports.card import write_card
 
 
 class Own(nn.Module):
@@ -62,6 +62,29 @@ def test_there_and_back(model, inputs, tmp_path, preset):
         assert torch.equal(onespike.optimize(pair.snn)(inputs[0]), optimized(inputs[0]))
         with pytest.raises(UsageError, match=r"made for integer inference.*Save the converted network"):
             optimized.save_pretrained(tmp_path / "integers")
+
+
+@pytest.mark.parametrize("verb", [onespike.convert, onespike.convert_])
+def test_a_conversion_in_two_calls_can_be_kept_as_well(inputs, tmp_path, verb):
+    model = Own().eval()
+    snn = verb(model, onespike.calibrate(model, inputs))
+    folder = snn.save_pretrained(tmp_path / "kept")
+    assert torch.equal(onespike.load(folder, Own().eval()).snn(inputs[0]), snn(inputs[0]))
+    assert not hasattr(onespike.revert_(snn), "save_pretrained")
+
+
+def test_a_neuron_of_one_s_own_is_named_where_it_is_unknown(model, inputs, tmp_path, monkeypatch):
+    class Foreign(onespike.NEURONS["sfn"]):
+        name = "foreign"
+
+    with monkeypatch.context() as registered:
+        registered.setitem(onespike.NEURONS, "foreign", Foreign)
+        snn = onespike.spike(model, inputs, "sformer", neuron="foreign")
+        snn.save_pretrained(tmp_path / "kept")
+        assert onespike.load(tmp_path / "kept", Own()).recipe.neuron == "foreign"
+    message = r"kept: its neuron 'foreign' is none of onespike's\. Import the module that registers it first"
+    with pytest.raises(LoadError, match=message):
+        onespike.load(tmp_path / "kept", Own())
 
 
 def test_copies_keep_themselves(model, inputs, tmp_path):

@@ -95,7 +95,7 @@ class Sheet:
         self.macs = self.analog = self.functions = self.updates = 0
         self.driven = dict.fromkeys(READ, 0.0)  # products with weights
         self.first = dict.fromkeys(READ, 0.0)  # products of two activations, by their first operand
-        self.both = dict.fromkeys(READ, 0.0)
+        self.beyond = dict.fromkeys(READ, 0.0)  # pairs, where a product has more of them
         self.joined, self.compared = dict.fromkeys(READ, 0.0), 0.0
 
     def fire(self, site: str, outputs: int) -> Tensor:
@@ -136,8 +136,9 @@ class Sheet:
         for role in ("lhs", "rhs"):
             self.fire(f"{site}_{role}", outputs)
         for reading, read in READ.items():
-            self.first[reading] += float((read(left) @ torch.ones_like(right).double()).sum())
-            self.both[reading] += float((read(left) @ read(right)).sum())
+            first = float((read(left) @ torch.ones_like(right).double()).sum())
+            self.first[reading] += first
+            self.beyond[reading] += max(float((read(left) @ read(right)).sum()) - first, 0.0)
 
     def stays(self, macs: int) -> None:
         self.macs, self.analog = self.macs + macs, self.analog + macs
@@ -147,7 +148,9 @@ class Sheet:
         rest = (self.analog + self.functions + self.updates) * MAC
         found = {r: (self.driven[r] + self.first[r]) * ADD / whole for r in READ}
         for name, reading in (("strict", "counts"), ("strict-binary", "binary")):
-            additions = self.driven[reading] + self.both[reading] + self.joined[reading]
+            additions = (
+                self.driven[reading] + self.first[reading] + self.beyond[reading] + self.joined[reading]
+            )
             found[name] = ((additions + self.compared) * ADD + rest) / whole
             found[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + rest) / whole
             found[f"{reading}-int8"] = (self.driven[reading] + self.first[reading]) * INTEGER_ADD / whole

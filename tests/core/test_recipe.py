@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from onespike import Recipe, preset
+import pytest
+import torch
+
+from onespike import NEURONS, Recipe, preset
 from onespike.errors import UsageError
+from onespike.neurons import parse_levels
 from onespike.recipe import PRESETS
 
 
@@ -52,3 +56,28 @@ def test_words_are_read_as_on_the_command_line():
 def test_fields_of_other_types_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         Recipe(**changes)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_sentence_counts_its_levels(name):
+    recipe, sentence = preset(name), PRESETS[name].about
+    levels = len(parse_levels(recipe.levels).levels())
+    rate_coded = recipe.neuron in (
+        "if",
+        "mtn",
+    )  # one spike per step, or all of them at once (Theorem 1: N = T)
+    counted = {
+        "bit": (levels + 1).bit_length() - 1,
+        "thresholds": levels,
+        "steps": recipe.steps * (levels if rate_coded else 1),
+    }
+    stated = re.findall(r"(\d+)[- ](?:exponential )?(bit|thresholds|steps)", sentence)
+    assert all(counted[what] == int(number) for number, what in stated), sentence
+    assert stated or name not in ("if", "mtn", "ecmt", "uniform")
+
+
+def test_the_multi_threshold_preset_equals_integrate_and_fire_over_its_steps():
+    levels = parse_levels(preset("mtn").levels).levels()
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    one, many = NEURONS["mtn"](1.0, levels=levels), NEURONS["if"](1.0, levels=tuple(range(1, 17)))
+    assert torch.equal(one.spikes(x), many.spikes(x))

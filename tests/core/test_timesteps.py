@@ -242,7 +242,8 @@ def test_a_ledger_of_one_step_does_not_change():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, not 0. The paper uses 1 and 2."),
+        ({"steps": 0}, "steps must be from 1 to 4096, not 0. The paper uses 1 and 2."),
+        ({"steps": 10**11}, "steps must be from 1 to 4096, not 100000000000. The paper uses 1 and 2."),
         (
             {"neuron": "if", "steps": 4},
             "neuron 'if' fires one spike per step, and levels 'mixed:8' are steps of their own. "

@@ -105,7 +105,8 @@ def test_dead_neurons():
 
 def test_saturated_neurons_and_their_share():
     model = mlp()
-    snn = convert(model, calibrate(model, [rows()]), Recipe(levels="mixed:2", scale=1.0))
+    recipe = Recipe(levels="mixed:2", scale=1.0)
+    snn = convert(model, calibrate(model, [rows()], recipe), recipe)
     assert verify(snn, rows()).saturated == {}
     with torch.no_grad():
         snn[0].bias.fill_(1e6)

@@ -9,7 +9,7 @@ import pytest
 
 from onespike import preset, runs
 from onespike.adapters import load_model, renormalized
-from onespike.doctor import checkup, diagnose
+from onespike.diagnosis import checkup, diagnose
 
 IMAGES = 40
 PROBE = 32
@@ -28,7 +28,7 @@ def examined(run: Path = Path("run"), *, images: int = 64, normalization=None, *
 @pytest.fixture(scope="module")
 def healthy():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onespike.doctor.measurement.WORST_KINDS", 1)
+        patch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 1)
         return examined()
 
 
@@ -45,11 +45,11 @@ def test_a_healthy_run_has_no_alarming_finding(healthy):
 @pytest.fixture
 def briefly(monkeypatch):
     """Without the measurements that these set-ups do not need."""
-    monkeypatch.setattr("onespike.doctor.measurement.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.doctor.measurement.VARIANTS", {})
-    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ())
-    monkeypatch.setattr("onespike.doctor.measurement.PROBED_SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.doctor.measurement._kinds", lambda *_: {})
+    monkeypatch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.diagnosis.measurement.VARIANTS", {})
+    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ())
+    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.diagnosis.measurement._kinds", lambda *_: {})
 
 
 def test_passes_come_first_where_they_were_not_used(healthy):
@@ -65,7 +65,7 @@ def test_passes_come_first_where_they_were_not_used(healthy):
 
 @pytest.mark.usefixtures("briefly")
 def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
-    from onespike.doctor import measurement
+    from onespike.diagnosis import measurement
 
     recipes, spike = [], measurement.spike
 
@@ -143,7 +143,7 @@ def test_errors_are_split_where_they_arise(healthy):
     "changes", [{"steps": 2, "levels": "exponential:4"}, {"neuron": "mtn", "levels": "linear:16"}]
 )
 def test_runs_that_take_no_passes_or_have_no_scale(changes, monkeypatch):
-    monkeypatch.setattr("onespike.doctor.measurement.PASSES", ("nearest", "center"))
+    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest", "center"))
     found = examined(Path("a run"), images=4, **changes)
     assert {"passes", "outliers"}.isdisjoint(found.commands)
     assert "--out 'a run-2'" in found.commands["calibration"]

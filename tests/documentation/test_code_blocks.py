@@ -94,7 +94,7 @@ def test_the_figure_of_fronts_is_drawn_from_the_page_s_own_tables():
 
 
 def test_the_citation_is_everywhere_the_same():
-    from onespike.report.markdown import CITATION
+    from onespike.reports.markdown import CITATION
 
     assert blocks(ROOT / "README.md", "bibtex") == [CITATION + "\n"]
     assert "Chen" in Path(ROOT / "CITATION.cff").read_text()

@@ -146,8 +146,8 @@ def small(patch: pytest.MonkeyPatch) -> None:
     import torchvision.models
     from huggingface_hub import HfApi
 
-    from onespike.report import record
-    from onespike.report.server import LiveServer
+    from onespike.reports import record
+    from onespike.reports.server import LiveServer
 
     def interrupted(server: Any) -> None:
         raise KeyboardInterrupt

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from onespike.neurons.levels import mixed_levels
 from onespike.recipe import Recipe
+from onespike.spikes.levels import mixed_levels
 
 
 class Convolutions(nn.Module):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from onespike.deploy.exports.marks import Site
 from onespike.deploy.exports.onnx_file import _session, translated
 from onespike.deploy.exports.tracing import trace
-from onespike.neurons import AffineFire, DualMultiThreshold, Neuron, ScaleFire
-from onespike.neurons.fire_functions import bounds
-from onespike.neurons.levels import exponential_levels, linear_levels, mixed_levels
+from onespike.neurons import DualMultiThreshold, Neuron, ScaleFire
+from onespike.spikes.fire_functions import bounds
+from onespike.spikes.levels import exponential_levels, linear_levels, mixed_levels
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[onnx]'")
@@ -36,7 +36,7 @@ NEURONS: dict[str, Neuron] = {
     "even": ScaleFire(0.5, 0.5, levels=mixed_levels(8)),
     "positive": ScaleFire(0.3, levels=mixed_levels(8)),
     "negative": ScaleFire(0.0, 0.3, levels=mixed_levels(4)),
-    "constants": AffineFire(
+    "constants": ScaleFire(
         0.5, 0.25, levels=mixed_levels(4), center=torch.tensor(0.75), gain=torch.tensor([[1.0], [4.0]])
     ),
     "channel off": ScaleFire(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,7 @@ from onespike.deploy.exports import Exported
 from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
-from onespike.runtime.validated import parse
+from onespike.runtime.validated import parse, sealed
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
 CASES = {
@@ -56,12 +61,96 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.int8)
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "a" / "network.safetensors")
+    assert "its SHA-256 differs" in refused(tmp_path / "a") and "a SHA-256 differs" in replayed(
+        tmp_path / "a"
+    )
+    record = json.loads((tmp_path / "a" / "network.json").read_text())
+    resealed(tmp_path / "a", record)
     assert runpy.run_path(str(SCRIPT))["replay"](tmp_path / "a")[1] > 0
+
+
+def resealed(folder: Path, record: dict[str, Any]) -> None:
+    """Write a record with the checksums that fit the folder."""
+    digests = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in record["files"]}
+    record = {key: value for key, value in record.items() if key != "sha256"} | {"files": digests}
+    (folder / "network.json").write_text(sealed(record))
+
+
+def refused(folder: Path) -> str:
+    """The one line with which the library refuses a folder."""
+    with pytest.raises(LoadError) as error:
+        Replay.read(folder)(small(Deep)[1][0])
+    assert "\n" not in str(error.value) and str(error.value).endswith("Export it again.")
+    return str(error.value)
+
+
+def replayed(folder: Path) -> str:
+    """The one line with which the script refuses a folder."""
+    ended = subprocess.run([sys.executable, SCRIPT, folder], capture_output=True, text=True, check=False)
+    assert (
+        ended.returncode == 2
+        and ended.stderr.count("\n") == 1
+        and ended.stderr.endswith("Export it again.\n")
+    )
+    return ended.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "a"
+    written(Deep, None, out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["network.json", "network.safetensors", "golden.safetensors", "schema.json"])
+def test_any_damage_is_refused(folder: Path, name: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "a")
+    file = tmp_path / "a" / name
+    contents = file.read_bytes()
+    random = Random(0)
+    for place in random.sample(range(len(contents)), 20):
+        file.write_bytes(contents[:place] + bytes([contents[place] ^ 1]) + contents[place + 1 :])
+        if name != "network.json" or json.loads(contents) != _parsed(file):
+            refused(tmp_path / "a")
+    file.unlink()
+    assert "is missing" in refused(tmp_path / "a")
+    replayed(tmp_path / "a")
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        return None
+
+
+RUNS = {
+    "a library": ("load_library.__call__", ["canary.so"]),
+    "a file that torch makes": ("aten.from_file", ["canary", True, 4]),
+    "a file that torch saves": ("aten.save", [1, "canary"]),
+    "a pickle that NumPy reads": ("load", ["canary.npy", None, True]),
+    "no operation": ("aten.no_such", []),
+    "Python": ("__class__.__subclasses__", []),
+}
+
+
+@pytest.mark.parametrize(("op", "args"), RUNS.values(), ids=RUNS)
+def test_a_record_runs_operations_only(
+    folder: Path, op: str, args: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    record = json.loads((folder / "network.json").read_text())
+    record["nodes"][0] |= {"op": op, "args": args, "kwargs": {}}
+    resealed(tmp_path / "a", record)
+    assert "what it says does not fit together" in refused(tmp_path / "a")
+    replayed(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_the_script_is_short() -> None:
     lines = SCRIPT.read_text().splitlines()
-    assert len(lines) <= 100
+    assert len(lines) <= 110
     assert all(len(line) <= 125 for line in lines)
 
 
@@ -133,12 +222,12 @@ def test_record_and_schema(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
     published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
     assert json.loads(published.read_text()) == schema()
-    assert record["version"] == 1 and record["facts"] == {"scale": 0.25}
+    assert record["version"] == 2 and record["facts"] == {"scale": 0.25}
     ops = {node["op"] for node in record["nodes"]}
     assert {"spikes.fire", "spikes.linear", "spikes.conv"} <= ops
     events = Replay.read(tmp_path / "a")(small(Convolutions)[1][0]).counts
     assert np.prod(record["sites"][events[0][0]]["shape"]) == events[0][1].numel()
-    (tmp_path / "a" / "network.json").write_text('{"format": 1}')
+    (tmp_path / "a" / "network.json").write_text('{"version": 2, "format": 1}')
     with pytest.raises(LoadError, match="the file is damaged"):
         Replay.read(tmp_path / "a")
 

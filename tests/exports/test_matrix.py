@@ -108,7 +108,6 @@ FORMS = {
     name + ("-integer" if integer and len(known.forms) > 1 else ""): (name, integer)
     for name, known in FORMATS.items()
     for integer in known.forms
-    if name != "aoti"  # compiles C++
 }
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import onespike
-from onespike.doctor.findings import _outliers
-from onespike.doctor.outliers import outliers
+from onespike.diagnosis.findings import _outliers
+from onespike.diagnosis.outliers import outliers
 from onespike.tasks import Language
 
 

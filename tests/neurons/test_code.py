@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onespike import kernels
 from onespike.energy.spike_counts import totals
-from onespike.neurons import NEURONS, AffineFire, Code, Scale, ScaleFire
+from onespike.neurons import NEURONS, Scale, ScaleFire, SpikeCode, fire_function
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)) * 3
 
@@ -28,7 +28,7 @@ def test_a_value_is_its_decoded_spikes(name: str, sides: tuple[float, float]) ->
 
 def test_populations_offsets_and_gains_add_up() -> None:
     gain, center = 2.0 ** torch.arange(-1.0, 3.0)[:, None], torch.linspace(-1, 1, 6)
-    cell = AffineFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), center=center, offset=center / 2, gain=gain)
+    cell = ScaleFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), center=center, offset=center / 2, gain=gain)
     x = X[:4]
     code, spikes = cell.code(), cell.spikes(x)
     by_hand = sum(
@@ -40,9 +40,9 @@ def test_populations_offsets_and_gains_add_up() -> None:
 
 
 def test_a_constant_that_is_zero_is_no_offset() -> None:
-    cell = AffineFire(0.5, levels=(1,), center=torch.tensor(0.5), offset=torch.tensor(0.0))
+    cell = ScaleFire(0.5, levels=(1,), center=torch.tensor(0.5), offset=torch.tensor(0.0))
     assert cell.code().offset is None
-    assert ScaleFire(0.5, levels=(1,)).code() == Code(torch.tensor(0.5), None, (1,))
+    assert ScaleFire(0.5, levels=(1,)).code() == SpikeCode(torch.tensor(0.5), None, fire_function((1,)))
 
 
 def test_the_code_follows_the_scale() -> None:

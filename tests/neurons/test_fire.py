@@ -21,8 +21,8 @@ from onespike.neurons import (
     linear_levels,
     mixed_levels,
 )
-from onespike.neurons.fire_functions import ROUNDINGS
 from onespike.passes.layout import digit_levels
+from onespike.spikes.fire_functions import ROUNDINGS
 
 SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
 
@@ -130,7 +130,7 @@ def test_closed_forms_of_the_nearest_level(step: float) -> None:
             jumps = torch.tensor(bounds(levels, "nearest"))
             a = torch.cat([coordinates(levels, torch.float32, step), neighbors(jumps)])
             a = a[~a.isnan()]
-            assert function.func is not fire  # type: ignore[attr-defined]
+            assert function.pattern is not None
             assert torch.equal(bits(function(a)), bits(fire(a, levels, "nearest"))), (levels, step)
 
 
@@ -154,7 +154,7 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
         (mixed_levels(8), "nearest", "fire_mixed"),
         (mixed_levels(64, 8), "nearest", "fire_mixed"),
         (mixed_levels(1), "nearest", "fire_linear"),
-        (mixed_levels(3, 22), "nearest", "fire"),
+        (mixed_levels(3, 22), "nearest", "fire_at"),
         (mixed_levels(3, 21), "nearest", "fire_mixed"),
         (exponential_levels(8), "nearest", "fire_mixed"),
         (linear_levels(8), "nearest", "fire_linear"),
@@ -164,14 +164,14 @@ def test_the_sweep_tells_a_form_that_is_nearly_right(wrong: str) -> None:
         ((1, 2, 3, 4, 6, 11), "paper", "fire_lookup"),
         ((1, 2, 3, 4, 6, 11), "nearest", "fire_lookup"),
         ((3, 2**15 - 1), "nearest", "fire_lookup"),
-        ((3, 2**18), "nearest", "fire"),
+        ((3, 2**18), "nearest", "fire_at"),
         ((2, 3), "paper", "fire_lookup"),
         ((1, 3, 4), "paper", "fire_lookup"),
     ],
 )
 def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     function = fire_function(levels, rounding)
-    assert function.func.__name__ == name  # type: ignore[attr-defined]
+    assert function.form.func.__name__ == name  # type: ignore[attr-defined]
     a = torch.cat(
         [coordinates(levels, torch.float32, 0.7), neighbors(torch.tensor(bounds(levels, rounding)))]
     )

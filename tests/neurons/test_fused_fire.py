@@ -20,7 +20,6 @@ from contract.neuron_contract import DTYPES, bits, inputs
 from onespike.kernels import build as native
 from onespike.neurons import (
     NEURONS,
-    AffineFire,
     Neuron,
     Scale,
     ScaleFire,
@@ -166,11 +165,11 @@ def test_constants_around_spikes_and_steps_along_any_axes() -> None:
     cells = [
         ScaleFire(head, 0.3, levels=LEVELS["mixed:8"], scale=Scale(0.3)),
         ScaleFire(wide, off, levels=LEVELS["table"], rounding="nearest"),
-        AffineFire(0.5, 0.25, levels=(1, 2, 3), center=torch.tensor(0.3)),
-        AffineFire(wide, head, levels=LEVELS["mixed:8"], center=wide - 0.5, gain=row, scale=Scale(0.7)),
-        AffineFire(head, head, levels=(1, 2), center=wide - 0.5, offset=head, gain=row),
+        ScaleFire(0.5, 0.25, levels=(1, 2, 3), center=torch.tensor(0.3)),
+        ScaleFire(wide, head, levels=LEVELS["mixed:8"], center=wide - 0.5, gain=row, scale=Scale(0.7)),
+        ScaleFire(head, head, levels=(1, 2), center=wide - 0.5, offset=head, gain=row),
     ]
-    keys = AffineFire(head, 0.0, levels=(1, 2, 5), gain=row.mT, center=wide.mT - 0.4)
+    keys = ScaleFire(head, 0.0, levels=(1, 2, 5), gain=row.mT, center=wide.mT - 0.4)
     views = [(cell, x) for cell in cells for x in (q, k, v, v.contiguous(), q.double(), q[:, :, :, :].half())]
     views += [(keys, k.transpose(-2, -1))]
     for cell, x in views:
@@ -186,7 +185,7 @@ def test_constants_around_spikes_and_steps_along_any_axes() -> None:
 @needs_kernels
 def test_plans_follow_the_tensors_that_they_point_to() -> None:
     x = inputs()[:12].reshape(2, 6)
-    cell = AffineFire(torch.rand(6) + 0.1, 0.2, levels=(1, 2, 3), scale=Scale(0.5))
+    cell = ScaleFire(torch.rand(6) + 0.1, 0.2, levels=(1, 2, 3), scale=Scale(0.5))
     twin = copy.deepcopy(cell)
     for change in (
         lambda: cell.scale.set_(0.25),
@@ -204,7 +203,7 @@ def test_plans_follow_the_tensors_that_they_point_to() -> None:
 @needs_kernels
 def test_what_the_kernel_does_not_know_goes_the_plain_way() -> None:
     x = inputs()[:12].reshape(2, 2, 3)
-    gains = AffineFire(0.5, levels=(1, 2), gain=torch.tensor([1.0, 2.0, 0.5]))  # they differ within a row
+    gains = ScaleFire(0.5, levels=(1, 2), gain=torch.tensor([1.0, 2.0, 0.5]))  # they differ within a row
     assert gains.fused(x, decoded=True) is None
     assert torch.equal(gains(x), plain(gains, x, decoded=True))
     spread = ScaleFire(

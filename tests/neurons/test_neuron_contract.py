@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ for _name in NEURONS:
 
 
 def test_the_registry_is_complete() -> None:
-    assert sorted(NEURONS) == ["affine-sfn", "dual-if", "dual-mtn", "if", "mean", "mtn", "sfn", "uniform"]
+    assert sorted(NEURONS) == ["dual-if", "dual-mtn", "if", "mean", "mtn", "sfn", "uniform"]
     assert all(kind.name == name for name, kind in NEURONS.items())
-    assert sum(name.startswith("Test") for name in globals()) == len(NEURONS)
+    assert sum(name.startswith("Test") for name in globals()) == len(NEURONS) + 1  # that of docs/extending.md
 
 
 def test_registering_twice_is_refused() -> None:
@@ -42,3 +44,23 @@ def test_the_contract_can_fail() -> None:
             Broken().test_forward_is_decode_of_spikes_bit_for_bit(DTYPES[0])
     finally:
         del NEURONS["careless"]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+[_example] = [
+    example.source
+    for example in doctest.DocTestParser().get_examples(PAGE.read_text(encoding="utf-8"))
+    if "@neuron(" in example.source
+]
+exec("import torch\n" + _example)  # as a module of the reader's own: pickle must find the class
+NEURONS.pop("ternary")
+
+
+class TestTernary(NeuronContract):
+    """The neuron of the page that tells its reader to inherit these tests."""
+
+    name = "ternary"
+
+    @pytest.fixture(autouse=True)
+    def registered(self, monkeypatch):
+        monkeypatch.setitem(NEURONS, "ternary", globals()["Ternary"])

@@ -10,12 +10,23 @@ import torch
 from small_networks import ALL, attention, convolutional, divergence, start, tokens
 from torch import nn
 
-from onespike import convert, metered
+from onespike import convert, metered, preset, spike
 from onespike.conversion.attach import named_neurons
 from onespike.errors import UsageError
-from onespike.neurons import AffineFire, ScaleFire
-from onespike.passes import PASSES, PassContext, chain, check_passes, parse_passes, statistics
+from onespike.neurons import ScaleFire
+from onespike.passes import (
+    PASSES,
+    PassContext,
+    calibration_pass,
+    chain,
+    check_passes,
+    check_recipe,
+    parse_passes,
+    statistics,
+)
+from onespike.passes.base import STEPS
 from onespike.passes.budget import spending
+from onespike.passes.chaining import improve
 from onespike.passes.correct import weighted_mean
 from onespike.passes.layout import digit_levels
 from onespike.passes.statistics import Fisher, fisher, judged
@@ -23,7 +34,7 @@ from onespike.runtime.forward import evaluating
 
 
 def test_centered_neuron_by_hand():
-    cell = AffineFire(
+    cell = ScaleFire(
         0.5, 0.5, levels=(1, 2, 3, 5), center=torch.tensor([1.0, -2.0]), offset=torch.tensor([1.25, 0.0])
     )
     x = torch.tensor([[2.1, -2.9], [1.2, -2.2]])
@@ -34,14 +45,16 @@ def test_centered_neuron_by_hand():
 
 def test_without_constants_it_is_the_plain_neuron_bit_for_bit():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 3
-    plain, affine = (kind(0.3, 0.2, levels=(1, 2, 3, 5, 9)) for kind in (ScaleFire, AffineFire))
+    levels = (1, 2, 3, 5, 9)
+    plain = ScaleFire(0.3, 0.2, levels=levels)
+    affine = ScaleFire(0.3, 0.2, levels=levels, center=torch.zeros(()), gain=torch.ones(()))
     assert torch.equal(plain(x), affine(x))
 
 
 def test_gain_is_an_exact_change_of_step():
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     gain = torch.tensor([[1.0], [0.25], [4.0], [2.0**30]])
-    cell = AffineFire(0.1, 0.1, levels=tuple(range(1, 99)), gain=gain)
+    cell = ScaleFire(0.1, 0.1, levels=tuple(range(1, 99)), gain=gain)
     for row, factor in enumerate((0.1, 0.025, 0.4)):
         assert torch.equal(
             cell.counts(x)[row],
@@ -51,7 +64,7 @@ def test_gain_is_an_exact_change_of_step():
         ), factor
     assert not cell(x)[3].any()  # silent
     with pytest.raises(UsageError, match="power of two"):
-        AffineFire(0.1, levels=(1,), gain=torch.tensor(3.0))
+        ScaleFire(0.1, levels=(1,), gain=torch.tensor(3.0))
 
 
 @pytest.mark.parametrize("levels", [tuple(range(1, 9)), digit_levels(2, 64)])
@@ -62,7 +75,7 @@ def test_its_value_in_one_pass_is_the_decoded_count(levels):
     x[0, 0, 0], x[1, 1, 1], x[2, 2, 2] = torch.nan, torch.inf, -torch.inf
     step, center, offset = (torch.rand(6, generator=generator) + 0.01 for _ in range(3))
     gain = torch.tensor([1.0, 0.5, 4.0, 1.0, 2.0**30]).view(5, 1)
-    cell = AffineFire(
+    cell = ScaleFire(
         step, step * 2, levels=levels, rounding="nearest", center=center, offset=offset, gain=gain
     )
     for given in (x, x.bfloat16()):
@@ -254,7 +267,7 @@ def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, ke
         "onespike.passes.statistics.divergences",
         lambda states, given, batches: torch.tensor([found[state] for state in states]),
     )
-    given = PassContext(nn.Identity(), [None] * len(before))
+    given = PassContext(nn.Identity(), list(torch.zeros(len(before), 1).split(1)))
     chosen = judged("state", [str(index) for index in range(len(others))], given, range(len(before)))
     assert chosen == ("state" if kept is None else str(kept))
 
@@ -325,3 +338,42 @@ def test_conflicting_passes_are_named(monkeypatch):
     monkeypatch.setitem(base.CONFLICTS, "layout", ("center",))
     with pytest.raises(UsageError, match="'layout' and 'center' exclude each other"):
         check_passes(("layout", "center"))
+
+
+def test_fixed_thresholds_and_passes_are_refused_together():
+    recipe = preset("sformer", passes=("nearest", "allocate"), budget=0.2, fixed=(("*", 1.0, 1.0),))
+    message = (
+        r"^fixed '\*' and the passes nearest, allocate would both set thresholds\. "
+        r"Leave fixed out, or take the preset sformer, which has no passes\.$"
+    )
+    with pytest.raises(UsageError, match=message):
+        check_recipe(recipe)
+    with pytest.raises(UsageError, match=message):
+        spike(nn.Linear(2, 2), [torch.zeros(2, 2)], recipe)
+    assert check_recipe(recipe.replace(fixed=())) == ("nearest", "allocate")
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
+    """Without a budget, the energy of before would take them back."""
+
+    @calibration_pass("finer", steps=steps)
+    def finer(state, context):
+        sites = {s: t for s, t in state.spiking.items() if t.role == "activation"}
+        return state.with_sites(
+            {s: {"positive": t.positive / 2, "negative": t.negative / 2} for s, t in sites.items()}
+        )
+
+    try:
+        state, given = start(attention(), tokens())
+        recipe = state.recipe.replace(passes=("finer",))
+        if not steps:
+            with pytest.raises(UsageError, match=r"finer multiplies all steps by one factor.*steps=True"):
+                improve(given.model, given.inputs, state.thresholds, recipe)
+            return
+        found = improve(given.model, given.inputs, state.thresholds, recipe)
+        fired = [site for site, t in state.spiking.items() if t.role == "activation"]
+        assert all(torch.equal(2 * found[s].positive, state.thresholds[s].positive) for s in fired)
+    finally:
+        PASSES.pop("finer")
+        STEPS.discard("finer")

@@ -60,7 +60,7 @@ def test_the_best_preset_runs_all_of_its_passes(few_held, monkeypatch):
         return lambda batches: batches
 
     snn = spike(model, inputs, "best", energy="counts", progress=progress)
-    assert stages[0] == ("calibrating", 3) and ("tuning", 2) in stages
+    assert stages[0] == ("calibrating", 6) and ("tuning", 2) in stages
     with torch.inference_mode(), onespike.metered(snn) as ledger:
         for x in inputs:
             snn(x)
@@ -93,4 +93,4 @@ def test_passes_that_never_ran_are_refused():
 
 def test_a_mistake_in_the_passes_is_named_before_anything_runs():
     with pytest.raises(UsageError, match="unknown pass 'alocate'"):
-        spike(None, [], passes=("alocate",))
+        spike(torch.nn.Linear(2, 2), [], passes=("alocate",))

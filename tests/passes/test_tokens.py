@@ -16,21 +16,21 @@ from onespike.deploy.integer import optimize_
 from onespike.deploy.products import linear_form
 from onespike.energy.binary_lanes import prove
 from onespike.errors import UsageError
-from onespike.neurons import AffineFire
-from onespike.neurons.code import COARSEST, FINEST, row_gain
+from onespike.neurons import ScaleFire
 from onespike.passes import chain
 from onespike.passes.layout import FARTHEST, reaching
 from onespike.runs import storage
 from onespike.runtime.forward import evaluating
+from onespike.spikes.code import COARSEST, FINEST, row_gain
 
 NAMES = ("nearest", "layout", "center", "tokens", "allocate")
 LEVELS = tuple(range(1, 40))
 
 
-def cell(**changes: Tensor) -> AffineFire:
+def cell(**changes: Tensor) -> ScaleFire:
     generator = torch.Generator().manual_seed(5)
     step, center = torch.rand(6, generator=generator) / 4 + 0.05, torch.randn(6, generator=generator) / 9
-    return AffineFire(step, step, levels=LEVELS, center=center, typical=torch.tensor(0.7), **changes)
+    return ScaleFire(step, step, levels=LEVELS, center=center, typical=torch.tensor(0.7), **changes)
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
@@ -66,9 +66,10 @@ def test_the_gain_is_the_nearest_power_of_two_in_the_logarithm():
 def test_every_row_is_a_neuron_with_steps_of_its_own():
     neuron, x = cell(), rows(4, 7)
     gain = row_gain(x - neuron.center, neuron.typical)
-    fixed = AffineFire(neuron.positive, neuron.negative, levels=LEVELS, center=neuron.center, gain=gain)
+    fixed = ScaleFire(neuron.positive, neuron.negative, levels=LEVELS, center=neuron.center, gain=gain)
     assert torch.equal(neuron(x), fixed(x)) and torch.equal(neuron.counts(x), fixed.counts(x))
-    assert torch.equal(neuron.plain(x), fixed(x))
+    code = neuron.code()
+    assert torch.equal(code.settled(x).decode(code.fire(x)), fixed(x))
     settled = neuron.settled(x)
     assert torch.equal(settled.decode(settled.counts(x)), neuron(x)) and not settled.settles
     assert torch.equal(neuron.code().coordinate(x), (x - neuron.center) / gain)
@@ -98,10 +99,10 @@ def test_gradients_pass_through_rows_of_any_size():
 
 
 def test_the_neuron_refuses_what_it_cannot_do():
-    with pytest.raises(UsageError, match=r"neuron\.settled"):
+    with pytest.raises(UsageError, match=r"code\.settled"):
         cell().decode(torch.ones(2, 6))
     with pytest.raises(UsageError, match="one finite number above 0"):
-        AffineFire(0.1, levels=(1,), typical=torch.tensor(0.0))
+        ScaleFire(0.1, levels=(1,), typical=torch.tensor(0.0))
 
 
 @pytest.mark.parametrize("path", [None, *kernels.paths()])

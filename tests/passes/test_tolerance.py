@@ -11,7 +11,6 @@ from onespike import calibrate, metered, preset, spike
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError
 from onespike.passes import chain, improve, statistics, tolerance
 from onespike.passes.budget import Spent, fit, measured, spending
-from onespike.passes.chaining import parted
 from onespike.passes.tolerance import by_labels, judged
 from onespike.recipe import DEFAULT, PRESETS, Recipe
 from onespike.tasks import Inferred
@@ -119,7 +118,6 @@ def test_the_default_is_passes_within_a_budget_and_the_paper_stays_exact():
 
 
 def test_the_default_takes_one_batch_and_convolutions():
-    assert [len(part) for part in parted([torch.zeros(8, 2)])] == [2, 2, 2, 2]
     x = torch.randn(16, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     snn = spike(convolutional(), [x], budget=0.04)
     assert snn(x).shape == (16, 3)
@@ -147,7 +145,7 @@ def test_validation_data_of_another_kind():
     model, inputs = attention(), tokens(8)
     for labels, message in (
         (None, "these labels do not say whether an answer is right. Leave the validation data out."),
-        (torch.full((len(inputs[0]),), 1000), "the network's classes, and some are not. Give others."),
+        (torch.full((len(inputs[0]),), 1000), "the data has label 1000, and the network has 5 classes"),
     ):
         with pytest.raises(OnespikeError, match=message):
             spike(model, inputs, passes=QUICK, max_drop=0.05, validation=[(inputs[0], labels)])

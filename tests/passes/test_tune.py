@@ -11,9 +11,9 @@ from small_networks import attention, start, tokens
 
 from onespike.energy import READINGS
 from onespike.errors import UsageError
-from onespike.neurons.fire_functions import fire_function
 from onespike.passes import chain, statistics
 from onespike.passes.budget import spending
+from onespike.spikes import SpikeCode, fire_function
 
 tuning = importlib.import_module("onespike.passes.tune")
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -23,11 +23,14 @@ ALL = ("nearest", "layout", "positions", "center", "allocate")
 def short(monkeypatch):
     monkeypatch.setattr(tuning, "STEPS", 30)
     monkeypatch.setattr(tuning, "EVERY", 10)
+    monkeypatch.setattr(tuning, "HOPELESS", 4)  # all steps, whatever they gain
     monkeypatch.setattr(statistics, "HELD", 16)
 
 
 def site(levels=(1, 2, 3), column="counts", drives=True):
-    return tuning._Site(fire_function(levels, "nearest"), levels[-1], True, READINGS[column], drives, 2.0)
+    return tuning.Learned(
+        SpikeCode(tuning.ONE, tuning.ONE, fire_function(levels, "nearest")), READINGS[column], drives, 2.0
+    )
 
 
 def test_gradients_by_hand():
@@ -92,9 +95,9 @@ def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monke
         assert torch.equal(threshold.positive, resumed.thresholds[name].positive)
 
 
-def test_one_batch_is_too_few():
-    model, inputs = attention(), tokens(16)
+def test_one_input_is_too_few():
+    model, inputs = attention(), tokens(1)
     state, given = start(model, inputs, budget=0.3)
     state = chain(state, given, ALL)
-    with pytest.raises(UsageError, match="two calibration batches"):
+    with pytest.raises(UsageError, match="two calibration inputs"):
         tuning.tune(state, given)

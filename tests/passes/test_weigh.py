@@ -107,8 +107,8 @@ def test_a_curve_is_weighted_by_its_steps():
 def test_a_trained_transformer_at_equal_energy():
     """The bundled vision transformer averages its tokens, and its last layers' errors have one sign in many of them."""
     loaded = load_model("bundled:cifar10-vit")
-    every = runs.Inputs(limit(runs.choose("bundled:cifar10-calibration", None), 160), loaded, 32)
-    inputs, others = [every[i] for i in range(3)], [every[i] for i in (3, 4)]
+    every = list(runs.Inputs(limit(runs.choose("bundled:cifar10-calibration", None), 160), loaded))
+    inputs, others = every[:12], every[12:]
     model = loaded.model.eval()
     state, given = start(model, inputs, budget=0.1)
     plain, better = chain(state, given, FAST), chain(state, given, (*FAST, "weigh"))

@@ -11,7 +11,7 @@ from torch import nn
 from onespike import Recipe, calibrate, convert, runs
 from onespike.adapters import LoadedModel
 from onespike.passes import improve
-from onespike.report import record as gather
+from onespike.reports import record as gather
 from onespike.tasks import Classification, Items, Task
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"

@@ -11,8 +11,8 @@ from report_record import HOSTILE, make_record
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.recipe import preset
-from onespike.report import html as page
-from onespike.report.record import gather
+from onespike.reports import html as page
+from onespike.reports.record import gather
 
 
 @pytest.fixture(scope="module")

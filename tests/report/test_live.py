@@ -6,6 +6,7 @@ import base64
 import http.client
 import io
 import json
+import resource
 import socket
 import struct
 import threading
@@ -21,8 +22,8 @@ from onespike import runs
 from onespike.adapters import load_model
 from onespike.errors import OnespikeError
 from onespike.recipe import preset
-from onespike.report.live import Session, picture
-from onespike.report.server import LARGEST, LiveServer
+from onespike.reports.live import Session, picture
+from onespike.reports.server import LARGEST, LiveServer
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,36 @@ def test_bad_input_is_one_message(server, case):
 def test_too_much_is_not_read(server):
     status, found = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
     assert status == 400 and "at most 64 MB" in found["error"]
+
+
+def test_bytes_on_their_way_are_bounded(server, png):
+    """Twelve uploads of 63 MB that stop before their end: two have room, and the others are refused at once."""
+    size, replies, open_connections = 63 * 2**20, [], []
+    part = bytes(size - 1)
+    before = resident()
+    for _ in range(12):
+        connection = socket.create_connection(server.server_address[:2], timeout=2)
+        open_connections.append(connection)
+        length = f"Content-Length: {size}\r\n\r\n".encode()
+        connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length)
+        try:
+            replies.append(b"".join(iter(lambda: connection.recv(1 << 16), b"")))  # noqa: B023
+        except TimeoutError:  # it has room
+            connection.settimeout(60)
+            connection.sendall(part)
+    refused = b'{"error": "inputs of over 128 MB are on their way. Try again later."}'
+    assert len(replies) == 10 and all(b" 503 " in reply and reply.endswith(refused) for reply in replies)
+    assert resident() - before < 3 * size
+    for connection in open_connections:
+        connection.close()
+    while server.sizes:
+        time.sleep(0.01)
+    assert ask(server, "suffix=.png", png)[0] == 200
+
+
+def resident() -> int:
+    """The bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 LIVE = b"Host: localhost\r\nX-Onespike: live\r\n"

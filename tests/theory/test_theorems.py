@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -167,3 +168,11 @@ def test_the_fire_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not row.holds
     assert row.margin < 0
     assert row.counterexample.startswith("mixed:1 at a=")
+
+
+def test_theorem_1_is_false_as_printed_and_the_page_says_so() -> None:
+    """At v(0) = θ, which the paper allows, with its N ≥ T + 1: one by integrate-and-fire, 4/3 by one step."""
+    claim = theorem_1([ONE] * 3, ONE, initial=ONE, count=4, unchecked=True)
+    assert (claim.left, claim.right) == ((ONE,), (Fraction(4, 3),))
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+    assert "$T = 3$ the first gives 1 and the second 4/3" in page

@@ -5,6 +5,7 @@ from onespike.adapters import detectron2 as detectron2
 from onespike.adapters import timm as timm
 from onespike.adapters import torchvision as torchvision
 from onespike.adapters import transformers as transformers
+from onespike.adapters import user_file as user_file
 from onespike.adapters.base import ADAPTERS as ADAPTERS
 from onespike.adapters.base import Adapter as Adapter
 from onespike.adapters.base import LoadedModel as LoadedModel

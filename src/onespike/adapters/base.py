@@ -33,7 +33,7 @@ class LoadedModel:
         spec: the user's request, `ADAPTER:NAME`.
         transform: an RGB image → the network's input, without the batch dimension.
         preprocessing: the transform in one readable line.
-        weights: `pretrained`, `bundled`, `random`, or the name of the file.
+        weights: `pretrained`, `bundled`, `own` (of the user's code), `random`, or the name of the file.
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
         class_names: one name per class, if known.
         class_ids: one WordNet id per class, if known.
@@ -147,7 +147,8 @@ def load_model(
     """Load the network that `spec` names, in evaluation mode.
 
     Args:
-        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG` or `bundled:NAME`.
+        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG`, `bundled:NAME` or
+            `python:FILE.py:FACTORY`, which runs that file.
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes; not needed for a folder that holds them.
         random_weights: leave the network as it is initialized.

@@ -136,11 +136,14 @@ def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _read_safetensors(path: Path) -> object:
     require("safetensors", "cli", str(path))
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        tensors = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            tied = file.metadata() or {}  # names of tensors that are stored once
+        return {name: tensors[other] for name, other in tied.items() if other in tensors} | tensors
     except SafetensorError as error:
         raise _broken(path, first_line(error)) from error
     except OSError as error:

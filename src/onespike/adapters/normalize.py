@@ -27,8 +27,12 @@ KNOWN: dict[str, Normalization] = {
 """The normalizations of published networks, which are often confused with each other."""
 
 
-def normalization(transform: Callable[[Image], Tensor]) -> Normalization | None:
+def normalization(
+    transform: Callable[[Image], Tensor], size: tuple[int, int] = (256, 256)
+) -> Normalization | None:
     """Return what a transform subtracts and divides by, from a black and a white image; None if it does neither.
+
+    A transform of the user's own may take images of one size only: give one that it has taken.
 
     >>> from onespike.adapters.bundled import to_input
     >>> mean, std = normalization(to_input)
@@ -37,7 +41,7 @@ def normalization(transform: Callable[[Image], Tensor]) -> Normalization | None:
     """
     from PIL import Image
 
-    black, white = (transform(Image.new("RGB", (256, 256), color)) for color in ("black", "white"))
+    black, white = (transform(Image.new("RGB", size, color)) for color in ("black", "white"))
     if not isinstance(black, Tensor) or black.dim() != 3 or len(black) != 3:
         return None
     low, high = black.flatten(1).double().mean(1), white.flatten(1).double().mean(1)
@@ -62,6 +66,8 @@ def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
         raise UsageError(
             "a normalization is three means and three positive deviations, such as --mean 0.5,0.5,0.5."
         )
+    if loaded.spec.startswith("python:"):
+        raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out --mean.")
     old, transform = normalization(loaded.transform), loaded.transform
     if old is None:
         raise UsageError(

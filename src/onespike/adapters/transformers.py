@@ -25,6 +25,7 @@ from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_d
 from onespike.adapters.detection import backbone_of, padded, processed
 from onespike.adapters.writing import causal, encoder, takes_first
 from onespike.errors import LoadError, UsageError, out_of_memory
+from onespike.runtime.validated import understood
 from onespike.tasks import Classification
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _loaded(spec: str, source: Source, config: Any, processor: Any, model: nn.Mo
     return LoadedModel(
         model=model,
         spec=spec,
-        transform=image_transform(processor),
+        transform=image_transform(processor, spec),
         preprocessing=_describe(processor),
         weights=source.describe(),
         attention=_attention(model),
@@ -124,11 +125,12 @@ def _kind(config: Any) -> str | None:
     return _head(config)[0]
 
 
-def image_transform(processor: Any) -> Callable[[Image], Tensor]:
+def image_transform(processor: Any, spec: str) -> Callable[[Image], Tensor]:
     """Return an image processor as a function of one image."""
 
     def transform(image: Image) -> Tensor:
-        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        with understood(f"{spec}: the image processor", "Mend its preprocessor_config.json."):
+            pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
     return transform

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
+from onespike.calibration.decoding import decoding_sites
 from onespike.calibration.observers import Histogram, Maximum
-from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import SiteThreshold, Thresholds, calibrated_by
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS, parse_levels
 from onespike.recipe import Recipe
-from onespike.runtime.batches import call, count, inputs_of, to
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.batches import call, count, inputs_of, readable, to
+from onespike.runtime.blocks import blocks_of
+from onespike.runtime.forward import check_network, device_of, evaluating
 from onespike.runtime.lockstep import in_turn
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
 from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
 from onespike.sites.unfused import plain
+
+ROUNDING = 2.0**-23
+"""Differences up to this share of an output's spread are those of float32."""
 
 
 class _SiteObserver:
@@ -110,29 +115,29 @@ def calibrate(
     ['0:linear0_input', '2:linear0_input']
     """
     recipe = recipe or Recipe()
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"calibrate: the network must be a torch.nn.Module, not {type(model).__name__}.")
+    check_network("calibrate", model)
     if any(isinstance(module, Places) for module in model.modules()):
         raise UsageError("calibrate: this network is converted already. Call revert_ on it first.")
     observers: dict[Site, _SiteObserver] = {}
     activations, device, outputs = recipe.placement == "activation", device_of(model), _Variation()
 
+    def observe(padding: Tensor | None, site: Site, x: Tensor) -> None:
+        observer = observers.get(site)
+        if observer is None:
+            observer = observers[site] = _SiteObserver(site, x, recipe)
+        if x.numel():  # a detector that finds nothing hands nothing to its later stages
+            for part in without_padding(site, x, padding):
+                observer.update(site, part)
+
     def observed(batch: Any) -> tuple[int, Trace]:
-        padding, size = mask_of(batch), count(batch)
-
-        def observe(site: Site, x: Tensor) -> None:
-            observer = observers.get(site)
-            if observer is None:
-                observer = observers[site] = _SiteObserver(site, x, recipe)
-            if x.numel():  # a detector that finds nothing hands nothing to its later stages
-                for part in without_padding(site, x, padding):
-                    observer.update(site, part)
-
-        tracer = Tracer(model, observe, activations, varying)
-        outputs.update(call(tracer.run, batch), size)
+        size = count(batch)
+        tracer = Tracer(model, partial(observe, mask_of(batch)), activations, varying)
+        with readable("calibrate", batch):
+            outputs.update(call(tracer.run, batch), size)
+        first[:] = first or [batch]
         return size, tracer.trace
 
-    samples, trace, varying = 0, Trace(), set[Site]()
+    samples, trace, varying, first = 0, Trace(), set[Site](), list[Any]()
     with evaluating(model), plain(model):
         inputs = (to(inputs_of(model, batch), device) for batch in progress(batches))
         # a batch without inputs has nothing to observe
@@ -142,8 +147,10 @@ def calibrate(
                 facts.first = number
             samples, trace = samples + size, joined(trace, of_batch)
             varying.update(site for site, facts in trace.sites.items() if facts.varies)
+        if first and blocks_of(model) is None:
+            trace.sites |= decoding_sites(model, first[0], trace, partial(observe, None))
     trace = merge_traces(processes.exchange(trace))
-    samples, varies = sum(processes.exchange(samples)), _vary(processes.exchange(outputs))
+    samples, outputs = sum(processes.exchange(samples)), reduce(_Variation.merge, processes.exchange(outputs))
     if not samples:
         raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
     if not trace.sites and not trace.uncovered:
@@ -156,9 +163,9 @@ def calibrate(
             "calibrate: placement 'activation' puts neurons in place of ReLUs, and this network has none. "
             "Use placement='synapse'."
         )
-    if not trace.output_depends or (samples > 1 and not varies):
+    if not trace.output_depends or (samples > 1 and not outputs.varies):
         raise CalibrationError(
-            f"calibrate: the network's output is the same for all {samples} inputs. "
+            f"calibrate: the network's {' and '.join(outputs.first) or 'output'} is the same for all {samples} inputs. "
             "Check its weights, and that the calibration inputs differ."
         )
     if processes.count > 1:
@@ -173,38 +180,51 @@ def _observed(processes: Processes, mine: _SiteObserver | None) -> _SiteObserver
 
 
 class _Variation:
-    """Whether a network's floating-point outputs ever differ between two inputs."""
+    """Whether any of a network's floating-point outputs differs between two inputs, beyond rounding."""
 
     def __init__(self) -> None:
-        self.first: list[Tensor] | None = None
+        self.first: dict[str, Tensor] = {}  # name → the output for the first input
         self.varies = False
 
     def update(self, output: Any, size: int) -> None:
-        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
-        if any(bool(x.isnan().any()) for x in leaves):
-            raise CalibrationError(
-                "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
-            )
-        rows = [x for x in leaves if x.dim() and len(x) == size]
-        if not rows or len(rows) < len(leaves):  # not one row per input: nothing to compare
-            self.varies = True
+        try:
+            leaves = [(keystr(path), x) for path, x in tree_flatten_with_path(output)[0]]
+        except ValueError:  # a library's class of results that torch cannot name the parts of
+            leaves = [(f" {place}", x) for place, x in enumerate(tree_leaves(output))]
+        named = {f"output{name}": x for name, x in leaves if isinstance(x, Tensor) and x.is_floating_point()}
+        for name, x in named.items():
+            if bool(x.isnan().any()):
+                raise CalibrationError(
+                    f"calibrate: the network's {name} holds NaN. Check the weights, or calibrate in float32."
+                )
+        if not named or any(not x.dim() or len(x) != size for x in named.values()):
+            self.varies = True  # not one row per input: nothing to compare
             return
-        if self.first is None:
-            self.first = [x[0].cpu().clone() for x in rows]
-        self.varies = self.varies or any(
-            x[0].shape != first.shape or bool((x != first.to(x.device)).any())
-            for x, first in zip(rows, self.first, strict=False)
-        )
+        for name, x in named.items():
+            first = self.first.setdefault(name, x[0].cpu().clone())
+            self.varies = self.varies or _differ(x, first.to(x.device))
+
+    def merge(self, other: _Variation) -> _Variation:
+        """Add what another process has seen; return self."""
+        both = self.first.keys() & other.first.keys()
+        self.varies |= other.varies or any(_differ(other.first[n][None], self.first[n]) for n in both)
+        self.first = other.first | self.first
+        return self
 
 
-def _vary(parts: Sequence[_Variation]) -> bool:
-    """Return whether the outputs differ within one process's share, or between two shares."""
-    firsts = [part.first for part in parts if part.first is not None]
-    return any(part.varies for part in parts) or any(
-        a.shape != b.shape or not torch.equal(a, b)
-        for other in firsts[1:]
-        for a, b in zip(firsts[0], other, strict=False)
-    )
+def _differ(x: Tensor, first: Tensor) -> bool:
+    """Return whether an output differs from the first input's, relative to its own spread.
+
+    An output without any spread, such as that of a head of zeros that is yet to be trained, shows nothing of its input.
+    """
+    if x.shape[1:] != first.shape:
+        return True
+    gap = x.float() - first.float()
+    finite = gap.isfinite()
+    if not bool(finite.any()):
+        return True
+    low, high = x.float()[finite].aminmax()
+    return bool((low == high) | (gap[finite].abs().max() > ROUNDING * (high - low)))
 
 
 def _thresholds(
@@ -257,6 +277,7 @@ def _thresholds(
             "samples": samples,
             "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
             "torch": str(torch.__version__),
+            "recipe": calibrated_by(recipe),
             **provenance,
         },
     )

@@ -8,7 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
+from onespike.neurons import parse_levels
+from onespike.recipe import Recipe
 from onespike.sites import Site
+
+CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity")
+"""The recipe's fields that act in calibration alone: other values take other thresholds."""
+
+
+def calibrated_by(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe says about calibration; thresholds keep it, and `convert` compares.
+
+    >>> calibrated_by(Recipe(levels="8"))["levels"]
+    'mixed:8'
+    """
+    fields = {name: getattr(recipe, name) for name in CALIBRATED}
+    return fields | {"levels": str(parse_levels(recipe.levels))}
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class Thresholds(Mapping[str, SiteThreshold]):
         entries: site → threshold.
         uncovered: (module, operation) → MACs per input of products that no rule reaches.
         folds: convolution → the BatchNorm that can be folded into it.
-        provenance: model class, number of samples, observer, versions, and the passes applied.
+        provenance: model class, number of samples, observer, versions, the recipe's part in calibration, and the passes applied.
     """
 
     entries: dict[str, SiteThreshold]

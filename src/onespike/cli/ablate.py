@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Data, Json, Limit, RunFolder, given
+from onespike.cli.options import Annotations, BatchSize, Data, Device, Json, Limit, RunFolder, given
 from onespike.cli.progress import progress
-from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.studies.ablate import Row
@@ -34,7 +32,8 @@ def ablate(
         ),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(metavar="RATIO", help="The energy ratio of every row.")
+        float | None,
+        typer.Option(metavar="RATIO", help="The energy ratio of every row, of all MACs of the original."),
     ] = None,
     energy: Annotated[
         str | None,
@@ -42,6 +41,7 @@ def ablate(
     ] = None,
     limit: Limit = None,
     batch_size: BatchSize = 16,
+    device: Device = "cpu",
     json_file: Json = None,
 ) -> Next:
     """Measure each pass of a run alone, left out, and all together.
@@ -49,7 +49,7 @@ def ablate(
     All rows have the same energy, and are calibrated on the images of the run. Finished rows are kept in the run, so
     that the command can be interrupted and repeated.
     """
-    from onespike.energy.columns import holdable
+    from onespike.energy.columns import OF_ALL_MACS, holdable
     from onespike.energy.profiles import DEFAULT
     from onespike.passes import parse_passes
     from onespike.studies.ablate import FOLDER, ablate_run
@@ -65,12 +65,12 @@ def ablate(
         energy=energy,
         limit=limit,
         batch_size=batch_size,
+        device=device,
         progress=progress,
     ):
         output.note(f"{row.what}: " + ", ".join(_cells(row, [])[1:]))
         rows.append(row)
-    if json_file is not None:
-        write_atomically(json_file, json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    output.figures(json_file, [row.to_dict() for row in rows])
     shown, first = holdable(), rows[0].headline
     divergence = ("KL, nats",) if "kl" in rows[0].figures else ()
     output.rows(
@@ -79,13 +79,17 @@ def ablate(
     if first.original is not None:
         paired = "" if first.error is None else "; the difference has its paired standard error"
         output.line(f"original: {first.title} {first.original:.2f}{paired}")
-    output.line(f"energy at the prices of {rows[0].figures.get('profile', DEFAULT)}")
+    first_figures = rows[0].figures
+    prices = first_figures.get("profile", DEFAULT)
+    output.line(
+        f"energy {OF_ALL_MACS}, {100 * (1 - first_figures['analog_share']):.1f} % of which spike, at the prices of {prices}"
+    )
     output.line(f"kept in {run / FOLDER}")
     return "report", run, *given(data=data, annotations=annotations, limit=limit)
 
 
 def _cells(row: Row, columns: list[str]) -> tuple[str, ...]:
-    from onespike.report.markdown import figure
+    from onespike.reports.markdown import figure
 
     found, headline = row.figures, row.headline
     error = "" if headline.error is None else f" ± {headline.error:.2f}"

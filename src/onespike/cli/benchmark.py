@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Annotations, BatchSize, Data, Json, Limit, RunFolder, given
 from onespike.cli.progress import progress
-from onespike.runtime.atomic import write_atomically
 
 
 @command(
@@ -45,8 +43,7 @@ def benchmark(
     items = choose_labeled(pair.loaded, data, annotations, limit)
     chosen = None if forms is None else forms.split(",")
     rows = benchmark_pair(pair, items, forms=chosen, batch_size=batch_size, progress=progress)
-    if json_file is not None:
-        write_atomically(json_file, json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    output.figures(json_file, [row.to_dict() for row in rows])
     done = [row for row in rows if not row.refused]
     output.rows(
         ("form", done[0].title if done else "score", f"ms per batch of {min(batch_size, len(items))}", "MB"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import re
 import shlex
@@ -9,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -20,10 +22,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import interruptible, loading, refuse, say
+from onespike.cli import interruptible, loading, output, refuse, say
 from onespike.cli.status import alive
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.runtime.processes import launched
+from onespike.runtime.provenance import COMMAND
 
 processes_of = cache(launched)
 """The processes that run this command: one, or as many as a launcher has started."""
@@ -36,10 +39,10 @@ def refuse_several(device_map: str | None) -> None:
 
 
 def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """Print our warnings as one line, like errors."""
+    """Print our warnings as one line, like errors; those of other packages only where Python was asked for them."""
     if issubclass(category, OnespikeWarning):
         say(str(message), "onespike: warning")
-    else:
+    elif sys.warnoptions:
         otherwise(message, category, *place, **more)
 
 
@@ -53,16 +56,19 @@ class Commands(TyperGroup):
         # about damaged metadata, which is not used; damaged pixels are an error
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         warnings.simplefilter("always", OnespikeWarning)
-        shown = warnings.showwarning
+        shown, logged = warnings.showwarning, logging.root.manager.disable
         warnings.showwarning = partial(_warn, shown)
+        logging.disable(logging.WARNING)  # notices of other packages: ours are warnings and errors
         try:
             processes = processes_of()
+            if processes.is_main:
+                return super().main(*args, **kwargs)
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                return super().main(*args, **kwargs)
         except OnespikeError as error:
             refuse(str(error))
-        if processes.is_main:
-            return super().main(*args, **kwargs)
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            return super().main(*args, **kwargs)
+        finally:
+            logging.disable(logged)
 
     def invoke(self, ctx: Any) -> Any:
         processes = processes_of()
@@ -111,17 +117,18 @@ class Page(TyperCommand):
 def as_options(message: str, options: set[str]) -> str:
     """Return a message of the library in the command line's spelling: its arguments are options here.
 
-    >>> as_options("Use attention='sdpa', or exclude=['a.*:einsum'].", {"attention", "exclude"})
-    "Use --attention sdpa, or --exclude 'a.*:einsum'."
+    >>> as_options("Use attention='sdpa', or exclude=['a:gru', 'b:gru'].", {"attention", "exclude"})
+    'Use --attention sdpa, or --exclude a:gru --exclude b:gru.'
     """
 
-    def option(found: re.Match[str]) -> str:
-        name, text, number = found.groups()
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups()
         if name not in options:
-            return found[0]
-        return f"--{name.replace('_', '-')} {number if text is None else shlex.quote(text)}"
+            return match[0]
+        words = re.findall(r"'([^']*)'", value) or [value]
+        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(word)}" for word in words)
 
-    return re.sub(r"\b([a-z_]+)=\[?(?:'([^']*)'|([0-9.]*[0-9]))\]?", option, message)
+    return re.sub(r"\b([a-z_]+)=(\['[^]]*\]|'[^']*'|[0-9.]*[0-9])", option, message)
 
 
 def _message(error: Exception) -> str | None:
@@ -183,6 +190,41 @@ def following() -> Iterator[None]:
         _followed.reset(token)
 
 
+def _priced(profile: str | None) -> AbstractContextManager[None]:
+    """Return the context of --profile, whose prices every ratio of the command then has."""
+    if profile is None:
+        return nullcontext()
+    from onespike.energy.profiles import priced
+
+    return priced(profile)
+
+
+TAKE_RUNS: set[str] = set()
+"""The commands that load a run: they take --model, too."""
+Named = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="The network of a run that holds no code, as python:FILE.py:FACTORY: no file is run unless you name it.",
+    ),
+]
+
+
+def _named(model: str | None, takes_run: bool) -> AbstractContextManager[None]:
+    """Return the context in which runs may be rebuilt by the user's own file: --model, or the MODEL of a new run."""
+    if model is None or not (takes_run or model.startswith("python:")):
+        return nullcontext()
+    from onespike.adapters.user_file import named
+
+    return named(model)
+
+
+def _again(model: str | None, words: tuple[object, ...]) -> tuple[str, ...]:
+    """Return what the next command needs to load a run of the user's own file."""
+    return ("--model", model) if model and model.startswith("python:") and words[0] in TAKE_RUNS else ()
+
+
 Next = tuple[object, ...]
 """The words of the next command, after `onespike`."""
 
@@ -205,19 +247,32 @@ def command(
 
     def register(function: Callable[..., Next]) -> Callable[..., None]:
         INTERRUPTED[name or function.__name__] = interrupted
+        signature = inspect.signature(function, eval_str=True)
+        takes_run = bool({"run", "runs"} & signature.parameters.keys())
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> None:
             with alive(), loading():
                 import_module(needs)
+            if not _followed.get():
+                COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
+            model = kwargs.pop("model", None) if takes_run else kwargs.get("model")
             if shared or processes_of().is_main:
-                with alive():
+                with alive(), output.collected(), _priced(kwargs.get("profile")), _named(model, takes_run):
                     words = function(*args, **kwargs)
+                    if processes_of().is_main:
+                        output.tables(kwargs.get("json_file"))
                 sys.stdout.flush()  # results come before
                 if not _followed.get():
-                    say(shlex.join(map(str, ("onespike", *words))), start="next")
+                    say(shlex.join(map(str, ("onespike", *words, *_again(model, words)))), start="next")
 
         run.__annotations__ = dict(function.__annotations__)
+        if takes_run:
+            TAKE_RUNS.add(name or function.__name__)
+            added = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Named)
+            every = (*signature.parameters.values(), added)
+            run.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
+            run.__annotations__["model"] = Named
         app.command(name, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
         return run
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeData, tried
+from onespike.cli.options import Annotations, BatchSize, Device, Limit, MaybeData, Prices, tried
 from onespike.cli.progress import progress
-from onespike.cli.report import write_pages
 from onespike.cli.reported import AGAIN, reported
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 from onespike.runtime.validated import understood
+
+if TYPE_CHECKING:
+    from onespike.tasks.intervals import Bounds
 
 
 @command("onespike compare run-a run-b --data imagenet/val --out compared")
@@ -33,47 +35,78 @@ def compare(
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    profile: Prices = None,
 ) -> Next:
     """Write one page about several runs.
 
     With --data each run is measured on the same images; without it, the figures are those of each run's report.
     """
     from onespike.energy.columns import COLUMNS
-    from onespike.report import html, markdown
-    from onespike.report.record import VERSION
-    from onespike.tasks.intervals import spelled
+    from onespike.reports import html, markdown
+    from onespike.reports.files import write_pages
+    from onespike.reports.record import VERSION
+    from onespike.runtime.provenance import made, versions
 
     if energy is not None and energy not in COLUMNS:
         raise unknown("energy column", energy, COLUMNS)
     if len(runs) < 2:
         raise UsageError("compare needs two runs or more. Use `onespike report` for one.")
+    if profile is not None and data is None:
+        raise UsageError(
+            "--profile prices what is measured, and the reports are priced already. Give --data DIR."
+        )
+    if data is not None:
+        _check_tasks(runs)
     records = [_record(run, data, annotations, limit, batch_size, device) for run in runs]
     with understood(", ".join(map(str, runs)), AGAIN):
         page = html.compare(records, energy)
         text = markdown.compare_markdown(records, html.differences(records))
-    write_pages(out, "compare", page, text, {"version": VERSION, "runs": records})
+    record = {"version": VERSION, "runs": records, "made": made(), "versions": versions()}
+    output.line(write_pages(out, "compare", page, text, record))
     column, rows = energy or html.common_column(records), html.compared(records, energy)
     output.rows(
-        ("run", rows[0]["metric"], "95 %", f"energy ({column})"),
+        ("run", rows[0]["metric"], "95 %", "minus original", "95 %", f"energy ({column})"),
         [
             (
                 row["run"],
                 markdown.figure(row["value"]),
-                "–" if row["bounds"] is None else spelled(row["bounds"]).removeprefix("95 %: "),
+                _interval(row["interval"]),
+                "–" if row["difference"] is None else f"{row['difference']:+.2f}".replace("-", "−"),
+                _interval(row["paired"], sign=True),
                 markdown.figure(row["energy"], 3),
             )
             for row in rows
         ],
         left=1,
     )
+    output.tables(out / "compare.csv", out / "compare.tex")
     return "inspect", runs[0]
+
+
+def _interval(bounds: Bounds | None, sign: bool = False) -> str:
+    from onespike.tasks.intervals import spelled
+
+    return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
+
+
+def _check_tasks(folders: list[Path]) -> None:
+    """Refuse runs of different tasks by name, before data of one of them is read as data of the other."""
+    from onespike.runs import load_run
+
+    tasks = {folder: load_run(folder).loaded.task.name for folder in folders}
+    (first, task), *others = tasks.items()
+    for folder, other in others:
+        if other != task:
+            raise UsageError(
+                f"compare: the task of {first} is {task}, that of {folder} is {other}. Compare runs of one task at a time."
+            )
 
 
 def _record(
     run: Path, data: str | None, annotations: Path | None, limit: int | None, batch_size: int, device: str
 ) -> dict[str, Any]:
     from onespike import runs
-    from onespike.report.record import gather
+    from onespike.reports.record import gather
 
     if data is not None:
         pair = runs.load_run(run, device=device)

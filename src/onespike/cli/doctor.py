@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +12,9 @@ from onespike.cli.commands import Next, command
 from onespike.cli.options import Annotations, BatchSize, Data, Device, Json, Limit, RunFolder, given
 from onespike.cli.progress import progress
 from onespike.errors import UsageError
-from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
-    from onespike.doctor import Checkup, Finding
+    from onespike.diagnosis import Checkup, Finding
 
 
 @command("onespike doctor run --data imagenet/val --limit 500")
@@ -39,8 +37,8 @@ def doctor(
     normalizations, and ends with at most five findings, worst first.
     """
     from onespike import runs
-    from onespike.doctor import checkup, diagnose
-    from onespike.doctor.measurement import PROBE_IMAGES
+    from onespike.diagnosis import checkup, diagnose
+    from onespike.diagnosis.measurement import PROBE_IMAGES
     from onespike.runs.recipe_file import recipe_text
 
     images = PROBE_IMAGES if images is None else images
@@ -52,9 +50,7 @@ def doctor(
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=progress)
     found = diagnose(measured)
-    if json_file is not None:
-        record = {"findings": [f.to_dict() for f in found], **measured.to_dict()}
-        write_atomically(json_file, json.dumps(record, indent=1) + "\n")
+    output.figures(json_file, {"findings": [f.to_dict() for f in found], **measured.to_dict()})
     output.network(pair)
     _figures(measured)
     if sites:
@@ -70,7 +66,7 @@ def doctor(
 
 
 def _figures(measured: Checkup) -> None:
-    from onespike.report.markdown import figure
+    from onespike.reports.markdown import figure
     from onespike.tasks.intervals import spelled
 
     ann, snn = measured.headline.original, measured.headline.spiking

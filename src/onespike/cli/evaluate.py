@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,9 @@ from onespike.cli.options import (
     Limit,
     MaybeData,
     Prices,
+    Repeat,
     RunFolder,
+    Seed,
     given,
 )
 from onespike.cli.progress import progress
@@ -70,6 +71,8 @@ def evaluate(
     task_folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with your task files for --tasks.")
     ] = None,
+    repeat: Repeat = None,
+    seed: Seed = None,
     profile: Prices = None,
     picture: Annotated[
         Path | None,
@@ -84,8 +87,6 @@ def evaluate(
     """
     from onespike import runs
     from onespike.deploy.integer import optimize_
-    from onespike.energy.profiles import DEFAULT
-    from onespike.energy.profiles import profile as profile_of
     from onespike.runs.search_run import measurable, searched
     from onespike.runtime.devices import in_blocks
     from onespike.tasks import check
@@ -95,7 +96,6 @@ def evaluate(
     if data is None:
         raise UsageError("evaluate: there is nothing to measure on. Give --data DIR, or --tasks NAMES.")
     refuse_several(device_map)
-    prices = profile_of(profile or DEFAULT)
     if in_blocks(device_map) and (integer or compare):
         raise UsageError(
             "--integer and --compare make integers of all weights in memory, and --device-map blocks keeps them on disk. "
@@ -103,6 +103,9 @@ def evaluate(
         )
     if compare and (integer or processes_of().count > 1):
         raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")
+    drawn = repeat is not None or seed is not None
+    if drawn and processes_of().count > 1:
+        raise UsageError("--repeat calibrates in one process. Leave torchrun out.")
     pair = runs.load_run(run, device=device, device_map=device_map)
     task = pair.loaded.task
     items = measurable(run, pair, data, annotations, limit, held_out=held_out)
@@ -123,14 +126,19 @@ def evaluate(
     result = runs.evaluate_pair(
         pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
     )
-    result = dataclasses.replace(result, prices=prices)
     rows = _compared(pair, items, result, batch_size) if compare else []
+    again = None
+    if drawn:
+        again = runs.evaluate_again(
+            pair, items, repeat or 1, seed or 0, batch_size=batch_size, progress=progress,
+            finish=optimize_ if integer else lambda snn: None,
+        )  # fmt: skip
     try:  # first, since nobody may be there to read the output
-        if json_file is not None and processes_of().is_main:
-            write_atomically(
-                json_file,
-                json.dumps(result.to_dict() | ({"compared": rows} if compare else {}), indent=1) + "\n",
+        if processes_of().is_main:
+            more = ({"compared": rows} if compare else {}) | (
+                {} if again is None else {"calibrations": again}
             )
+            output.figures(json_file, result.to_dict() | more)
         if picture is not None and processes_of().is_main:
             write_atomically(picture, task.picture(items, metric))
     finally:  # and print it in any case: a disk may be full by now
@@ -138,6 +146,8 @@ def evaluate(
         output.sites(pair.snn, brief=True)
         output.line()
         output.evaluation(result, pair.loaded.published_top1)
+        if again is not None:
+            output.again(again, task.unit)
         if compare:
             output.line()
             output.compared(rows, result.prices.name)
@@ -162,6 +172,7 @@ def _asked(
     """Measure both networks on questions instead of inputs."""
     from onespike import runs
     from onespike.adapters.harness import harness
+    from onespike.energy.columns import beside
     from onespike.energy.metering import metered
     from onespike.tasks import check
 
@@ -175,9 +186,8 @@ def _asked(
             pair.loaded, {"ann": pair.ann, "snn": pair.snn}, wanted, folder=folder, limit=limit, batch_size=batch_size
         )  # fmt: skip
     ratio = ledger.ratio(pair.recipe.energy)
-    if json_file is not None:
-        record = {"tasks": [dataclasses.asdict(row) for row in rows], "energy": {pair.recipe.energy: ratio}}
-        write_atomically(json_file, json.dumps(record, indent=1) + "\n")
+    asked = [dataclasses.asdict(row) for row in rows]
+    output.figures(json_file, {"tasks": asked, "energy": {pair.recipe.energy: ratio}})
     output.network(pair)
     output.rows(
         ("task", "metric", "original", "spiking", "difference", "questions"),
@@ -190,7 +200,8 @@ def _asked(
         ],
         left=2,
     )  # fmt: skip
-    output.line(f"energy         {ratio:.3f} ({pair.recipe.energy}), over all questions")
+    column = pair.recipe.energy
+    output.line(f"energy         {beside(column, ratio, ledger.analog_share)} ({column}), over all questions")
     return "report", run
 
 

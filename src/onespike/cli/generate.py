@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Device, Json, Prices, RunFolder
 from onespike.errors import UsageError
-from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.evaluation.generation import Spent, Written
@@ -51,8 +49,7 @@ def generate(
     from a cache (decode). Several prompts are written in one batch, shorter ones padded on the left.
     """
     from onespike import runs
-    from onespike.energy.profiles import DEFAULT
-    from onespike.energy.profiles import profile as profile_of
+    from onespike.energy.profiles import profile as prices_of
     from onespike.errors import unknown
     from onespike.evaluation.generation import CACHES, write
     from onespike.tasks import check
@@ -65,8 +62,7 @@ def generate(
         raise unknown("cache", cache, CACHES)
     if stream and len(prompt) > 1:
         raise UsageError("--stream shows one text as it is written. Give one --prompt, or leave it out.")
-    prices = profile_of(profile or DEFAULT)
-    pair = runs.load_run(run, device=device)
+    prices, pair = prices_of(), runs.load_run(run, device=device)
     task: Any = pair.loaded.task
     check(task, "generate")
     batch, column = task.prompts(prompt, tokens), energy or pair.recipe.energy
@@ -81,13 +77,12 @@ def generate(
         given = {k: v.to(written.ids.device) for k, v in batch.items()}
         found = pair.ann.generate(**given, max_new_tokens=tokens, do_sample=False, disable_compile=True)  # type: ignore[operator]
         other = [task.said(ids) for ids in found]
-    if json_file is not None:
-        record = {
-            "prompts": prompt, "texts": texts, "original": other, "column": column, "profile": prices.name,
-            "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),
-            "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
-        }  # fmt: skip
-        write_atomically(json_file, json.dumps(record, indent=1) + "\n")
+    record = {
+        "prompts": prompt, "texts": texts, "original": other, "column": column, "profile": prices.name,
+        "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),
+        "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
+    }  # fmt: skip
+    output.figures(json_file, record)
     for text in texts if shown is None else ():
         output.line(text)
         output.line()
@@ -137,18 +132,33 @@ class _Stream:
 
 
 def _spent(written: Written, column: str, profile: str) -> None:
+    from onespike.energy.columns import OF_ALL_MACS, of_what_spikes
+    from onespike.reports.markdown import figure
+
     def row(name: str, spent: Spent) -> tuple[str, ...]:
         if not spent.tokens:
-            return name, "0", "–", "–", "–", "–", "–"
+            return name, "0", *"––––––"
         each, original = spent.energy_pj / spent.tokens / 1e6, spent.original_pj / spent.tokens / 1e6
         return (
             name, str(spent.tokens), f"{spent.spikes / spent.tokens:,.0f}", f"{each:.4g}", f"{original:.4g}",
-            f"{each / original:.3f}", f"{spent.tokens / spent.seconds:.1f}",
+            f"{each / original:.3f}", figure(of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj), 3),
+            f"{spent.tokens / spent.seconds:.1f}",
         )  # fmt: skip
 
     output.rows(
-        ("", "tokens", "spikes/token", "µJ/token", "original µJ/token", f"ratio ({column})", "tokens/s"),
+        (
+            "",
+            "tokens",
+            "spikes/token",
+            "µJ/token",
+            "original µJ/token",
+            f"ratio ({column})",
+            "of what spikes",
+            "tokens/s",
+        ),
         [row("prefill", written.prefill), row("decode", written.decode)],
         left=1,
     )
-    output.line(f"prices of {profile}; tokens per second with counting, which takes most of the time")
+    output.line(
+        f"ratio {OF_ALL_MACS}; prices of {profile}; tokens per second with counting, which takes most of the time"
+    )

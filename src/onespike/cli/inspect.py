@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,6 @@ import typer
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import JSON, RunFolder, unused
-from onespike.runtime.atomic import write_atomically
 
 
 @command("onespike inspect run", "onespike inspect run --recipe > recipe.yaml")
@@ -42,8 +40,7 @@ def inspect(
     from onespike.runs.recipe_file import recipe_record, recipe_text
 
     pair = runs.load_run(run)
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(recipe_record(pair.recipe), indent=1) + "\n")
+    output.figures(json_file, recipe_record(pair.recipe))
     if recipe:
         print(recipe_text(pair.recipe), end="")
         stored = run / storage.WEIGHTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,10 @@ def _presets() -> Iterator[tuple[str, str]]:
     for name, known in PRESETS.items():
         given = (known.settings or start).items()
         settings = shlex.join(w for field, value in given for w in known_options[field].words(field, value))
-        measured = f"{known.measured} ({known.page})" if known.page else "Not measured here."
+        measured = known.measured
+        if re.search(r"(counts|binary) 0?\.\d+\.$", measured):
+            measured = f"{measured[:-1]} of all MACs."
+        measured = f"{measured} ({known.page})" if known.page else "Not measured here."
         yield name, "\n".join((known.about, f"  {measured}", f"  {settings}"))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from onespike.errors import LoadError, UsageError
-from onespike.runtime.atomic import try_file, try_folder, try_new_folder
+from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
 from onespike.runtime.validated import SEAL, parse
 
 P = TypeVar("P", bound=Path | None)
@@ -31,10 +31,15 @@ DEVICE = "Device"
 
 
 def try_json(path: Path) -> None:
-    """Check like `try_file`; figures replace older figures, but no record of a run, image or checkpoint."""
+    """Check like `try_file`; figures replace older figures, but no record of a run, image or checkpoint.
+
+    Tables replace nothing: whose they are cannot be told.
+    """
     try_file(path)
     if not path.is_file() or not path.stat().st_size:
         return
+    if path.suffix in (".csv", ".tex"):
+        refuse_existing(path)
     try:
         record = parse(object, path.read_bytes(), path, "")
     except LoadError:
@@ -49,7 +54,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG or bundled:NAME.",
+        help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG, bundled:NAME or python:FILE.py:FACTORY.",
     ),
 ]
 Weights = Annotated[
@@ -88,9 +93,24 @@ DeviceMap = Annotated[
         rich_help_panel=DEVICE,
     ),
 ]
+Repeat = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Calibrate N times on inputs drawn at random, and show the spread of the score.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="What these inputs are drawn by; 0 by default.")]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures to this file.", callback=JSON),
+    typer.Option(
+        "--json",
+        "--out",
+        metavar="FILE",
+        help="Write the figures to this file; the tables, if it ends in .csv or .tex.",
+        callback=JSON,
+    ),
 ]
 
 Prices = Annotated[

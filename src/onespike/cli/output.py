@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onespike.cli import status
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from torch import nn
 
     from onespike.evaluation.side_by_side import Evaluation
@@ -51,26 +53,60 @@ def line(text: str = "") -> None:
     console().print(escape(text))
 
 
-def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:
-    from rich.table import Table
-
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    for index, header in enumerate(headers):
-        result.add_column(header, justify="right" if index in right else "left", overflow="fold")
-    return result
-
-
 def note(text: str) -> None:
     """Print progress of long work on standard error."""
     console(stderr=True).print(escape(text))
 
 
-def rows(headers: tuple[str, ...], cells: Iterable[tuple[str, ...]], left: int = 0) -> None:
-    """Return a table of figures: columns are right-aligned except the first `left`."""
-    shown = _table(*headers, right=tuple(range(left, len(headers))))
-    for row in cells:
+_printed: ContextVar[list[tuple[Sequence[str], list[tuple[str, ...]]]]] = ContextVar("_printed")
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Keep the tables that are printed within this context, for `figures` and `tables`."""
+    before = _printed.set([])
+    try:
+        yield
+    finally:
+        _printed.reset(before)
+
+
+def rows(
+    headers: tuple[str, ...],
+    cells: Iterable[tuple[str, ...]],
+    left: int = 0,
+    right: tuple[int, ...] | None = None,
+) -> None:
+    """Print a table of figures: columns are right-aligned except the first `left`, or those of `right` are."""
+    from rich.table import Table
+
+    right, body = tuple(range(left, len(headers))) if right is None else right, list(cells)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for index, header in enumerate(headers):
+        shown.add_column(header, justify="right" if index in right else "left", overflow="fold")
+    for row in body:
         shown.add_row(*map(escape, row))
     console().print(shown)
+    _printed.get([]).append((headers, body))
+
+
+def figures(file: Path | None, record: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write the figures of a command as JSON, if a file for them is given; its tables are written at the command's end."""
+    from onespike.reports.tables import FORMS
+    from onespike.runtime.atomic import write_atomically
+    from onespike.runtime.provenance import stamped
+
+    if file is not None and file.suffix not in FORMS:
+        write_atomically(file, stamped(record))
+
+
+def tables(*files: Path | None) -> None:
+    """Write the tables that were printed, into the files whose ending names a form of tables."""
+    from onespike.reports.tables import FORMS, write_tables
+
+    for file in files:
+        if file is not None and file.suffix in FORMS:
+            write_tables(file, _printed.get())
 
 
 def network(pair: NetworkPair) -> None:
@@ -84,6 +120,8 @@ def network(pair: NetworkPair) -> None:
 
 def spent(pair: NetworkPair) -> None:
     """Print the network's energy on calibration images, in every column, and its loss if measured."""
+    from onespike.energy.columns import OF_ALL_MACS, beside
+
     found = pair.thresholds.provenance
     loss, energy = found.get("loss"), found.get("energy")
     unit = getattr(pair.loaded.task, "unit", "images")
@@ -97,25 +135,26 @@ def spent(pair: NetworkPair) -> None:
     if energy and energy["ratios"]:
         column, budget = pair.recipe.energy, pair.recipe.budget
         asked = f"; budget {column} {budget:g}" if budget is not None and not loss else ""
-        error = 100 * energy["relative_error"]
-        line(f"energy ratios  on the last {energy['inputs']} calibration {unit}, ± {error:.1f} %{asked}")
-        ratios = energy["ratios"].items()
-        line("               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios))
+        error, analog = 100 * energy["relative_error"], energy.get("analog_share")
+        line(
+            f"energy ratios  {OF_ALL_MACS}, on the last {energy['inputs']} calibration {unit}, ± {error:.1f} %{asked}"
+        )
+        ratios = energy["ratios"]
+        line("               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()))
+        if analog is not None and column in ratios:  # runs of earlier versions do not state it
+            line(f"               {column} is {beside(column, ratios[column], analog)}")
 
 
 def sites(snn: nn.Module, brief: bool = False) -> None:
     """Print the table of sites: what spikes with which thresholds, what stays analog and why."""
     from onespike.conversion.network import table
 
-    rows = table(snn)
-    spiking = sum(row["spikes"] for row in rows)
-    line(f"sites          {spiking} of {len(rows)} spike; analog: " + (_analog(rows) or "none"))
+    listed = table(snn)
+    spiking = sum(row["spikes"] for row in listed)
+    line(f"sites          {spiking} of {len(listed)} spike; analog: " + (_analog(listed) or "none"))
     if brief:
         return
-    shown = _table("site", "what stands there")
-    for row in rows:
-        shown.add_row(escape(row["site"]), escape(row["neuron"]))
-    console().print(shown)
+    rows(("site", "what stands there"), [(row["site"], row["neuron"]) for row in listed], left=2)
 
 
 def _analog(rows: list[dict[str, Any]]) -> str:
@@ -130,7 +169,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
     """Print the same of a stored evaluation."""
     from onespike.energy.columns import DEFINITION, READINGS
-    from onespike.report.markdown import dearer, fairness
+    from onespike.reports.markdown import dearer, fairness
     from onespike.tasks import task_of
 
     found = task_of(record).summary(record, published)
@@ -166,26 +205,36 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
 
 
 def energy(record: Mapping[str, Any]) -> None:
-    """Return the ratio of each column, also against an original without its dead work."""
-    from onespike.energy.columns import meanings
-    from onespike.report.markdown import figure, of_what_spikes
+    """Print the ratio of each column, also against an original without its dead work."""
+    from onespike.energy.columns import meanings, of_what_spikes
+    from onespike.reports.markdown import figure
 
     dead = record["dead_share"]
     alive = None if dead is None else 1 - dead
-    shown = _table("energy", "ratio", "of what spikes", "without dead work", "meaning", right=(1, 2, 3))
+    body = []
     for column, ratio in record["energy"].items():
         without = ratio / alive if ratio is not None and alive else None
-        spiking = of_what_spikes(record, column)
-        shown.add_row(
-            column, figure(ratio, 3), figure(spiking, 3), figure(without, 3), escape(meanings()[column])
-        )
-    console().print(shown)
+        spiking = of_what_spikes(column, ratio, record["analog_share"])
+        body.append((column, figure(ratio, 3), figure(spiking, 3), figure(without, 3), meanings()[column]))
+    rows(("energy", "ratio", "of what spikes", "without dead work", "meaning"), body, right=(1, 2, 3))
+
+
+def again(found: Mapping[str, Any], unit: str) -> None:
+    """Print how far the score and the energy depend on the inputs of calibration."""
+    from onespike.runs.repeated import spelled
+
+    line()
+    line(
+        f"{found['repeat']} calibrations on {found['inputs']} {unit} each, drawn from {found['source']} (seed {found['seed']}): "
+        f"{found['title']} {spelled(found['score'], 2)}, {found['column']} {spelled(found['ratio'], 3)}; "
+        "mean ± standard deviation, least to largest"
+    )
 
 
 def compared(found: list[dict[str, Any]], profile: str) -> None:
     """Print spiking and integer networks on the same images, each with the ratio of its column."""
     from onespike.energy.columns import column_of, integer_reading
-    from onespike.report.markdown import figure
+    from onespike.reports.markdown import figure
     from onespike.tasks import compared as headlines
 
     shown = headlines(found)
@@ -228,12 +277,12 @@ def ledger(result: Evaluation) -> None:
     )  # fmt: skip
 
 
-def theorems(rows: list[Row]) -> None:
-    shown = _table("claim", "held", "worst margin", "statement", right=(1, 2))
-    for row in rows:
-        verdict = f"{row.held}/{row.tried}"
-        shown.add_row(escape(row.name), verdict, f"{row.margin:.3g}", escape(row.statement))
-    console().print(shown)
-    for row in rows:
+def theorems(claims: list[Row]) -> None:
+    rows(
+        ("claim", "held", "worst margin", "statement"),
+        [(row.name, f"{row.held}/{row.tried}", f"{row.margin:.3g}", row.statement) for row in claims],
+        right=(1, 2),
+    )
+    for row in claims:
         if not row.holds:
             line(f"{row.name} does not hold: {row.counterexample}")

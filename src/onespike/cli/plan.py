@@ -36,6 +36,7 @@ def plan(
     from onespike.runs import as_command
 
     words = as_command.recipe_options(recipe)
+    code = given(model=model if model.startswith("python:") else None)
     commands: list[tuple[Any, ...]] = [
         ("convert", model, *given(calibrate=calibrate, limit=images, out=folder), *words, *own)
     ]
@@ -45,11 +46,16 @@ def plan(
         asked = given(
             data=calibrate, limit=images if calibrate == data else None, trials=TRIALS, objective="kl"
         )
-        commands.append(("search", folder, *asked, *energy, "--resume", *running))
+        commands.append(("search", folder, *asked, *energy, "--resume", *running, *code))
     measured = given(data=data, annotations=annotations, limit=limit)
-    commands.append(("report", folder, *measured, "--held-out", *running))
+    commands.append(("report", folder, *measured, "--held-out", *running, *code))
     commands += [
-        ("export", folder, *given(format=name, out=folder / "export" / f"network{suffix or f'-{name}'}"))
+        (
+            "export",
+            folder,
+            *given(format=name, out=folder / "export" / f"network{suffix or f'-{name}'}"),
+            *code,
+        )
         for name, suffix in exports.items()
     ]
     return tuple(tuple(map(str, words)) for words in commands)

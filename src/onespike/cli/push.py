@@ -46,7 +46,7 @@ def push(
     `onespike.from_pretrained("OWNER/NAME")` loads the run again.
     """
     from onespike.errors import UsageError
-    from onespike.report.card import CARD, push_to_hub, write_card
+    from onespike.reports.card import CARD, push_to_hub, write_card
 
     if not license:
         raise UsageError("a card names the license of the original network. Give it with --license NAME.")

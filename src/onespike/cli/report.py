@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from onespike.cli.options import (
     HeldOut,
     Limit,
     MaybeData,
+    Prices,
     RunFolder,
     given,
     tried,
@@ -23,8 +24,7 @@ from onespike.cli.options import (
 from onespike.cli.progress import progress
 from onespike.cli.reported import FOLDER
 from onespike.errors import UsageError
-from onespike.runtime.atomic import try_folder, write_atomically
-from onespike.runtime.validated import sealed
+from onespike.runtime.atomic import try_folder
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
@@ -46,6 +46,7 @@ def report(
     held_out: HeldOut = False,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    profile: Prices = None,
 ) -> Next:
     """Write a page about a run: one HTML file, Markdown and JSON.
 
@@ -53,20 +54,18 @@ def report(
     networks' predictions. The page needs no network and no other file.
     """
     from onespike import runs
-    from onespike.report import html, markdown, plots
-    from onespike.report.record import gather
+    from onespike.reports.files import write_report
+    from onespike.reports.record import gather
 
     pair, folder = runs.load_run(run, device=device), out or run / FOLDER
     try_folder(folder)
     items = _images(run, pair, data, annotations, limit, held_out)
     record = gather(run, pair, items, batch_size=batch_size, progress=progress)
-    write_pages(folder, "report", html.render(record), markdown.markdown(record), record)
-    for name, plot in html.figures(record).items():
-        for file, contents in plots.files(plot, name).items():
-            write_atomically(folder / file, contents)
+    output.line(write_report(folder, record))
     if record["evaluation"] is not None:
         output.line()
         output.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)
+        output.tables(folder / "report.csv", folder / "report.tex")
     if data is None:
         return "inspect", run
     return "doctor", run, *given(data=data, annotations=annotations, limit=limit)
@@ -89,16 +88,3 @@ def _images(
     if held_out:
         raise UsageError("--held-out says which images of --data to take. Give both.")
     return None
-
-
-def write_pages(folder: Path, name: str, page: str, text: str, record: dict[str, Any]) -> None:
-    """Write a page as HTML, Markdown and JSON."""
-    for suffix, contents in (
-        (".html", page),
-        (".md", text),
-        (".json", sealed(record)),
-    ):
-        write_atomically(folder / f"{name}{suffix}", contents)
-    output.line(
-        f"written to {folder}: {name}.html ({len(page.encode()) / 1e6:.2f} MB), {name}.md, {name}.json"
-    )

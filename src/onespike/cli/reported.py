@@ -51,7 +51,7 @@ def evaluated(file: Path) -> dict[str, Any]:
 
 def reported(run: Path) -> dict[str, Any]:
     """Return the measured report in a run."""
-    from onespike.report.record import VERSION
+    from onespike.reports.record import VERSION
     from onespike.runs import storage
 
     storage.load(run)  # a damaged run is named before its report is trusted

@@ -9,7 +9,7 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Limit, Pretrained
+from onespike.cli.options import Annotations, BatchSize, Device, Limit, Pretrained, Prices, Repeat, Seed
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
@@ -50,19 +50,24 @@ def reproduce(
     calibration_images: Annotated[
         int, typer.Option(metavar="N", help="Images for calibration; a search takes as many.")
     ] = 64,
+    repeat: Repeat = None,
+    seed: Seed = None,
     limit: Limit = None,
     batch_size: BatchSize = 50,
+    device: Device = "cpu",
+    profile: Prices = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for results and finished rows.")
     ] = None,
 ) -> Next:
     """Measure a table or figure of the paper again.
 
-    CSV, JSON, Markdown and a figure are written to the --out folder, with the paper's numbers beside ours. Every
+    CSV, LaTeX, JSON, Markdown and figures are written to the --out folder, with the paper's numbers beside ours. Every
     finished row is kept there, so that the same command resumes an interrupted study.
     """
     from onespike import runs
     from onespike.adapters import load_model
+    from onespike.runtime.devices import check_device, place_
     from onespike.studies.reproduce import STUDIES, Bench, run_study
     from onespike.studies.reproduce.study import cell, columns_of
 
@@ -79,6 +84,7 @@ def reproduce(
         )
     if calibration_images < 2:
         raise UsageError(f"calibration needs at least 2 images, not {calibration_images}. Try 64.")
+    check_device(device)
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):
         spec = model or f"bundled:{study.network}"
         place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
@@ -92,15 +98,20 @@ def reproduce(
             continue
         count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
         sets = _images(loaded, data, annotations, calibrate, calibration_images, count)
-        runs.check_forward(loaded, loaded.model, sets[0])
-        bench = Bench(loaded, *sets, place, batch_size=batch_size, progress=progress)
+        runs.check_forward(loaded, place_(loaded.model, device), sets[0])
+        draws: list[Items] = []
+        first = sets[0]
+        if repeat is not None or seed is not None:
+            source = _labeled(loaded, data, annotations, calibrate)
+            first, *draws = runs.draws(source, len(first), repeat or 1, seed or 0, sets[1:])
+        bench = Bench(loaded, first, *sets[1:], place, batch_size=batch_size, progress=progress, draws=draws)
         rows, files = run_study(study, bench)
         every, metrics = columns_of(rows), {row["metric"] for row in rows if row.get("metric")}
+        columns = study.columns(rows)
         output.line(study.title + "".join(f"; score: {metric}" for metric in metrics))
-        columns = [column for column in study.essential or every if column in every and column != "metric"]
         if len(rows) <= 60:
             output.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
-        output.line(study.note)
+        output.line(f"{study.note} {bench.note}".strip())
         more = f" with {len(every)} columns" if len(columns) < len(every) else ""
         output.line(f"written to {', '.join(str(file) for file in files)}{more}")
         output.line()
@@ -123,8 +134,21 @@ def _images(
 
     if calibrate is not None:
         check(loaded.task, "calibrate")
-    strip, test = loaded.task.bundled
-    found = runs.choose_labeled(loaded, data or test, annotations)
-    given = calibrate or (None if data else strip)
-    calibration = None if given is None else runs.choose_labeled(loaded, given, None, 2 * each)
+    found = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
+    apart = calibrate is not None or data is None
+    calibration = _labeled(loaded, data, annotations, calibrate, 2 * each) if apart else None
     return split(found, calibration, each, count)
+
+
+def _labeled(
+    loaded: LoadedModel,
+    data: str | None,
+    annotations: Path | None,
+    calibrate: str | None,
+    count: int | None = None,
+) -> Items:
+    """Return the images that calibration and searches take theirs from."""
+    from onespike import runs
+
+    source = calibrate or data or loaded.task.bundled[0]
+    return runs.choose_labeled(loaded, source, annotations if source == data else None, count)

@@ -95,7 +95,8 @@ def run(
     if images is not None and images < 1:
         raise UsageError(f"--images must be at least 1, not {images}.")
     exports = _suffixes(export or [])
-    folder = out or Path(f"{Path(model.partition(':')[2]).stem or 'network'}-spiking")
+    name = model.partition(":")[2].partition(".py:")[0]
+    folder = out or Path(f"{Path(name).stem or 'network'}-spiking")
     running = given(
         batch_size=None if batch_size == 16 else batch_size, device=None if device == "cpu" else device
     )
@@ -193,14 +194,15 @@ def _counts(
 
 
 def _summary(folder: Path, recipe: Recipe) -> None:
-    from onespike.report.markdown import figure, unit_of
+    from onespike.energy.columns import beside
+    from onespike.reports.markdown import figure, unit_of
     from onespike.tasks import task_of
     from onespike.tasks.intervals import spelled
 
     record = reported(folder)
     evaluation = record["evaluation"]
     task, column = task_of(evaluation), record["energy"]
-    head = task.headline(evaluation)
+    head, ratio = task.headline(evaluation), evaluation["energy"][column]
     output.line()
     output.line(f"done           {record['network']['spec']} by {recipe!r}")
     output.line(
@@ -213,7 +215,8 @@ def _summary(folder: Path, recipe: Recipe) -> None:
         sure = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
         output.line(f"difference     {head.difference:+.2f}{sure}".replace("-", "−"))
     output.line(
-        f"energy         {figure(evaluation['energy'][column], 3)} ({column}, {evaluation['profile']})"
+        f"energy         {'–' if ratio is None else beside(column, ratio, evaluation['analog_share'])} "
+        f"({column}, {evaluation['profile']})"
     )
     output.line(f"report         {folder / FOLDER / 'report.html'}")
     for file in sorted((folder / "export").glob("network*")):

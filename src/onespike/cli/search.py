@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +10,13 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, RunFolder, held_out
+from onespike.cli.options import Annotations, BatchSize, Device, Json, Limit, Prices, RunFolder, held_out
 from onespike.cli.progress import progress
 from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.runs.search_run import Outcome, Spent
-    from onespike.search import Trial
+    from onespike.scale_search import Trial
 
 
 @command(
@@ -41,7 +40,9 @@ def search(
         ),
     ] = None,
     sampler: Annotated[str, typer.Option(help="gp, tpe or grid.")] = "gp",
-    budget: Annotated[float | None, typer.Option(help="The largest energy ratio allowed.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="The largest energy ratio allowed, of all MACs of the original.")
+    ] = None,
     energy: Annotated[
         str | None,
         typer.Option(help="The energy column: see `onespike list columns`; the run's by default."),
@@ -68,6 +69,7 @@ def search(
     limit: Limit = None,
     batch_size: BatchSize = 16,
     device: Device = "cpu",
+    profile: Prices = None,
     json_file: Json = None,
 ) -> Next:
     """Find the best λ of a run and keep it there.
@@ -76,7 +78,7 @@ def search(
     interrupted, and shared between machines.
     """
     from onespike.energy.columns import PAPER
-    from onespike.report import plots
+    from onespike.reports import plots
     from onespike.runs.search_run import FOLDER, search_run
 
     def report(trial: Trial, done: int, total: int) -> None:
@@ -89,8 +91,7 @@ def search(
         budget=budget, energy=energy, front=pareto, per_site=per_site, limit=limit, batch_size=batch_size, device=device,
         compiled=compiled, url=storage, resume=resume, fresh=fresh, report=report, progress=progress,
     )  # fmt: skip
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(outcome.to_dict(), indent=1) + "\n")
+    output.figures(json_file, outcome.to_dict())
     figure = plots.scale_search(
         outcome.search.trials,
         outcome.search.best,
@@ -109,29 +110,41 @@ def _spent(run: Path, data: str, spent: Spent) -> None:
     """Print the energy before and after, with a warning if it rises."""
     if spent.before is None or spent.after is None:
         return
-    from onespike.energy.profiles import DEFAULT
+    from onespike.energy.columns import beside
+    from onespike.energy.profiles import profile
 
     limit = "" if spent.budget is None else f"; the run's budget is {spent.budget:g}"
-    output.line(f"energy    {spent.before:.3f} → {spent.after:.3f} ({spent.column}, {DEFAULT}{limit})")
+    after = beside(spent.column, spent.after, spent.analog_share)
+    output.line(f"energy    {spent.before:.3f} → {after} ({spent.column}, {profile().name}{limit})")
     if spent.rises:
         wanted = spent.before if spent.budget is None else spent.budget
         words = ("--budget", f"{wanted:.3g}", "--energy", spent.column)
         output.line(
             f"warning   the λ that is kept spends {spent.after / spent.before:.2f} times the energy of before. "
-            f"To stay within it: {shlex.join(['onespike', 'search', str(run), '--data', data, *words])}"
+            f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', 'search', str(run), '--data', data, *words])}"
         )
 
 
 def _show(run: Path, outcome: Outcome, pareto: bool) -> None:
+    from onespike.energy.columns import PAPER, beside, of_what_spikes
+    from onespike.reports.markdown import figure
     from onespike.runs.search_run import FOLDER
 
-    best, metric = outcome.search.best, outcome.title
+    best, metric, column, analog = (
+        outcome.search.best,
+        outcome.title,
+        outcome.energy or PAPER,
+        outcome.spent.analog_share,
+    )
     if pareto:
         output.rows(
-            ("λ", metric, f"energy ({outcome.energy})"),
-            [(f"{t.scale:.4f}", f"{t.value:.4g}", f"{t.energy:.3f}") for t in outcome.search.front()],
-        )
-    cost = "" if best.energy is None else f", energy {best.energy:.3f} ({outcome.energy})"
+            ("λ", metric, f"energy ({column})", "of what spikes"),
+            [
+                (f"{t.scale:.4f}", f"{t.value:.4g}", figure(t.energy, 3), figure(of_what_spikes(column, t.energy, analog), 3))
+                for t in outcome.search.front()
+            ],
+        )  # fmt: skip
+    cost = "" if best.energy is None else f", energy {beside(column, best.energy, analog)} ({column})"
     output.line(f"best λ    {best.scale:.4f}: {metric} {best.value:.4g}{cost}")
     if outcome.per_site is not None:
         found = outcome.per_site

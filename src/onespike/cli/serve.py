@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -33,16 +36,18 @@ def serve(
     Drop an input on it to see both networks' answers, the spikes of every site, the energy, and
     the effect of another λ. Only this machine can reach it. Ctrl-C ends it.
     """
-    from onespike.energy.profiles import DEFAULT
-    from onespike.energy.profiles import profile as profile_of
-    from onespike.report.live import Session
-    from onespike.report.server import HERE, LiveServer
+    from onespike.energy.profiles import profile as prices_of
+    from onespike.reports.live import Session
+    from onespike.reports.server import HERE, LiveServer
     from onespike.runs import load_run
 
     if not 0 <= port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, not {port}.")
-    prices = profile_of(profile or DEFAULT)
-    with LiveServer(Session(run, load_run(run, device=device), prices), host, port) as server:
+    pair = load_run(run, device=device)
+    with (
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        LiveServer(Session(run, pair, prices_of(), folder), host, port) as server,
+    ):
         if host not in HERE:
             output.note("warning: other machines can reach this page, and nothing asks them who they are")
         output.line(f"serving {run} at {server.url} (Ctrl-C ends it)")
@@ -50,4 +55,6 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             output.note("the page is closed")
+    if server.sizes:  # torch computes in another thread, where the interpreter cannot end in order
+        atexit.register(os._exit, 0)
     return "report", run

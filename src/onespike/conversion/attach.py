@@ -11,6 +11,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike import kernels
@@ -18,10 +19,11 @@ from onespike.conversion.timesteps import Clock
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.neurons.gradient import straight_through, wants_gradient
-from onespike.sites import Coverage, Operand, Places, Site, Sites, Visitor
+from onespike.sites import Coverage, Operand, Places, Product, Site, Sites, Visitor
 from onespike.sites.attention import attention_sites
 from onespike.sites.unfused import PLAIN
 from onespike.sites.visitor import Attend
+from onespike.spikes import SpikeCode
 
 UNRULED = "excluded, no rule reaches it"
 """The reason for a product listed by its operation because none of its operands can be visited."""
@@ -52,6 +54,9 @@ class Neurons(Places, Visitor):
     clock: Clock | None = None
     weights = "as they were"
     """For integer inference: `rounded`, or `integers` where their product fires its operand."""
+
+    apart = False
+    """For integer inference: products in float take one input at a time."""
 
     lone_product = ""
     """The site of the owner's only product, if its forward does nothing else."""
@@ -93,12 +98,17 @@ class Neurons(Places, Visitor):
 
     def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
         """Return the integer product at a site, if any; a visitor sees the operand that it fires."""
-        key = operand.site.key
+        key, x = operand.site.key, operand.product.operands[operand.site.role]
         product, weight = self.products.get(key), operand.product.operands["weight"]
-        # torch's attention may multiply by parts of its weight
-        if product is None or not isinstance(weight, nn.Parameter):
+        # torch's attention may multiply by parts of its weight, other modules add a bias of another name
+        if not isinstance(weight, nn.Parameter) or (
+            product is not None and product.biased is not (bias is not None)
+        ):
             return None
-        x, neuron = operand.product.operands[operand.site.role], self[key]
+        if product is None:
+            whole = not self.apart or torch.compiler.is_compiling() or wants_gradient(x)
+            return None if whole else _apart(operand.product, self.visit(operand, x), weight, bias)
+        neuron = self[key]
         if self.visitor is not None:
             self.visitor.visit(operand, x)
         if not wants_gradient(x):
@@ -124,10 +134,11 @@ class Neurons(Places, Visitor):
         if not kernels.can_attend(query, key, value):
             return None
         neuron = self.lone_neuron(site.key)
-        step, form = (None, None) if neuron is None else (neuron.row_steps(), neuron.form())
-        if step is None or form is None:
+        code = neuron.code() if neuron is not None and neuron.coded else None
+        step = None if code is None else code.row_steps()
+        if code is None or step is None or (step.dim() > 1 and step.shape[-2] not in (1, query.shape[-2])):
             return None
-        return partial(_attend, step[..., 0] if step.dim() else step, form)
+        return partial(_attend, step[..., 0] if step.dim() else step, code)
 
     def lone_neuron(self, key: str) -> Neuron | None:
         """Return the neuron at a key if nothing else sees the operand: no visitor, no membrane, no user hook."""
@@ -168,10 +179,25 @@ class Neurons(Places, Visitor):
         return 1 if self.clock is None else self.clock.now
 
 
+ROWS = 8
+"""Rows that are multiplied together: torch multiplies fewer by other instructions."""
+
+
+def _apart(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a product in float whose bits do not depend on the size of the batch: input by input, single rows by eight."""
+    single = product.operation == "linear" and x.dim() < 3
+    batch = x.reshape(-1, x.shape[-1]) if single else x
+    parts = F.pad(batch, (0, 0, 0, -len(batch) % ROWS)).split(ROWS) if single else batch.split(1)
+    with torch._C.DisableTorchFunction():
+        value = torch.cat([product.multiply(part, weight) for part in parts])[: len(batch)]
+    value = value.view(*x.shape[:-1], -1) if single else value
+    return value if bias is None else value + bias.view(-1, *[1] * (weight.dim() - 2))
+
+
 def _attend(
-    step: Tensor, form: kernels.Form, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    step: Tensor, code: SpikeCode, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> Tensor:
-    return kernels.attend(query, key, value, _added(mask), step, form)
+    return kernels.attend(query, key, value, _added(mask), step, code)
 
 
 def _added(mask: Tensor | None) -> Tensor | None:
@@ -200,7 +226,7 @@ def lone_product(module: Any) -> str:
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     neurons = module._modules["neurons"]
     if neurons.lone_product and inner is None and len(args) == 1 and not kwargs:
-        neuron = None if neurons.products else neurons.lone_neuron(neurons.lone_product)
+        neuron = None if neurons.products or neurons.apart else neurons.lone_neuron(neurons.lone_product)
         if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
             with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
                 return type(module).forward(module, neuron.forward(args[0]))

@@ -1,11 +1,12 @@
-"""Refusals before a conversion: globs without a site, uncovered products, missing passes."""
+"""Refusals before a conversion: globs without a site, uncovered products, missing passes, another calibration."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from onespike.calibration.thresholds import Thresholds
+from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.errors import ConversionError, UsageError
+from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
 from onespike.sites.coverage import ANALOG
 
@@ -43,10 +44,11 @@ def check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
         for (owner, operation), macs in list(open_.items())[:5]
     ]
     more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
-    owner, operation = next(iter(open_))
+    few = len(open_) <= 5  # many are named by their operations
+    every = list(dict.fromkeys(f"{owner if few else '*'}:{operation}" for owner, operation in open_))
     raise ConversionError(
         f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
-        f"@onespike.synaptic, or leave them analog with exclude=['{owner}:{operation}']."
+        f"@onespike.synaptic, or leave them analog with exclude={every}."
     )
 
 
@@ -58,6 +60,22 @@ def check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
             f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
             "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
         )
+
+
+def check_calibration(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a recipe that asks for another calibration: the thresholds would not follow it."""
+    asked = calibrated_by(recipe)
+    softmax = any(threshold.role == "softmax" for threshold in thresholds.values())
+    for name, value in thresholds.provenance.get("recipe", {}).items():
+        if name in ("neuron", "softmax") and not softmax:
+            continue
+        if name == "neuron" and NEURONS[value].scaled == NEURONS[recipe.neuron].scaled:
+            continue  # eq. 16 asks only whether a neuron has a scale
+        if value != asked[name]:
+            raise UsageError(
+                f"convert: the thresholds were calibrated with {name}={value!r}, and the recipe has {name}={asked[name]!r}. "
+                "Calibrate with this recipe: calibrate(model, batches, recipe)."
+            )
 
 
 def _share(macs: float, total: float) -> str:

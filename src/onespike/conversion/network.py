@@ -12,12 +12,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.attach import UNRULED, Analog, Neurons, attach_, detach_, named_neurons
-from onespike.conversion.checks import check_coverage, check_globs, check_passes
+from onespike.conversion.checks import check_calibration, check_coverage, check_globs, check_passes
 from onespike.conversion.weights import fold_, refit_, unfold_
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, Neuron, Scale
 from onespike.recipe import Recipe
-from onespike.runtime.forward import device_of
+from onespike.runtime.forward import check_network, device_of
 from onespike.sites import Site
 from onespike.sites.coverage import ANALOG
 
@@ -71,13 +71,11 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     name = recipe.neuron
     if f"dual-{name}" in NEURONS and bool((threshold.negative > 0).any()):
         name = f"dual-{name}"
-    if threshold.constants:
-        name = f"affine-{name}"
-        if name not in NEURONS:
-            raise UsageError(
-                f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
-            )
     kind, factor = NEURONS[name], recipe.factor(threshold.site)
+    if threshold.constants and not kind.affine:
+        raise UsageError(
+            f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
+        )
     positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
     scaled = kind.scaled and threshold.role != "softmax"
     lambda_ = float(scale.value) if scaled else 1.0
@@ -87,7 +85,7 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
                 f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(given.max()):g} times "
                 f"the factor {factor:g}, is 0 in float32. Give a larger scale or factor."
             )
-    return kind(
+    neuron = kind(
         positive * factor,
         negative * factor,
         levels=threshold.levels,
@@ -95,6 +93,8 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
         scale=scale if scaled else None,
         **threshold.constants,
     )
+    neuron.site = threshold.site
+    return neuron
 
 
 def _multiplies(module: nn.Module) -> bool:
@@ -111,8 +111,10 @@ def _multiplies(module: nn.Module) -> bool:
 
 def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
     """Convert a network in place and return it; `revert_` undoes it."""
+    check_network("convert", model)
     recipe = recipe or Recipe()
     check_passes(thresholds, recipe)
+    check_calibration(thresholds, recipe)
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     check_coverage(thresholds, recipe)
@@ -169,16 +171,17 @@ def convert(
     Args:
         model: the network that was calibrated.
         thresholds: the result of `calibrate`; for a recipe with passes, see `spike`.
-        recipe: how to convert; the paper's recipe by default.
+        recipe: how to convert, the one of `calibrate`; the paper's by default.
         share_weights: let the copy's weights stand in the same memory, for networks that fit only once.
 
     >>> import torch
-    >>> from onespike.calibration.stream import calibrate
+    >>> from onespike import calibrate, named_neurons
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> snn = convert(model, calibrate(model, [torch.randn(64, 2)]))
     >>> [f"{site} {neuron.__class__.__name__}" for site, neuron in named_neurons(snn)]
     ['0:linear0_input Analog', '2:linear0_input ScaleFire', '4:linear0_input Analog']
     """
+    check_network("convert", model)
     memo: dict[int, Any] = {}
     if share_weights:
         # separate parameters on the same memory: moving or casting the copy must not move the original

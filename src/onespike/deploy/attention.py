@@ -15,22 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from onespike import kernels
-from onespike.deploy.folding import Channels, common_units
+from onespike.deploy.folding import common_units
 from onespike.deploy.products import move_
 from onespike.neurons import Neuron
-from onespike.neurons.code import Code
+from onespike.spikes import SpikeCode
 
 OFFSET = 2**13 - 1
 """The largest whole number of q's offset: 64 of them times the largest counts stay below 2³¹."""
 
 
 class _Operand(NamedTuple):
-    """One operand's code: units and times by the axes kept, gain by position."""
+    """One operand: its code with tensors as the kernel takes them, the units of its counts, and the largest of them."""
 
-    fires: kernels.Firing
+    code: SpikeCode
+    times: tuple[Tensor, Tensor]
     unit: Tensor
-    gain: Tensor | None
-    offset: Tensor | None
     most: int
 
 
@@ -56,24 +55,20 @@ def _operand(
 
     None if they differ along another axis.
     """
-    code: Code = neuron.code()
-    if code.typical is not None:  # gains would have to be known before the input
+    code = neuron.code()
+    if code.typical is not None or not neuron.coded:  # gains would have to be known before the input
         return None
     up, down, q, p = (_spread(x, kept) for x in (*code.units(), *(times or (None, None))))
     if up is None or down is None or q is None or p is None:
         return None
     unit = torch.where(up > 0, up / q, down / p)
-    gain = None if code.gain is None or bool((code.gain == 1).all()) else _spread(code.gain, position)
-    if code.gain is not None and gain is None and not bool((code.gain == 1).all()):
-        return None
-    form, constants = neuron.form(), neuron.constants()
-    center = _spread(constants.center, depth)
-    if form is None or (constants.center is not None and center is None):
+    gain, center = _spread(code.gain, position), _spread(code.center, depth)
+    if (code.gain is not None and gain is None) or (code.center is not None and center is None):
         return None
     one, other, more, less = (x.expand(depth).contiguous() for x in (up, down, q, p))
-    most = neuron.largest * int(torch.maximum(q, p).max())
-    fires = kernels.Firing(one, other, more, less, center, gain, form)
-    return _Operand(fires, unit, gain, code.offset, most)
+    most = code.largest * int(torch.maximum(q, p).max())
+    spread = code._replace(positive=one, negative=other, scale=None, center=center, gain=gain)
+    return _Operand(spread, (more, less), unit, most)
 
 
 def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
@@ -82,7 +77,8 @@ def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
     times = common_units(up.flatten(), down.flatten())
     if times is None:
         return None
-    move_(neuron, Channels(up.flatten(), down.flatten(), None, None, None), times[1] / times[0])
+    flat = neuron.code()._replace(positive=up.flatten(), negative=down.flatten(), scale=None)
+    move_(neuron, flat, times[1] / times[0])
     return times[0].view_as(up), times[1].view_as(up)
 
 
@@ -115,8 +111,8 @@ class IntegerAttention(nn.Module):
             self._ready = (known, _prepared(neurons, self.times, query, key, value))
         if self._ready[1] is None:
             return None
-        step, form, fires, units = self._ready[1]
-        return kernels.attend_integers(query, key, value, mask, step, form, fires, units, path)
+        step, code, fires, units = self._ready[1]
+        return kernels.attend_integers(query, key, value, mask, step, code, fires, units, path)
 
 
 def _prepared(
@@ -125,19 +121,18 @@ def _prepared(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-) -> tuple[Tensor, kernels.Form, tuple[kernels.Firing, ...], kernels.Units] | None:
+) -> tuple[Tensor, SpikeCode, list[tuple[SpikeCode, tuple[Tensor, Tensor]]], kernels.Units] | None:
     (heads, rows, inner), (keys, outer) = query.shape[1:], value.shape[2:]
     q_neuron, k_neuron, fired, v_neuron = neurons
     q = _operand(q_neuron, times[0], (heads, 1, 1), (1, rows, 1), (heads, 1, inner))
     k = _operand(k_neuron, times[1], (heads, 1, 1), (1, 1, keys), (heads, inner, 1))
     v = _operand(v_neuron, times[2], (heads, 1, outer), (1, keys, 1), (heads, 1, outer))
-    step, form = fired.row_steps(), fired.form()
-    if q is None or k is None or v is None or step is None or form is None:
+    code, step = fired.code(), fired.code().row_steps() if fired.coded else None
+    if q is None or k is None or v is None or step is None:
         return None
-    v_gain, smallest = _whole(v.gain)
-    v_offset = None if v.offset is None else _spread(v.offset, (heads, 1, outer))
-    q_offset = None if q.offset is None else _spread(q.offset, (heads, 1, inner))
-    if (v.offset is not None and v_offset is None) or (q.offset is not None and q_offset is None):
+    v_gain, smallest = _whole(v.code.gain)
+    v_offset, q_offset = _spread(v.code.offset, (heads, 1, outer)), _spread(q.code.offset, (heads, 1, inner))
+    if (v.code.offset is not None and v_offset is None) or (q.code.offset is not None and q_offset is None):
         return None
     largest = 1 if v_gain is None else int(v_gain.max())
     fits = (
@@ -156,7 +151,8 @@ def _prepared(
         (q.unit * k.unit).flatten().contiguous(), v_gain, offset, offset_factor,
         (v.unit * smallest).contiguous(), v_offset,
     )  # fmt: skip
-    return step[..., 0] if step.dim() else step, form, (q.fires, k.fires, v.fires), units
+    fires = [(operand.code, operand.times) for operand in (q, k, v)]
+    return step[..., 0] if step.dim() else step, code, fires, units
 
 
 def _whole(gain: Tensor | None) -> tuple[Tensor | None, float]:

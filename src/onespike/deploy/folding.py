@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onespike.neurons.code import Code
+from onespike.spikes import SpikeCode
 
 WEIGHT = 127
 """The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
@@ -72,26 +72,12 @@ def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | 
     return RATIOS[chosen, 0].float(), RATIOS[chosen, 1].float()
 
 
-class Channels(NamedTuple):
-    """A code by input channel, and by row.
+def by_channel(code: SpikeCode, channels: int, axis: int) -> SpikeCode | None:
+    """Return the code of an operand whose channels are on this axis, from the back; None if it differs along another.
 
-    Attributes:
-        up: the value of a positive count, one per channel or one in all; 0 where that side is off.
-        down: likewise.
-        center: what is subtracted from the input, likewise; None for nothing.
-        offset: the value without spikes, likewise.
-        gain: a power of two per row, or one in all; None for 1.
+    Steps have their scale, and 0 for a side that is off. Steps, center and offset are one per channel, or one in all;
+    gains one per row, or one in all.
     """
-
-    up: Tensor
-    down: Tensor
-    center: Tensor | None
-    offset: Tensor | None
-    gain: Tensor | None
-
-
-def by_channel(code: Code, channels: int, axis: int) -> Channels | None:
-    """Return the code of an operand whose channels are on this axis, from the back; None if it differs along another."""
 
     def flat(x: Tensor | None, along: int = axis) -> Tensor | None:
         if x is None:
@@ -102,15 +88,11 @@ def by_channel(code: Code, channels: int, axis: int) -> Channels | None:
     up, down = (flat(unit) for unit in code.units())
     center, offset, gain = flat(code.center), flat(code.offset), flat(code.gain, -2)
     parts = [part for part in (up, down, center, offset) if part is not None]
-    if up is None or down is None or any(len(part) not in (1, channels) for part in parts):
+    if any(len(part) not in (1, channels) for part in parts):
         return None
     if gain is not None and (len(gain) == 0 or (axis != -1 and len(gain) > 1)):
         return None
-    if gain is not None and bool((gain == 1).all()):
-        gain = None
-    if center is not None and not bool(center.any()):
-        center = None
-    return Channels(up, down, center, offset, gain)
+    return code._replace(positive=up, negative=down, scale=None, center=center, offset=offset, gain=gain)
 
 
 class Folded(NamedTuple):
@@ -139,16 +121,14 @@ def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
     return whole.view(outputs, inputs, *[1] * (weight.dim() - 2))
 
 
-def fold(weight: Tensor, channels: Channels, groups: int = 1) -> list[Folded]:
-    """Fold a code into a weight [outputs, inputs of a group, …] for counts of one unit, or one per sign."""
-    times = common_units(channels.up, channels.down)
+def fold(weight: Tensor, code: SpikeCode, groups: int = 1) -> list[Folded]:
+    """Fold a code `by_channel` into a weight [outputs, inputs of a group, …] for counts of one unit, or one per sign."""
+    up, down = code.units()
+    times = common_units(up, down)
     if times is None:
-        one, none = torch.ones_like(channels.up), torch.zeros_like(channels.up)
-        return [
-            _folded(weight, channels.up, (one, none), groups),
-            _folded(weight, channels.down, (none, one), groups),
-        ]
-    unit = torch.where(channels.up > 0, channels.up / times[0], channels.down / times[1])
+        one, none = torch.ones_like(up), torch.zeros_like(up)
+        return [_folded(weight, up, (one, none), groups), _folded(weight, down, (none, one), groups)]
+    unit = torch.where(up > 0, up / times[0], down / times[1])
     return [_folded(weight, unit, times, groups)]
 
 
@@ -161,8 +141,8 @@ def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: 
     return Folded(integers, scale.float(), rounded.float(), times, largest)
 
 
-def shift(weight: Tensor, channels: Channels, groups: int = 1) -> Tensor | None:
+def shift(weight: Tensor, code: SpikeCode, groups: int = 1) -> Tensor | None:
     """Return Σ weight·offset over the inputs, in double: [outputs, …] with the kernel's places; None without an offset."""
-    if channels.offset is None:
+    if code.offset is None:
         return None
-    return (weight.detach().double() * along(channels.offset, weight, groups)).sum(1)
+    return (weight.detach().double() * along(code.offset, weight, groups)).sum(1)

@@ -20,6 +20,7 @@ from onespike.deploy.products import convolution_form, linear_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.neurons.gradient import wants_gradient
+from onespike.runtime.forward import check_network
 from onespike.sites import Site
 from onespike.sites.attention import attention_sites
 
@@ -78,10 +79,10 @@ def has_integer_units() -> bool:
     return kernels.best_path() is not None
 
 
-def _form(module: Any, found: Weighted, neuron: Neuron) -> tuple[nn.Module, Tensor] | str:
+def _form(module: Any, found: Weighted, neuron: Neuron) -> tuple[Any, Tensor] | str:
     weight = getattr(found.holder, found.weight)
     if found.key.startswith("linear") and weight.dim() == 2:
-        return linear_form(neuron, weight, getattr(found.holder, found.bias))
+        return linear_form(neuron, weight, getattr(found.holder, found.bias, None))
     if found.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
         return convolution_form(neuron, module)
     return f"{type(module).__name__} has no integer form"
@@ -96,6 +97,7 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
         owner = module._modules.get("neurons")
         if not isinstance(owner, Neurons):
             continue
+        owner.apart = True  # an input's spikes must not depend on its batch
         attended += _attend_(module, owner) if units else 0
         for found in _weighted(module, owner):
             neuron = owner._modules.get(found.key)
@@ -110,6 +112,7 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
                 continue
             done += 1
             product, rounded = form
+            product.biased = getattr(found.holder, found.bias, None) is not None
             setattr(found.holder, found.weight, nn.Parameter(rounded, requires_grad=False))
             module.add_module(f"integer_{found.key}", product)
             owner.products = {**owner.products, found.key: product}
@@ -197,6 +200,7 @@ def optimize(snn: nn.Module, *, integer_units: bool | None = None) -> nn.Module:
     >>> optimize(snn, integer_units=True)[2].integer_linear0_input
     IntegerLinear(int8 (3, 3))
     """
+    check_network("optimize", snn)
     twin = copy.deepcopy(snn)
     optimize_(twin, integer_units=integer_units)
     return twin

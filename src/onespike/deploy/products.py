@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike import kernels
-from onespike.deploy.folding import Channels, Folded, by_channel, fold, shift
+from onespike.deploy.folding import Folded, by_channel, fold, shift
 from onespike.neurons import Neuron
+from onespike.spikes import SpikeCode
 
 EXACT = 2**24
 """Integers below are exact in float32, and so are their sums."""
@@ -27,7 +28,7 @@ class IntegerProduct(nn.Module):
     Args:
         neuron: the neuron whose code is folded into the weight; its negative step moves to a common unit.
         folded: the weight with that code.
-        channels: the code.
+        code: the code, by channel.
         bias: the bias of the product, without the offset's part.
     """
 
@@ -37,7 +38,7 @@ class IntegerProduct(nn.Module):
     times_up: Tensor
     times_down: Tensor
 
-    def __init__(self, neuron: Neuron, folded: Folded, channels: Channels, bias: Tensor | None) -> None:
+    def __init__(self, neuron: Neuron, folded: Folded, code: SpikeCode, bias: Tensor | None) -> None:
         super().__init__()
         up, down = folded.times
         for name, value in (
@@ -49,14 +50,14 @@ class IntegerProduct(nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("bias", bias)
         self.lambda_ = _lambda(neuron)
-        self.low = -128 if bool((channels.down * down > 0).any()) else 0
+        self.low = -128 if bool((code.units()[1] * down > 0).any()) else 0
         most = neuron.largest * int(torch.maximum(up, down).max())
         self.bound = most * folded.largest
         """No sum is larger."""
         self.fits = most <= kernels.COUNT and self.bound < 2**31
         self._ready: Any = None
         if bool((up > 0).all() and (down > 0).all()):
-            move_(neuron, channels, down / up)
+            move_(neuron, code, down / up)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": None}  # packed weights are specific to this processor
@@ -79,22 +80,29 @@ class IntegerProduct(nn.Module):
 
     def _prepare(
         self, neuron: Neuron, matrix: Tensor, axis: int, path: kernels.Path
-    ) -> tuple[kernels.Spikes, kernels.Weights, Tensor, kernels.Path] | None:
-        form = neuron.form()
+    ) -> tuple[SpikeCode, kernels.Weights, Tensor, kernels.Path] | None:
         inputs = self.weight.shape[1]
-        channels = by_channel(neuron.code(), inputs, axis)
-        if form is None or channels is None:
+        code = by_channel(neuron.code(), inputs, axis) if neuron.coded and neuron.code().shifts else None
+        if code is None:
             return None
-        values = [channels.up, channels.down, self.times_up, self.times_down]
+        values = [*code.units(), self.times_up, self.times_down]
         each = any(value.numel() > 1 for value in values)
         up, down, *times = ((x.expand(inputs).contiguous() if each else x.reshape(())) for x in values)
         up, down = up * times[0].sign(), down * times[1].sign()
         sides = (up if each or up > 0 else None, down if each or down > 0 else None)
-        center = None if channels.center is None else channels.center.expand(inputs).contiguous()
-        spikes = kernels.Spikes(form, sides, (times[0], times[1]), center, channels.gain, self.low)
+        center = None if code.center is None else code.center.expand(inputs).contiguous()
         total = matrix.sum(1, dtype=torch.int32)
-        weights = kernels.Weights(kernels.pack(matrix, path), total, self.scale, self.bias, matrix.shape[1])
-        return spikes, weights, self.factor(neuron), path
+        weights = kernels.Weights(
+            kernels.pack(matrix, path),
+            total,
+            self.scale,
+            self.bias,
+            matrix.shape[1],
+            (times[0], times[1]),
+            self.low,
+        )
+        code = code._replace(positive=sides[0], negative=sides[1], center=center)
+        return code, weights, self.factor(neuron), path
 
     def factor(self, neuron: Neuron) -> Tensor:
         """Return the change of λ since the code was folded."""
@@ -131,13 +139,13 @@ class IntegerLinear(IntegerProduct):
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
         ready = self.prepared(neuron, lambda: self.weight, -1)
         if ready is not None:
-            spikes = ready[0]
+            code = ready[0]
             if neuron.settles:  # a gain for each row of this input
                 rows: Any = neuron.code().settled(x).gain
-                spikes = spikes._replace(gain=rows.expand(*x.shape[:-1], 1).flatten())
-            gain = spikes.gain
+                code = code._replace(gain=rows.expand(*x.shape[:-1], 1).flatten())
+            gain = code.gain
             if neuron.settles or gain is None or gain.numel() in (1, x.shape[-2] if x.dim() > 1 else 1):
-                value = kernels.multiply(x.reshape(-1, x.shape[-1]), spikes, *ready[1:])
+                value = kernels.multiply(x.reshape(-1, x.shape[-1]), code, *ready[1:])
                 if value is not None:
                     return value.view(*x.shape[:-1], value.shape[-1])
         return self.plain(x, neuron)
@@ -163,9 +171,9 @@ class IntegerConvolution(IntegerProduct):
     shift: Tensor | None
 
     def __init__(
-        self, neuron: Neuron, folded: Folded, channels: Channels, bias: Tensor | None, module: Any
+        self, neuron: Neuron, folded: Folded, code: SpikeCode, bias: Tensor | None, module: Any
     ) -> None:
-        super().__init__(neuron, folded, channels, bias)
+        super().__init__(neuron, folded, code, bias)
         self.register_buffer("shift", None)
         self.dims = folded.weight.dim() - 2
         self.groups, self.stride, self.dilation = module.groups, module.stride, module.dilation
@@ -213,7 +221,7 @@ class IntegerConvolution(IntegerProduct):
         return self.weight.movedim(1, -1).flatten(1)
 
     def _by_kernel(
-        self, x: Tensor, spikes: kernels.Spikes, weights: kernels.Weights, factor: Tensor, path: kernels.Path
+        self, x: Tensor, code: SpikeCode, weights: kernels.Weights, factor: Tensor, path: kernels.Path
     ) -> Tensor | None:
         size = tuple(x.shape[2:])
         image = x if self.dims == 2 else x.unsqueeze(2)
@@ -222,7 +230,7 @@ class IntegerConvolution(IntegerProduct):
         if bias is not None:
             bias = bias.flatten(1).t().contiguous()
         last = image.permute(0, 2, 3, 1).contiguous()
-        value = kernels.multiply(last, spikes, weights._replace(bias=bias), factor, path, window)
+        value = kernels.multiply(last, code, weights._replace(bias=bias), factor, path, window)
         if value is None:
             return None
         result = value.view(len(x), *window.places, len(self.scale)).permute(0, 3, 1, 2)
@@ -259,9 +267,10 @@ class IntegerConvolution(IntegerProduct):
         return torch.where(touched > 0, torch.nan, value)
 
 
-def move_(neuron: Neuron, channels: Channels, ratio: Tensor) -> None:
+def move_(neuron: Neuron, code: SpikeCode, ratio: Tensor) -> None:
     """Make the negative step this part of the positive one, so that firing and adding use the same steps."""
-    other = (channels.up > 0) & (channels.down > 0) & (channels.down != channels.up * ratio)
+    up, down = code.units()
+    other = (up > 0) & (down > 0) & (down != up * ratio)
     if bool(other.any()):
         like = neuron.positive if neuron.positive.numel() >= neuron.negative.numel() else neuron.negative
         shape = like.shape if ratio.numel() > 1 else ()
@@ -302,30 +311,29 @@ def _joined(parts: list[Any], folded: list[Folded]) -> tuple[nn.Module, Tensor]:
 
 def linear_form(neuron: Neuron, weight: Tensor, bias: Tensor | None) -> tuple[nn.Module, Tensor] | str:
     """Return the integer form of a linear map and the weights after rounding; or why it has none."""
-    channels = by_channel(neuron.code(), weight.shape[1], -1)
-    if channels is None:
+    code = by_channel(neuron.code(), weight.shape[1], -1)
+    if code is None:
         return UNFOLDED
-    folded, added = fold(weight, channels), shift(weight, channels)
+    folded, added = fold(weight, code), shift(weight, code)
     given = None if bias is None else bias.detach().clone()
     if added is not None:
         given = (added if given is None else added + given.double()).float()
-    parts = [IntegerLinear(neuron, part, channels, None if i else given) for i, part in enumerate(folded)]
+    parts = [IntegerLinear(neuron, part, code, None if i else given) for i, part in enumerate(folded)]
     return _joined(parts, folded)
 
 
 def convolution_form(neuron: Neuron, module: Any) -> tuple[nn.Module, Tensor] | str:
     """Return the integer form of a convolution and the weights after rounding; or why it has none."""
-    channels = by_channel(neuron.code(), module.in_channels, 1 - module.weight.dim())
-    if channels is None or channels.gain is not None:
+    code = by_channel(neuron.code(), module.in_channels, 1 - module.weight.dim())
+    if code is None or code.gain is not None:
         return UNFOLDED
     folded, added = (
-        fold(module.weight, channels, module.groups),
-        shift(module.weight, channels, module.groups),
+        fold(module.weight, code, module.groups),
+        shift(module.weight, code, module.groups),
     )
     bias = None if module.bias is None else module.bias.detach().clone()
     parts = [
-        IntegerConvolution(neuron, part, channels, None if i else bias, module)
-        for i, part in enumerate(folded)
+        IntegerConvolution(neuron, part, code, None if i else bias, module) for i, part in enumerate(folded)
     ]
     parts[0].shift = None if added is None else added.unsqueeze(1)
     return _joined(parts, folded)

@@ -16,8 +16,9 @@ CHARGED = (
     ("activation", 1, "gelu silu mish elu selu celu softplus softsign logsigmoid sigmoid tanh hardswish hardsigmoid "
      "leaky_relu rrelu prelu tanhshrink exp exp2 expm1 log log2 log1p erf sqrt rsqrt reciprocal pow square"),
     ("activation", 2, "glu"),
+    ("softmax", 2, "softmax log_softmax softmin gumbel_softmax"),
 )  # fmt: skip
-"""(kind, MACs charged per output element, functions); softmax is charged 2 at its site."""
+"""(kind, MACs charged per output element, functions); the softmax of fused attention is charged 2 at its site."""
 
 
 def _spelled(names: str) -> set[Callable[..., Any]]:

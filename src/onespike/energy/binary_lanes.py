@@ -96,7 +96,7 @@ def prove(snn: nn.Module, batch: Any) -> LaneProof:
     proof = LaneProof()
 
     def compare(operand: Operand, x: Tensor) -> Tensor:
-        neuron = operand.place.standing(operand, x)
+        neuron = operand.neuron(x)
         if not isinstance(neuron, Neuron):
             return x
         counts = neuron.counts(x)

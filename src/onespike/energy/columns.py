@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PAPER = "counts"
 """The column of the paper's ratios, and the default."""
 DEFINITION = "ratio = energy of the column / energy of the original network, all of whose synaptic MACs are 32-bit floats"
+OF_ALL_MACS = "of all MACs of the original"
+"""The one denominator: of budgets, tables, presets and pages."""
 
 FOR_WHOM = (
     "A spiking network pays on hardware that adds 8-bit weights where a spike arrives and does nothing where none does: "
@@ -163,6 +165,22 @@ def integer_reading(name: str) -> str | None:
     return next((other for other, column in COLUMNS.items() if column.integer_of == name), None)
 
 
+def of_what_spikes(column: str, ratio: float | None, analog_share: float) -> float | None:
+    """Return a ratio over the products that spike alone, for columns that charge nothing else."""
+    spiking = 1 - analog_share
+    return ratio / spiking if ratio is not None and spiking > 0 and column in holdable() else None
+
+
+def beside(column: str, ratio: float, analog_share: float) -> str:
+    """Return a ratio in words, with the one over what spikes beside it.
+
+    >>> beside("binary", 0.199, 0.204)
+    '0.199 of all MACs of the original (0.250 of what spikes)'
+    """
+    spiking = of_what_spikes(column, ratio, analog_share)
+    return f"{ratio:.3f} {OF_ALL_MACS}" + ("" if spiking is None else f" ({spiking:.3f} of what spikes)")
+
+
 def additions_within(name: str, ratio: float, macs: float) -> float:
     """Return how many spike additions a budget pays for, in a column and at the default prices."""
     prices = profile()
@@ -192,10 +210,8 @@ def _spikes(reading: str, addition: str, width: str) -> Rule:
 
     def rule(ledger: Ledger, double: bool) -> list[Item]:
         additions = ledger.accumulates(reading, double)
-        pairs = ledger.paired(reading) if double else 0.0
         return [
-            Item("spikes", additions - pairs, addition),
-            Item("pairs of spikes", pairs, addition),
+            Item("spikes", additions, addition),
             Item("row sums for offsets", ledger.constant_macs, f"{width} multiply-add"),
             Item("weights read", additions, f"{width} read"),
             Item("spikes sent", ledger.events(reading), "spike"),
@@ -206,9 +222,9 @@ def _spikes(reading: str, addition: str, width: str) -> Rule:
 
 
 def _strict(reading: str, addition: str, width: str) -> Rule:
-    """Charge the same, both operands of spike × spike products, and everything that is not a spike.
+    """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one.
 
-    Over several timesteps an operand meets the stored sum of its partner, and both drive; so the plain count holds.
+    Over several timesteps an operand meets the stored sum of its partner, and both drive: no pairs are left out.
     """
     spikes = _spikes(reading, addition, width)
 
@@ -218,7 +234,9 @@ def _strict(reading: str, addition: str, width: str) -> Rule:
             summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
             functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
         return [
-            *spikes(ledger, READINGS[reading].over_steps or ledger.one_step),
+            *spikes(ledger, False),
+            Item("pairs of spikes", ledger.beyond(reading), addition),
+            Item("pairs read", ledger.beyond(reading), f"{width} read"),
             Item("analog products", ledger.analog_products, "float32 multiply-add"),
             *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
             Item("lanes and signs joined", ledger.joined(reading), addition),

@@ -51,7 +51,7 @@ class Ledger(Visitor):
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         started = time.perf_counter()
         place: Neurons = operand.place
-        site, neuron = operand.site, place.standing(operand, x)
+        site, neuron = operand.site, operand.neuron(x)
         row = self.sites.get(site)
         if row is None:
             row = self.sites[site] = SiteCount(
@@ -63,7 +63,9 @@ class Ledger(Visitor):
             row.macs += round(share * synapses.macs)
         row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
         row.visits += not operand.again
-        if row.role == "softmax":
+        if (
+            operand.product.weighted and site.role == "lhs"
+        ):  # the softmax of a rule; others are seen as functions
             self.functions["softmax"] = self.functions.get("softmax", 0) + 2 * x.numel()
         self.seconds += time.perf_counter() - started
         if not isinstance(neuron, Neuron):
@@ -78,11 +80,9 @@ class Ledger(Visitor):
         if self.every > 1:
             return self._sample(row, operand, neuron, x, synapses.fan_out)
         started = time.perf_counter()
-        value = neuron.fast(x) if place.clock is None else None  # what the network does without a visitor
-        fired, output = (None, value) if value is not None else place.fire(operand, x)
+        fired, output = operand.fire(x)
         if place.weights != "integers":  # there the product fires its operand, and this only counts
             started = time.perf_counter()
-        fired = (neuron.counts(x) if fired is None else fired).detach()
         fired = fired if tokens is None else fired * tokens
         self._add(row, place.now, neuron, fired, synapses.fan_out)
         self._count_pairs(row, operand, fired, output)
@@ -103,7 +103,7 @@ class Ledger(Visitor):
         one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
         place: Neurons = operand.place
         alike = place.clock is None and one
-        fired, output = (None, neuron(x)) if alike else place.fire(operand, x)
+        fired, output = (None, neuron(x)) if alike else operand.fire(x)
         started = time.perf_counter()
         tokens = self._tokens(operand, x)
         if tokens is not None:
@@ -145,11 +145,11 @@ class Ledger(Visitor):
 
     def _count_pairs(self, row: SiteCount, operand: Operand, fired: Tensor, output: Tensor) -> None:
         """Count both operands of a product once the second is there; the sum is kept at the first."""
-        found = self.pairs.update(operand, fired, output)
-        if found is None:
+        pairs_by_reading = self.pairs.update(operand, fired, output)
+        if pairs_by_reading is None:
             return
-        first = self.sites[row.site.operand("lhs")]
-        for reading, pairs in found.items():
+        first = self.sites[row.site.operand(next(iter(operand.product.operands)))]
+        for reading, pairs in pairs_by_reading.items():
             first.pairs[reading] = first.pairs.get(reading, 0.0) + pairs
 
     def merge(self, other: Ledger) -> None:
@@ -201,10 +201,6 @@ class Ledger(Visitor):
         return sum(row.measured for row in self.sites.values())
 
     @property
-    def one_step(self) -> bool:
-        return not any(row.later for row in self.sites.values())
-
-    @property
     def analog_products(self) -> int:
         """Multiply-accumulates of products without a spiking operand."""
         return sum(row.macs for _, row in self.products() if not row.spiking) + sum(self.unruled.values())
@@ -233,9 +229,10 @@ class Ledger(Visitor):
         """Return the additions that join the sums of lanes and of both signs."""
         return sum(row.joined.get(reading, 0.0) for row in self.sites.values())
 
-    def paired(self, reading: str) -> float:
-        """Return the part of the double count that belongs to products of two spiking operands."""
-        return sum(row.pairs.get(reading, 0.0) for _, row in self.products() if row.spiking)
+    def beyond(self, reading: str) -> float:
+        """Return the pairs of spikes beyond the additions of the driving operand, where a product has more pairs."""
+        rows = (row for _, row in self.products() if reading in row.pairs)
+        return sum(max(row.pairs[reading] - row.additions[reading], 0.0) for row in rows)
 
     def events(self, reading: str) -> float:
         """Return the spikes that leave their sites."""

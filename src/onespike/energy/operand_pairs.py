@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from onespike.energy.columns import READINGS
-from onespike.sites import Operand, Site
+from onespike.sites import Operand, Product, Site
 
 NEGLIGIBLE = 1e-3
 """In units of one step: a smaller sum of spikes is zero apart from rounding."""
 
 
-class Pairs:
-    """Pairs of matrix products: what one operand adds times what the other adds, in each reading of a spike.
+class Sent(NamedTuple):
+    """What one operand of a product sends: its additions by reading, and where it sent anything before."""
 
+    product: str
+    additions: dict[str, Tensor]
+    earlier: Tensor | None
+
+
+class Pairs:
+    """Pairs of spikes: what one operand adds times what the other adds, in each reading of a spike.
+
+    A pair is what the product says it is: two elements that it multiplies, whichever function of torch does so.
     After the first timestep an operand meets everything its partner has sent before. So the pairs of A·B, A·ΣB and
-    ΣA·B are counted, for readings in which a sum of spikes is one. Only sums along each side of the contracted index
-    are kept.
+    ΣA·B are counted, for readings in which a sum of spikes is one.
     """
 
     def __init__(self) -> None:
-        self.left: tuple[str, dict[str, Tensor], Tensor | None] | None = None
-        self.right: tuple[str, dict[str, Tensor]] | None = None
+        self.first: Sent | None = None
+        self.second: Sent | None = None
         self.before: dict[tuple[Site, int], Tensor] = {}
 
     def update(self, operand: Operand, fired: Tensor, output: Tensor) -> dict[str, float] | None:
@@ -30,15 +40,12 @@ class Pairs:
 
         The first may come in blocks of rows: blocks after the second operand give separate pairs.
         """
-        site, place = operand.site, operand.place
-        if site.operation != "matmul" or fired.dim() < 2:
+        product, site, place = operand.product, operand.site, operand.place
+        if len(product.operands) != 2:
             return None
-        left, now = site.role == "lhs", place.now
-        along = -2 if left else -1
-        several = place.clock is not None  # timesteps
-        visible = None if several or operand.product.weighted else operand.product.visible
-        sums = {
-            name: _met(reading.additions(fired), left, visible)
+        now, several = place.now, place.clock is not None  # timesteps
+        additions = {
+            name: reading.additions(fired)
             for name, reading in READINGS.items()
             if reading.over_steps or not several
         }
@@ -47,32 +54,29 @@ class Pairs:
             call = place.clock.calls.get((site.owner, site.key), 1)
             earlier = self.before.pop((site, call), None) if now > 1 else None
             smallest = min(float(s[s > 0].min()) for _, s in place[site.key].code().populations)
-            self.before[site, call] = (output.abs() * now > NEGLIGIBLE * smallest).double().sum(along)
-        if operand.again:
-            if self.right is None or self.right[0] != site.product:
-                return None
-            return _products(sums, self.right[1])
-        if left:
-            self.left = (site.product, sums, earlier)
+            self.before[site, call] = output.abs() * now > NEGLIGIBLE * smallest
+        sent = Sent(site.product, additions, earlier)
+        if site.role != next(iter(product.operands)):
+            self.second = sent
+        else:
+            self.first, self.second = sent, self.second if operand.again else None
+        first, second = self.first, self.second
+        if first is None or second is None or first.product != second.product:
             return None
-        if self.left is None or self.left[0] != site.product:
-            return None
-        (_, first, first_earlier), self.left = self.left, None
-        self.right = (site.product, sums)
-        found = _products(first, sums)
-        for name, pairs in found.items():
-            before = 0.0 if earlier is None else float((first[name] * earlier).sum())
-            after = 0.0 if first_earlier is None else float((first_earlier * sums[name]).sum())
-            found[name] = pairs + before + after
-        return found
+        self.first = None
+        return {
+            name: _pairs(product, adds, second.additions[name])
+            + (0.0 if second.earlier is None else _pairs(product, adds, second.earlier))
+            + (0.0 if first.earlier is None else _pairs(product, first.earlier, second.additions[name]))
+            for name, adds in first.additions.items()
+        }
 
 
-def _met(added: Tensor, left: bool, visible: Tensor | None) -> Tensor:
-    """Return what one operand adds along its side of the contracted index; under a mask, per key or query."""
-    if visible is None:
-        return added.sum(-2 if left else -1, dtype=torch.float64)
-    return torch.matmul(added.mT.float(), visible.float()).double() if left else added.double()
-
-
-def _products(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:
-    return {column: float((first[column] * second[column]).sum()) for column in first}
+def _pairs(product: Product, first: Tensor, second: Tensor) -> float:
+    """Return the sum of all results of a product of two operands, without making them where it need not."""
+    if product.visible is not None and not product.weighted:  # a mask hides some results
+        return float((torch.matmul(first.mT.float(), product.visible.float()).double() * second).sum())
+    if product.indices:  # sums over the indices of one operand come first
+        return float(torch.einsum(f"{product.indices}->", first.double(), second.double()))
+    kind = next(iter(product.operands.values())).dtype
+    return float(product.multiply(first.to(kind), second.to(kind)).sum(dtype=torch.float64))

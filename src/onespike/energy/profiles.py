@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,9 +65,30 @@ def names() -> list[str]:
     return sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != DEFAULT, name))
 
 
+_current: ContextVar[str] = ContextVar("_current", default=DEFAULT)
+
+
+@contextmanager
+def priced(name: str | None) -> Iterator[None]:
+    """Make another profile the default within this context, for every ratio; None leaves it."""
+    before = _current.set(_current.get() if name is None else name)
+    try:
+        profile()
+        yield
+    finally:
+        _current.reset(before)
+
+
+def profile(name: str | None = None) -> Profile:
+    """Return a profile by its name, or by the path of a JSON file with `name`, `source` and `pj`.
+
+    Without a name it is the default one, or that of `priced`.
+    """
+    return _read(name or _current.get())
+
+
 @cache
-def profile(name: str = DEFAULT) -> Profile:
-    """Return a profile by its name, or by the path of a JSON file with `name`, `source` and `pj`."""
+def _read(name: str) -> Profile:
     path = FOLDER / f"{name}.json"
     if not path.is_file():
         path = Path(name)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from onespike.energy.columns import READINGS
 from onespike.energy.spike_counts import Tally
-from onespike.neurons.code import Code
 from onespike.sites import Site
+from onespike.spikes import SpikeCode
 
 
 @dataclass
@@ -49,7 +49,7 @@ class SiteCount:
         self.active += round(total.active)
         self.saturated += round(total.saturated)
 
-    def fire(self, code: Code, elements: int, outputs: int, by_row: bool = False) -> None:
+    def fire(self, code: SpikeCode, elements: int, outputs: int, by_row: bool = False) -> None:
         """Add the fixed cost of firing: comparisons, and the sums that its product joins."""
         self.compared += elements * len(code.levels).bit_length()  # a binary search among the levels
         self.measured += elements + outputs if by_row else 0

@@ -45,7 +45,7 @@ class Survey(Ledger):
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         output = super().visit(operand, x)
         site, place = operand.site, operand.place
-        neuron = place.standing(operand, x)
+        neuron = operand.neuron(x)
         if isinstance(neuron, Neuron) and self.sites[site].visits <= self.visits and x.numel():
             started = time.perf_counter()
             row = self.details.get(str(site))

@@ -30,6 +30,7 @@ class Spent:
         energy_pj: energy of the spikes, in one column of the ledger.
         original_pj: energy of the original network for the same tokens.
         seconds: time of the forward, counting included.
+        spiking_pj: the part of `original_pj` that belongs to products that spike.
     """
 
     tokens: int
@@ -37,6 +38,7 @@ class Spent:
     energy_pj: float
     original_pj: float
     seconds: float
+    spiking_pj: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -85,7 +87,16 @@ def each_forward(
         ledger: Ledger = now["ledger"]
         original = ledger.original_pj(prices)
         energy = ledger.ratio(column, prices=prices) * original
-        report(Spent(now["tokens"], ledger.events("counts"), energy, original, seconds))
+        report(
+            Spent(
+                now["tokens"],
+                ledger.events("counts"),
+                energy,
+                original,
+                seconds,
+                original * (1 - ledger.analog_share),
+            )
+        )
 
     hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
     try:

@@ -58,8 +58,7 @@ class _Ticks(Visitor):
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         operand.place[operand.site.key].ticks.add_(1)
-        value: Tensor = operand.place.value(operand, x)
-        return value
+        return operand.value(x)
 
 
 def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:

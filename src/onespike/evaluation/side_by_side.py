@@ -18,9 +18,9 @@ from onespike.energy.ledger import Ledger, known
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
-from onespike.runtime.batches import call, count, to
+from onespike.runtime.batches import call, count, labeled, readable, to
 from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.forward import check_module, device_of, evaluating
 from onespike.runtime.lockstep import in_turn, waited
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Accuracy, Metric
@@ -83,6 +83,8 @@ def evaluate(
     labels may be None. If several processes share the work, each gives its batches and gets the figures of all
     batches; the seconds are then summed over the processes.
     """
+    for network in (ann, snn):
+        check_module("evaluate", network)
     metric = Accuracy() if metric is None else metric
     if processes.count > 1 and not hasattr(metric, "merge"):
         raise UsageError(
@@ -93,7 +95,8 @@ def evaluate(
     device, apart = device_of(ann), blocks_of(ann) is not None  # batches in blocks are counted side by side
 
     def original(inputs: Any) -> tuple[Any, Ledger]:
-        output, taken = _timed(ann, inputs)
+        with readable("evaluate", inputs):
+            output, taken = _timed(ann, inputs)
         seconds["ann"] += taken
         return output, Ledger()
 
@@ -109,7 +112,8 @@ def evaluate(
         given: deque[tuple[Any, Any]] = deque()
 
         def forwards() -> Iterator[Callable[[], tuple[Any, Ledger]]]:
-            for inputs, labels in progress(batches):
+            for batch in progress(batches):
+                inputs, labels = labeled("evaluate", batch)
                 given.append((to(inputs, device), labels))
                 yield from (partial(network, given[-1][0]) for network in (original, spiking))
 

@@ -3,7 +3,6 @@
 Only attention rounds its sums differently, as any two forms of attention do.
 """
 
-from onespike.kernels.attention import Firing as Firing
 from onespike.kernels.attention import Units as Units
 from onespike.kernels.attention import attend as attend
 from onespike.kernels.attention import attend_integers as attend_integers
@@ -15,13 +14,8 @@ from onespike.kernels.histogram import PART as PART
 from onespike.kernels.histogram import count_ as count_
 from onespike.kernels.histogram import in_memory_order as in_memory_order
 from onespike.kernels.histogram import moments as moments
-from onespike.kernels.layout import Constants as Constants
-from onespike.kernels.level_form import Form as Form
-from onespike.kernels.level_form import closed_form as closed_form
-from onespike.kernels.level_form import table_form as table_form
 from onespike.kernels.product import COUNT as COUNT
 from onespike.kernels.product import Path as Path
-from onespike.kernels.product import Spikes as Spikes
 from onespike.kernels.product import Weights as Weights
 from onespike.kernels.product import Window as Window
 from onespike.kernels.product import best_path as best_path

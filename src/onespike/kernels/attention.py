@@ -8,6 +8,7 @@ within their error of a threshold may fire the neighboring level.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from onespike.kernels import build
 from onespike.kernels.firing import may_be_opaque, plain_is_needed
-from onespike.kernels.level_form import Form, form_of, in_memory
+from onespike.kernels.level_form import form_of
 from onespike.kernels.product import Path
+from onespike.spikes import SpikeCode, fire_function
 
 
 class _Operand(ctypes.Structure):
@@ -35,28 +37,6 @@ _FIELDS = (
 
 class _Attention(ctypes.Structure):
     _fields_ = _FIELDS
-
-
-class Firing(NamedTuple):
-    """How an operand of integer attention fires. Tensors are float32 and contiguous, [heads, depth].
-
-    Attributes:
-        up: steps of the positive side, 0 where it is off.
-        down: likewise.
-        times_up: units of a positive count.
-        times_down: units of a negative one.
-        center: what is subtracted from the operand; None for nothing.
-        gain: a power of two per row or key; None for 1.
-        form: how a magnitude becomes a count.
-    """
-
-    up: Tensor
-    down: Tensor
-    times_up: Tensor
-    times_down: Tensor
-    center: Tensor | None
-    gain: Tensor | None
-    form: Form
 
 
 class Units(NamedTuple):
@@ -80,7 +60,13 @@ class Units(NamedTuple):
 
 
 class _Firing(ctypes.Structure):
-    _fields_ = (*((name, ctypes.c_void_p) for name in Firing._fields), ("quick", ctypes.c_int64))
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("up", "down", "times_up", "times_down", "center", "gain", "form")
+        ),
+        ("quick", ctypes.c_int64),
+    )
 
 
 FIRE = ("q_fires", "k_fires", "v_fires")
@@ -107,7 +93,7 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, code: SpikeCode
 ) -> Tensor:
     """fire(softmax(query·key + mask))·value, in memory as [batch, rows, heads, outer].
 
@@ -117,12 +103,15 @@ def attend(
         value: [batch, heads, keys, outer].
         mask: what is added to the scores, broadcast to them; None for nothing.
         step: the step of the probabilities' neuron, broadcast to [heads, rows].
-        form: how its magnitudes become counts.
+        code: what they fire.
     """
     if torch.compiler.is_compiling():
-        result: Tensor = _attend_operator(query, key, value, mask, step, form.numbers())
+        g = code.function
+        result: Tensor = _attend_operator(
+            query, key, value, mask, step, list(g.levels), g.rounding, code.inside
+        )
         return result
-    return _attend(query, key, value, mask, step, form)
+    return _attend(query, key, value, mask, step, code)
 
 
 def attend_integers(
@@ -131,19 +120,26 @@ def attend_integers(
     value: Tensor,
     mask: Tensor | None,
     step: Tensor,
-    form: Form,
-    fires: tuple[Firing, Firing, Firing],
+    code: SpikeCode,
+    fires: Sequence[tuple[SpikeCode, tuple[Tensor, Tensor]]],
     units: Units,
     path: Path,
 ) -> Tensor:
-    """Compute the same for operands that fire, with exact products on 16-bit numbers."""
-    call, batch, out = _call(_Integers, query, key, value, mask, step, form)
+    """Compute the same for operands that fire, with exact products on 16-bit numbers.
+
+    `fires` holds the code of q, k and v, and what counts of each sign are worth in units. Tensors of these codes are float32 and contiguous, [heads, depth], with 0 for a side that is off; gains per row or key.
+    """
+    call, batch, out = _call(_Integers, query, key, value, mask, step, code)
     call.path = path.number
     firing = [
-        _Firing(*(_pointer(x) for x in one[:-1]), ctypes.addressof(in_memory(one.form))) for one in fires
+        _Firing(
+            *map(_pointer, (one.positive, one.negative, *times, one.center, one.gain)),
+            ctypes.addressof(form_of(one.function, one.inside)),
+        )
+        for one, times in fires
     ]
-    for name, one in zip(FIRE, firing, strict=True):
-        setattr(call, name, ctypes.addressof(one))
+    for name, operand in zip(FIRE, firing, strict=True):
+        setattr(call, name, ctypes.addressof(operand))
     for name, of_units in units._asdict().items():
         setattr(call, name, _pointer(of_units))
     _run("onespike_attend_integers", call, batch)
@@ -155,25 +151,31 @@ def _pointer(x: Tensor | None) -> int | None:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, code: SpikeCode
 ) -> Tensor:
-    call, batch, out = _call(_Attention, query, key, value, mask, step, form)
+    call, batch, out = _call(_Attention, query, key, value, mask, step, code)
     _run("onespike_attend", call, batch)
     return out
 
 
 def _call(
-    kind: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: Form
+    kind: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    step: Tensor,
+    code: SpikeCode,
 ) -> tuple[Any, int, Tensor]:
     (batch, heads, rows, inner), (keys, outer) = query.shape, value.shape[2:]
     out = query.new_empty(batch, rows, heads, outer).transpose(1, 2)
     where = None if mask is None else mask.float().expand(batch, heads, rows, keys)
-    steps = step.expand(heads, rows)
+    steps, form = step.expand(heads, rows), form_of(code.function, code.inside)
     call = kind(
         *map(_operand, (query, key.transpose(2, 3), value, where, out)), heads, rows, keys, inner, outer,
-        steps.data_ptr(), *steps.stride(), ctypes.addressof(in_memory(form)),
+        steps.data_ptr(), *steps.stride(), ctypes.addressof(form),
     )  # fmt: skip
-    call.held = (where, steps)  # keeps what it points to
+    call.held = (where, steps, form)  # keeps what it points to
     return call, batch, out
 
 
@@ -189,15 +191,21 @@ def _operand(x: Tensor | None) -> _Operand:
 
 @torch.library.custom_op("onespike::attend", mutates_args=())
 def _attend_operator(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    step: Tensor,
+    levels: list[int],
+    rounding: str,
+    inside: bool,
 ) -> Tensor:
     """Run `attend` under a compiler, which sees one operation."""
-    return _attend(query, key, value, mask, step, form_of(form))
+    code = SpikeCode(step, None, fire_function(tuple(levels), rounding), inside=inside)
+    return _attend(query, key, value, mask, step, code)
 
 
 @_attend_operator.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, form: list[float]
-) -> Tensor:
-    batch, heads, rows, _ = query.shape
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    batch, heads, rows = query.shape[:3]
     return query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)

@@ -1,4 +1,4 @@
-/* The fire function of one run of elements: what neurons/fire.py and neurons/sides.py say, operation for operation.
+/* The fire function of one run of elements: what `SpikeCode.fire` in spikes/code.py says, operation for operation.
  *
  * Divisions are true divisions and nothing may be contracted to a fused multiply-add: what includes this is compiled with
  * -ffp-contract=off and without -ffast-math. Every choice is written so that a compiler can turn it into a vector

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onespike.kernels import build
-from onespike.kernels.layout import HUGE, PLANS, Constants, Plan, limits, plan
-from onespike.kernels.level_form import Form, form_of
+from onespike.kernels.layout import HUGE, PLANS, Plan, limits, plan
+from onespike.kernels.level_form import form_of
+from onespike.runtime.forward import InOrder
+from onespike.spikes import SpikeCode, fire_function
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
@@ -32,7 +35,7 @@ def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
         or x.is_neg()
         or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *others)))
         or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
+        or any(type(mode) is not InOrder for mode in _get_current_dispatch_mode_stack())
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
@@ -44,71 +47,71 @@ def may_be_opaque(*operands: Tensor | None) -> bool:
     )
 
 
-def fire(
-    x: Tensor,
-    constants: Constants,
-    form: Callable[[], Form | None],
-    plans: dict[Any, Plan | None],
-    *,
-    decoded: bool,
-) -> Tensor | None:
+def fire(x: Tensor, code: SpikeCode, plans: dict[Any, Plan], *, decoded: bool) -> Tensor | None:
     """Return signed counts in float32, or with `decoded` their values in x's type; None where the plain form must run.
 
     Args:
         x: activations, of any type and strides.
-        constants: the steps, center, gain and offset.
-        form: returns how a magnitude becomes a count, or None; called only if the kernel runs.
-        plans: the remembered plans of this neuron's shapes.
+        code: what they fire.
+        plans: the remembered plans of this code's shapes.
         decoded: whether to return values instead of counts.
     """
+    if code.typical is not None:
+        if not code.shifts:  # the kernels divide by powers of two alone
+            return None
+        code = code.settled(x)
     if torch.compiler.is_compiling():
-        return _around(x, constants, decoded, lambda y, up, down: _compiled(y, up, down, form, decoded))
-    if plain_is_needed(x, constants.positive, constants.negative):
+        return _around(x, code, decoded, _compiled)
+    if plain_is_needed(x, code.positive, code.negative):
         return None
     backend = _backend(x.device.type)
-    how = None if backend is None else form()
-    return None if backend is None or how is None else backend(x, constants, how, plans, decoded)
+    return None if backend is None else backend(x, code, plans, decoded)
+
+
+Step = Tensor | None
 
 
 def _around(
-    x: Tensor, constants: Constants, decoded: bool, fire: Callable[[Tensor, Any, Any], Tensor | None]
+    x: Tensor,
+    code: SpikeCode,
+    decoded: bool,
+    fire: Callable[[Tensor, Step, Step, SpikeCode, bool], Tensor | None],
 ) -> Tensor | None:
     """Apply center, gain and offset around the spikes, with torch's operations."""
-    _, _, _, center, offset, gain = constants
-    y = x if center is None else x.float() - center
-    y = y if gain is None else y / gain
-    values = fire(y, *constants.steps)
+    y = x if code.center is None and code.gain is None else code.coordinate(x)
+    values = fire(y, *code.steps, code, decoded)
     if values is None or not decoded:
         return values
-    values = values if gain is None else values * gain
-    return (values if offset is None else values + offset).to(x.dtype)
+    values = values if code.gain is None else values * code.gain
+    return (values if code.offset is None else values + code.offset).to(x.dtype)
 
 
-def _compiled(
-    x: Tensor,
-    positive: Tensor | None,
-    negative: Tensor | None,
-    form: Callable[[], Form | None],
-    decoded: bool,
-) -> Tensor | None:
+def _compiled(x: Tensor, up: Step, down: Step, code: SpikeCode, decoded: bool) -> Tensor | None:
     """Run the operator, for one step per side; None where the compiler must see inside."""
-    steps = [side for side in (positive, negative) if side is not None]
+    steps = [side for side in (up, down) if side is not None]
     if x.device.type != "cpu" or any(side.dim() for side in steps) or not may_be_opaque(x, *steps):
         return None
-    how = form() if build.is_there() else None
-    if how is None:
+    if not build.is_there():
         return None
-    result: Tensor = _fire_operator(x, positive, negative, how.numbers(), decoded)
+    g = code.function
+    result: Tensor = _fire_operator(x, up, down, list(g.levels), g.rounding, code.inside, decoded)
     return result
 
 
 @torch.library.custom_op("onespike::fire", mutates_args=())
 def _fire_operator(
-    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
+    x: Tensor,
+    positive: Tensor | None,
+    negative: Tensor | None,
+    levels: list[int],
+    rounding: str,
+    inside: bool,
+    decoded: bool,
 ) -> Tensor:
     """Run `fire` under a compiler."""
+    code = SpikeCode(positive, negative, fire_function(tuple(levels), rounding), inside=inside)
     # limited below infinity, which fires the same count: a step that has vanished then acts as off
-    out = _native(x, Constants(positive, negative), form_of(form), {}, decoded, (HUGE, HUGE))
+    out = _native(x, code, {}, decoded, (HUGE, HUGE))
     if out is None:
         raise RuntimeError("onespike::fire: the kernels are gone. Compile the network again.")
     return out
@@ -116,7 +119,13 @@ def _fire_operator(
 
 @_fire_operator.register_fake
 def _(
-    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: list[float], decoded: bool
+    x: Tensor,
+    positive: Tensor | None,
+    negative: Tensor | None,
+    levels: list[int],
+    rounding: str,
+    inside: bool,
+    decoded: bool,
 ) -> Tensor:
     return torch.empty_like(x, dtype=x.dtype if decoded else torch.float32)
 
@@ -130,9 +139,8 @@ def _backend(device: str) -> Callable[..., Tensor | None] | None:
 
 def _native(
     x: Tensor,
-    constants: Constants,
-    form: Form,
-    plans: dict[Any, Plan | None],
+    code: SpikeCode,
+    plans: dict[Any, Plan],
     decoded: bool,
     most: tuple[float, float] | None = None,
 ) -> Tensor | None:
@@ -140,8 +148,8 @@ def _native(
     out = torch.empty_like(source)
     shape = source.shape, source.stride()
     way = plans.get(shape)
-    if way is None or not way.holds(constants, form):
-        way = plan(source, out, constants, form, most or limits(constants.positive, constants.negative))
+    if way is None or not way.holds(code):
+        way = plan(source, out, code, most or limits(code.positive, code.negative))
         if way is None:
             return None
         if len(plans) >= PLANS:
@@ -174,18 +182,15 @@ def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[
     return wide.numel(), x.stride(axis), (flat[0], flat[1])
 
 
-def _triton(x: Tensor, constants: Constants, form: Form, plans: Any, decoded: bool) -> Tensor | None:
-    return _around(x, constants, decoded, lambda y, up, down: _launch(y, up, down, form, decoded))
+def _triton(x: Tensor, code: SpikeCode, plans: Any, decoded: bool) -> Tensor | None:
+    return _around(x, code, decoded, _launch)
 
 
-def _launch(
-    x: Tensor, positive: Tensor | None, negative: Tensor | None, form: Form, decoded: bool
-) -> Tensor | None:
+def _launch(x: Tensor, up: Step, down: Step, code: SpikeCode, decoded: bool) -> Tensor | None:
     out = torch.empty_like(x, dtype=torch.float32)
-    off, most = OFF.to(x.device), limits(positive, negative)
-    steps = (off if positive is None else positive, off if negative is None else negative)
-    layout = _channels(out, steps)
-    source = x if x.stride() == out.stride() else out.copy_(x)
+    off, most = OFF.to(x.device), limits(up, down)
+    layout = _channels(out, (off if up is None else up, off if down is None else down))
+    source, form = x if x.stride() == out.stride() else out.copy_(x), form_of(code.function, code.inside)
     if layout is None or not _gpu().launch(source, out, layout, most, form, decoded):
         return None
     return out.to(x.dtype) if decoded else out

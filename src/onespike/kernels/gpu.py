@@ -1,4 +1,4 @@
-"""The fire function on a GPU, in one pass: the closed form of `neurons/fire_functions.py`, written in Triton.
+"""The fire function on a GPU, in one pass: the closed form of `spikes/fire_functions.py`, written in Triton.
 
 Imported only where a neuron meets a CUDA tensor outside a compiler, which fuses the plain form itself.
 """

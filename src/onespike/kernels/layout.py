@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onespike.kernels.level_form import Form, in_memory
+from onespike.kernels.level_form import form_of
+from onespike.spikes import SpikeCode
 
 SHORT = 16
 """Elements below which a piece is copied first."""
@@ -19,34 +20,6 @@ DIMS = 6
 """The largest number of axes on the C side, once contiguous ones are joined."""
 PLANS = 16
 """The number of shapes that a neuron remembers."""
-
-
-class Constants(NamedTuple):
-    """The values of a neuron's spikes: o = offset + gain·scale·step±·G((x − center)/gain). None for a part without effect.
-
-    Attributes:
-        positive: the step of the positive side, without the scale; None if it is off.
-        negative: likewise.
-        scale: a factor of both steps.
-        center: what is subtracted from the input.
-        offset: the value without spikes.
-        gain: a power of two per row.
-    """
-
-    positive: Tensor | None
-    negative: Tensor | None
-    scale: Tensor | None = None
-    center: Tensor | None = None
-    offset: Tensor | None = None
-    gain: Tensor | None = None
-
-    @property
-    def steps(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the steps of both sides, with the scale."""
-        if self.scale is None:
-            return self.positive, self.negative
-        up, down = (None if s is None else self.scale * s for s in (self.positive, self.negative))
-        return up, down
 
 
 class _Axes(ctypes.Array[ctypes.c_int64]):
@@ -75,26 +48,22 @@ class _Fire(ctypes.Structure):
 class Plan(NamedTuple):
     """One way through one shape. It keeps what it points to alive."""
 
-    constants: Constants
+    code: SpikeCode
     places: tuple[int, ...]
-    form: Form
     call: Any
     address: int
     copied: bool
     """Whether the input is copied into the result first."""
 
-    def holds(self, constants: Constants, form: Form) -> bool:
+    def holds(self, code: SpikeCode) -> bool:
         """Return whether it was made for these tensors at their present addresses."""
-        return (
-            self.form is form
-            and all(map(is_, self.constants, constants))
-            and self.places == addresses(constants)
-        )
+        return all(map(is_, self.code, code)) and self.places == addresses(code)
 
 
-def addresses(constants: Constants) -> tuple[int, ...]:
+def addresses(code: SpikeCode) -> tuple[int, ...]:
     """Return the addresses of the tensors."""
-    return tuple([0 if x is None else x.data_ptr() for x in constants])
+    tensors = (code.positive, code.negative, code.scale, code.center, code.gain, code.offset)
+    return tuple([0 if x is None else x.data_ptr() for x in tensors])
 
 
 def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, float]:
@@ -103,14 +72,11 @@ def limits(positive: Tensor | None, negative: Tensor | None) -> tuple[float, flo
     return up, down
 
 
-def plan(x: Tensor, out: Tensor, constants: Constants, form: Form, most: tuple[float, float]) -> Plan | None:
+def plan(x: Tensor, out: Tensor, code: SpikeCode, most: tuple[float, float]) -> Plan | None:
     """Return the way through x, with a dense result; None if a constant does not fit it, or gains differ within a run."""
-    up, down, scale, center, offset, gain = constants
+    tensors = (code.positive, code.negative, code.center, code.offset)
     try:
-        strides = [
-            (0,) * x.dim() if c is None else c.expand(x.shape).stride()
-            for c in (up, down, center, offset, gain)
-        ]
+        strides = [(0,) * x.dim() if c is None else c.expand(x.shape).stride() for c in (*tensors, code.gain)]
     except RuntimeError:  # it broadcasts the input to its shape
         return None
     order = sorted((d for d in range(x.dim()) if x.shape[d] != 1), key=out.stride, reverse=True)
@@ -124,14 +90,14 @@ def plan(x: Tensor, out: Tensor, constants: Constants, form: Form, most: tuple[f
         )
     if len(sizes) > DIMS or axes[-1][-1]:
         return None
-    tensors = (up, down, center, offset)
+    form = form_of(code.function, code.inside)
     call = _Fire(
-        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), _address(scale), _address(gain), _Axes(*axes[5]),
+        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), _address(code.scale), _address(code.gain), _Axes(*axes[5]),
         (ctypes.c_void_p * 4)(*map(_address, tensors)), (_Axes * 4)(*(_Axes(*a) for a in axes[1:5])),
-        ctypes.addressof(in_memory(form)), *most,
+        ctypes.addressof(form), *most,
     )  # fmt: skip
-    call.held = in_memory(form)
-    return Plan(constants, addresses(constants), form, call, ctypes.addressof(call), copied)
+    call.held = form
+    return Plan(code, addresses(code), call, ctypes.addressof(call), copied)
 
 
 def _joined(sizes: list[int], axes: list[list[int]]) -> tuple[list[int], list[list[int]]]:

@@ -1,37 +1,16 @@
-"""How a magnitude becomes a count, in numbers: what the kernels know of a neuron besides its steps."""
+"""How a magnitude becomes a count, in numbers: G of a spike code as the kernels read it."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+
+from onespike.spikes.fire_functions import HALF, FireFunction
 
 
-class Form(NamedTuple):
-    """Levels as a closed form (M, offset, carry, top), or as a table of jumps and the rise of the count there."""
-
-    inside: int = 0
-    carry: int = 0
-    dense: float = 0.0
-    offset: float = 0.0
-    top: float = 0.0
-    bound: tuple[float, ...] = ()
-    rise: tuple[float, ...] = ()
-
-    def numbers(self) -> list[float]:
-        """Return all of it as a list, for an operator."""
-        closed = (float(self.inside), float(self.carry), self.dense, self.offset, self.top)
-        return [*closed, *self.bound, *self.rise]
-
-    @property
-    def jumps(self) -> int:
-        """Return the number of entries in the table; 0 for the closed form."""
-        return len(self.bound)
-
-
-class _Form(ctypes.Structure):
-    """The C side's `Form`."""
+class Form(ctypes.Structure):
+    """The C side's `Form`: a closed form (M, offset, carry, top), or a table of jumps and the rise of the count there."""
 
     _fields_ = (
         ("jumps", ctypes.c_int32),
@@ -45,30 +24,18 @@ class _Form(ctypes.Structure):
     )
 
 
-def closed_form(dense: int, tail: int, offset: float, carry: int, inside: bool = False) -> Form:
-    """Return the form of levels 1 … M and then M − 1 + 2^k up to k = `tail`."""
-    return Form(int(inside), carry, float(dense), float(offset), 2.0**tail)
+@lru_cache(maxsize=1024)
+def form_of(function: FireFunction, inside: bool = False) -> Form:
+    """Return G where C can read it; it stays there as long as this is cached or held.
 
-
-def table_form(bounds: tuple[float, ...], levels: tuple[int, ...]) -> Form:
-    """Return the form of any levels: where they jump, and the differences between them."""
-    return Form(bound=bounds, rise=tuple(float(b - a) for a, b in pairwise((0, *levels))))
-
-
-def form_of(numbers: list[float]) -> Form:
-    """Return the form that has these numbers.
-
-    >>> form_of(table_form((1.0, 4.0), (1, 5)).numbers())
-    Form(inside=0, carry=0, dense=0.0, offset=0.0, top=0.0, bound=(1.0, 4.0), rise=(1.0, 4.0))
+    >>> from onespike.spikes.fire_functions import fire_function
+    >>> form_of(fire_function((1, 2, 3, 4, 6, 10))).dense, form_of(fire_function((1, 5))).jumps
+    (3.0, 2)
     """
-    inside, carry, dense, offset, top, *table = numbers
-    half = len(table) // 2
-    return Form(int(inside), int(carry), dense, offset, top, tuple(table[:half]), tuple(table[half:]))
-
-
-@lru_cache(maxsize=256)
-def in_memory(form: Form) -> _Form:
-    """Return the form where C can read it; it stays there as long as this is cached or held."""
-    array = ctypes.c_float * form.jumps
-    numbers = (form.inside, form.carry, form.dense, form.offset, form.top)
-    return _Form(form.jumps, *numbers, array(*form.bound), array(*form.rise))
+    if function.pattern is None:
+        array = ctypes.c_float * len(function.levels)
+        rise = (float(high - low) for low, high in pairwise((0, *function.levels)))
+        return Form(len(function.levels), inside, 0, 0, 0, 0, array(*function.bounds), array(*rise))
+    dense, tail = function.pattern
+    offset, carry = (dense - 0.5, HALF) if function.rounding == "nearest" else (dense - 1, 0)
+    return Form(0, inside, carry, dense, offset, 2.0**tail)

@@ -14,7 +14,8 @@ from torch import Tensor
 from onespike.kernels import build
 from onespike.kernels.firing import OFF, SMALL, plain_is_needed
 from onespike.kernels.layout import limits
-from onespike.kernels.level_form import Form, in_memory
+from onespike.kernels.level_form import form_of
+from onespike.spikes import SpikeCode, fire_function
 
 COUNT = 2**15 - 1
 """The largest count: counts are 16-bit numbers before they are bytes."""
@@ -33,26 +34,6 @@ class Path(NamedTuple):
     @property
     def name(self) -> str:
         return PATHS[self.number]
-
-
-class Spikes(NamedTuple):
-    """How activations become counts of one unit. All tensors are float32 and contiguous, or None.
-
-    Attributes:
-        form: how a magnitude becomes a count.
-        sides: the steps, single numbers or one per input; None for a side that is off.
-        times: the value of a count of each side in units, shaped like the steps.
-        center: what is subtracted from each input before it fires.
-        gain: a power of two per row; row r has number r modulo their number.
-        low: the smallest count that a byte holds.
-    """
-
-    form: Form
-    sides: tuple[Tensor | None, Tensor | None]
-    times: tuple[Tensor, Tensor]
-    center: Tensor | None = None
-    gain: Tensor | None = None
-    low: int = -128
 
 
 class Window(NamedTuple):
@@ -83,7 +64,7 @@ class Window(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """8-bit weights in the layout of a path, with what follows the sums.
+    """8-bit weights in the layout of a path, with what counts are worth to them and what follows the sums.
 
     Attributes:
         packed: the weights, in the layout of `pack`.
@@ -91,6 +72,8 @@ class Weights(NamedTuple):
         scale: one per output.
         bias: [outputs], or [places, outputs] for row r modulo their number; None for none.
         inputs: the number of inputs before padding.
+        times: the units of a count of each sign, single numbers or one per input.
+        low: the smallest number of units that a byte holds.
     """
 
     packed: Tensor
@@ -98,6 +81,8 @@ class Weights(NamedTuple):
     scale: Tensor
     bias: Tensor | None
     inputs: int
+    times: tuple[Tensor, Tensor] = (ONE, ONE)
+    low: int = -128
 
 
 class _Source(ctypes.Structure):
@@ -149,7 +134,7 @@ def paths() -> tuple[Path, ...]:
             if _is_exact(path):
                 found.append(path)
             else:
-                build.log.warning("%s does not multiply exactly here and is not used", path.name)
+                build.log.error("%s does not multiply exactly here and is not used", path.name)
     return tuple(found)
 
 
@@ -166,7 +151,10 @@ def word_path() -> Path | None:
 
 
 def _is_exact(path: Path) -> bool:
-    generator = torch.Generator().manual_seed(0)
+    generator, code = (
+        torch.Generator().manual_seed(0),
+        SpikeCode(ONE, ONE, fire_function(tuple(range(1, 301)))),
+    )
     # products in here do not belong to the network whose forward may first ask for this
     with torch._C.DisableTorchFunction(), torch.inference_mode():
         for rows, inputs, outputs in ((1, 64, 16), (7, 5, 3), (27, 900, 48)):
@@ -179,21 +167,21 @@ def _is_exact(path: Path) -> bool:
             ):
                 total = w.sum(1, dtype=torch.int32)
                 weights = Weights(pack(w.to(torch.int8), path), total, torch.ones(outputs), None, inputs)
-                spikes = Spikes(Form(dense=300.0, top=1.0), (ONE, ONE), (ONE, ONE))
-                product = _multiply(x, spikes, weights, ONE, path)
+                product = _multiply(x, code, weights, ONE, path)
                 if product is None or not torch.equal(product.double(), x.double() @ w.double().t()):
                     return False
     return True
 
 
 def multiply(
-    x: Tensor, spikes: Spikes, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
+    x: Tensor, code: SpikeCode, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
 ) -> Tensor | None:
     """Return factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
 
     Args:
         x: float32 activations [rows, inputs], or with a window [images, height, width, inputs], contiguous.
-        spikes: how they fire.
+        code: what they fire. Its tensors are float32 and contiguous: steps with their scale and a center, single numbers or
+            one per input; a gain per row, where row r has number r modulo their number.
         weights: the weights that multiply their counts.
         factor: a single number for all scales.
         path: the path that the weights are packed for.
@@ -201,11 +189,11 @@ def multiply(
     """
     if plain_is_needed(x, weights.bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None
-    return _multiply(x, spikes, weights, factor, path, window)
+    return _multiply(x, code, weights, factor, path, window)
 
 
 def _multiply(
-    x: Tensor, spikes: Spikes, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
+    x: Tensor, code: SpikeCode, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
 ) -> Tensor | None:
     kernels: Any = build.library()
     if kernels is None:
@@ -214,21 +202,21 @@ def _multiply(
     down, right = (1, 1) if window is None else window.places
     rows, outputs = (len(x) * down * right, len(weights.scale))
     out = x.new_empty(rows, outputs)
-    up_step, down_step = (OFF if side is None else side for side in spikes.sides)
+    up_step, down_step = (OFF if side is None else side for side in (code.positive, code.negative))
     shape: tuple[int, ...] = ()
     if window is not None:
         above, _, left, _ = window.padding
         shape = (*window.image, above, left, *window.padded, *window.kernel, *window.stride, *window.dilation)
-    gain, bias = spikes.gain, weights.bias
+    gain, bias, form = code.gain, weights.bias, form_of(code.function, code.inside)
     source = _Source(
-        x.data_ptr(), _address(spikes.center), _address(gain), up_step.data_ptr(), down_step.data_ptr(),
-        spikes.times[0].data_ptr(), spikes.times[1].data_ptr(), ctypes.addressof(in_memory(spikes.form)),
-        1 if gain is None else gain.numel(), rows, x.shape[-1], *limits(*spikes.sides),
+        x.data_ptr(), _address(code.center), _address(gain), up_step.data_ptr(), down_step.data_ptr(),
+        weights.times[0].data_ptr(), weights.times[1].data_ptr(), ctypes.addressof(form),
+        1 if gain is None else gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
         max(up_step.dim(), down_step.dim()), 0, *shape, *((down, right) if shape else ()),
     )  # fmt: skip
     call = _Product(
         weights.packed.data_ptr(), weights.total.data_ptr(), weights.scale.data_ptr(), factor.data_ptr(), _address(bias),
-        out.data_ptr(), 1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, spikes.low, path.number,
+        out.data_ptr(), 1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, weights.low, path.number,
     )  # fmt: skip
     threads = 1 if rows * weights.inputs < SMALL else torch.get_num_threads()
     refused = kernels.onespike_product(ctypes.addressof(call), ctypes.addressof(source), threads)

@@ -10,21 +10,20 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
-from onespike.neurons.code import Code
-from onespike.neurons.fire_functions import ROUNDINGS, recognize
 from onespike.neurons.gradient import in_range, straight_through, wants_gradient
-from onespike.neurons.level_checks import check_levels
 from onespike.neurons.scale import Float32, Scale
-from onespike.neurons.signs import by_side
+from onespike.spikes import SpikeCode, fire_function
+from onespike.spikes.fire_functions import ROUNDINGS, recognize
+from onespike.spikes.level_checks import check_levels
+from onespike.spikes.signs import by_side
 
 
 class Neuron(Float32):
     """Turn activations into integer spikes in one call, and spikes into values: o = step±·spikes.
 
     A subclass defines how many spikes a magnitude fires (`fire`), the thresholds (`thresholds`)
-    and the value of a spike (`steps`).
+    and the value of a spike (`steps`). A subclass of `CodedNeuron` defines its code (`code`) instead of all three.
 
     Args:
         positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
@@ -41,6 +40,12 @@ class Neuron(Float32):
     name: ClassVar[str] = "neuron"
     two_sided: ClassVar[bool] = True
     scaled: ClassVar[bool] = False
+    coded: ClassVar[bool] = False
+    """Whether its code defines what it fires, so that kernels and formats can do it."""
+    affine: ClassVar[bool] = False
+    """Whether it takes center, offset, gain and typical magnitude."""
+    site: str = ""
+    """Where it stands, for messages."""
     positive: Tensor
     negative: Tensor
 
@@ -59,14 +64,10 @@ class Neuron(Float32):
         self.levels = check_levels(levels)
         self.rounding = rounding
         self.scale = scale
-        self._plans: dict[Any, Any] = {}
         for side, given in (("positive", positive), ("negative", negative)):
             # Cloned, since a threshold shared with its observer would change with it.
             self.register_buffer(side, torch.as_tensor(given).detach().to(torch.float32, copy=True))
         self._settle_sides()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
 
     def _settle_sides(self) -> None:
         """Fix which sides are on, as Python booleans, so that traced code does not depend on data."""
@@ -87,6 +88,9 @@ class Neuron(Float32):
                 f"{self.name}: this neuron has a positive side only, and negative={_brief(self.negative)}. "
                 f"Use 'dual-{self.name}' for signed inputs."
             )
+        separate = self.largest == self.levels[-1]  # other neurons fire 1 … largest
+        levels = self.levels if separate else tuple(range(1, self.largest + 1))
+        self._function = fire_function(levels, self.rounding)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -105,11 +109,9 @@ class Neuron(Float32):
         """The value of one spike, one per side."""
         return self.thresholds()
 
-    def code(self) -> Code:
-        """Return the values of its spikes: the one record that counting, integers, exports and reports read."""
-        own = self.largest == self.levels[-1]  # neurons without separate levels fire 1 … largest
-        levels = self.levels if own else tuple(range(1, self.largest + 1))
-        return Code(*self.active(self.steps()), levels)
+    def code(self) -> SpikeCode:
+        """Return what its spikes are worth, and for a coded neuron what fires them: the one record that others read."""
+        return SpikeCode(*self.active(self.steps()), self._function)
 
     def active(self, sides: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return the pair with None for a side that is off."""
@@ -121,7 +123,7 @@ class Neuron(Float32):
 
     def counts(self, x: Tensor) -> Tensor:
         """Return signed spike counts as float32, in which every count is exact; NaN stays NaN."""
-        return by_side(x, *self.active(self.thresholds()), self.fire)
+        return by_side(x.float(), *self.active(self.thresholds()), self.fire)
 
     def spikes(self, x: Tensor) -> Tensor:
         """Return signed spike counts as int32; NaN, which has no integer, becomes 0."""
@@ -130,6 +132,15 @@ class Neuron(Float32):
     def decode(self, spikes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the values of the spikes: step⁺ or step⁻ times the count, rounded to `dtype` once."""
         return self.code().decode(spikes, dtype)
+
+    def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signed counts, and their value in the type of x."""
+        counts = self.counts(x)
+        return counts, self.code().settled(x).decode(counts, x.dtype)
+
+    def fast(self, x: Tensor) -> Tensor | None:
+        """Return `forward(x)` without its counts, or None where only `fired(x)` works."""
+        return None
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Run one step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
@@ -140,7 +151,7 @@ class Neuron(Float32):
         latent = current if potential is None else potential + current
         first = potential is None or all(self._on) or not self.two_sided
         fired = self.counts(latent) if first else self.mirrored_counts(latent)
-        value = self.settled(latent).decode(fired)
+        value = self.code().settled(latent).decode(fired)
         return fired, value, latent - value
 
     def mirrored_counts(self, x: Tensor) -> Tensor:
@@ -149,9 +160,14 @@ class Neuron(Float32):
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
         """Return the same neuron for a part of its input; `part` takes that part of a tensor that broadcasts."""
-        kept = {name: part(value) for name, value in self._buffers.items() if value is not None}
-        changed = {name: value for name, value in kept.items() if value is not self._buffers[name]}
+        parts = {name: part(value) for name, value in self._buffers.items() if value is not None}
+        changed = {name: value for name, value in parts.items() if value is not self._buffers[name]}
         return self._with(changed) if changed else self
+
+    def _with(self, buffers: Mapping[str, Tensor | None]) -> Neuron:
+        twin = copy.copy(self)
+        twin._buffers = {**self._buffers, **buffers}
+        return twin
 
     settles = False
     """Whether its steps depend on the input."""
@@ -160,56 +176,21 @@ class Neuron(Float32):
         """Return the same neuron with its steps for this input, for counting and decoding."""
         return self
 
-    def _with(self, buffers: Mapping[str, Tensor]) -> Neuron:
-        twin = copy.copy(self)
-        twin._buffers = {**self._buffers, **buffers}
-        return twin
-
-    def form(self) -> kernels.Form | None:
-        """Return how the kernels turn a magnitude into a count; None for a neuron that they do not know."""
-        return None
-
-    def row_steps(self) -> Tensor | None:
-        """Return the positive steps, [heads, rows, 1] at most; None if they differ within a row or that side is off."""
-        step = self.thresholds()[0]
-        fits = step.dim() == 0 or (step.dim() <= 3 and step.shape[-1] == 1)
-        return step if self._on[0] and fits else None
-
-    def constants(self) -> kernels.Constants:
-        """Return the constants that the kernels take from its code."""
-        return kernels.Constants(*self.active(self.thresholds()))
-
-    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
-        return kernels.fire(x, self.constants(), self.form, self._plans, decoded=decoded)
-
-    def fast(self, x: Tensor) -> Tensor | None:
-        """Return `forward(x)` without its counts, or None where only `decode(counts(x))` works."""
-        return self.fused(x, decoded=True)
-
-    def fired(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the signed counts, and their value in the type of x."""
-        counts = self.counts(x)
-        return counts, self.decode(counts, x.dtype)
-
-    def plain(self, x: Tensor) -> Tensor:
-        """Return `decode(counts(x))` in the type of x."""
-        return self.decode(self.counts(x), x.dtype)
-
     def straight(self, value: Tensor, x: Tensor) -> Tensor:
         """Return a fired value with the gradient of x, if wanted, where nothing was clipped; steps are constants."""
         return straight_through(value, x, self.in_range(x.detach())) if wants_gradient(x) else value
 
     def in_range(self, x: Tensor) -> Tensor:
         """Return where the largest count does not clip x."""
-        return in_range(x, *self.steps(), self.largest)
+        code = self.code()
+        return in_range(code.coordinate(x), *code.units(), code.largest)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""
         if wants_gradient(x):
             return self.straight(self.forward(x.detach()), x)
         values = self.fast(x)
-        return self.plain(x) if values is None else values
+        return self.fired(x)[1] if values is None else values
 
     def extra_repr(self) -> str:
         signs = ("+", "-")

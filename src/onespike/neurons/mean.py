@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from onespike.neurons.affine import AffineFire
 from onespike.neurons.base import neuron
+from onespike.neurons.scale_and_fire import ScaleFire
 
 
 @neuron("mean")
-class MeanFire(AffineFire):
+class MeanFire(ScaleFire):
     """o = V·clip(round(x/V), −N, N), V = λ·θ·mean|x| along the last axis: W8ASpike with θ = 1 and λ = 1/k.
 
     The count goes out as signed binary digits, the column `binary`. V is no power of two, so that every row costs a
@@ -22,10 +22,7 @@ class MeanFire(AffineFire):
     [[1, -1], [2, 0]]
     """
 
-    powers = False
+    shifts, affine = False, False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, typical=torch.ones(()), **kwargs)
-
-    def form(self) -> None:  # type: ignore[override]
-        """None that the kernels know."""

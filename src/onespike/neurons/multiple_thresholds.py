@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onespike import kernels
-from onespike.neurons.base import Neuron, neuron
+from onespike.neurons.base import neuron
+from onespike.neurons.coded import CodedNeuron
+from onespike.spikes import SpikeCode, fire_function
 
 
 def multi_threshold(h: Tensor, threshold: Tensor | float, count: int) -> Tensor:
@@ -37,7 +38,7 @@ def dual_multi_threshold(
 
 
 @neuron("mtn")
-class MultiThreshold(Neuron):
+class MultiThreshold(CodedNeuron):
     """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only.
 
     N is the number of levels; their values, the rounding and λ have no effect.
@@ -56,22 +57,17 @@ class MultiThreshold(Neuron):
         """N."""
         return len(self.levels)
 
+    def _settle_sides(self) -> None:
+        super()._settle_sides()
+        self._function = fire_function(tuple(range(1, self.largest + 1)))
+
     def thresholds(self) -> tuple[Tensor, Tensor]:
         """θ_M = θ/N."""
         return self.positive / self.largest, self.negative / self.largest
 
-    def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
-        """Eq. 6 with v_M(0) = θ_M/2."""
-        return multi_threshold(size + threshold / 2, threshold, self.largest)
-
-    def counts(self, x: Tensor) -> Tensor:
-        """Return signed spike counts as float32."""
-        fused = self.fused(x, decoded=False)
-        return super().counts(x) if fused is None else fused
-
-    def form(self) -> kernels.Form:
-        """Levels 1 … N without a tail, with the half inside the quotient."""
-        return kernels.closed_form(self.largest, 0, 0.0, 0, inside=True)
+    def code(self) -> SpikeCode:
+        """Eq. 6 with v_M(0) = θ_M/2: levels 1 … N, with the half inside the quotient."""
+        return SpikeCode(*self.active(self.thresholds()), self._function, inside=True)
 
     def _describe(self) -> str:
         return f"N={self.largest}"

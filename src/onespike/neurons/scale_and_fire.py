@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from onespike import kernels
 from onespike.errors import UsageError
 from onespike.neurons.base import Neuron, neuron
-from onespike.neurons.fire_functions import fire_function, fused_form
-from onespike.neurons.signs import as_side, magnitude, with_sign
+from onespike.neurons.coded import CodedNeuron
+from onespike.spikes import SpikeCode, fire_function
+from onespike.spikes.signs import as_side
 
 
 def scale_fire(
@@ -26,39 +27,108 @@ def scale_fire(
     For any type of x, the coordinate is computed in float32 and by true division. A threshold that
     is the number 0 switches its side off.
 
-    >>> import torch
     >>> x = torch.tensor([-0.9, -0.2, 0.12, 0.13, 0.9, 9.0])
     >>> scale_fire(x, 1.0, 1.0, levels=(1, 2, 3, 5, 9), scale=0.25)
     tensor([-3., -1.,  0.,  1.,  3.,  9.])
     """
-    fire = fire_function(levels, rounding)
-    up, down = (
-        None if side is None else scale * side.to(x.device) for side in (as_side(positive), as_side(negative))
-    )
+    up, down = (None if side is None else side.to(x.device) for side in map(as_side, (positive, negative)))
     if up is None and down is None:
         raise UsageError("scale_fire: both thresholds are 0. Give one above 0.")
-    return with_sign(x, fire(magnitude(x, up, down) + 0.5), up, down)
+    return SpikeCode(up, down, fire_function(levels, rounding), torch.as_tensor(scale, device=x.device)).fire(
+        x
+    )
 
 
 @neuron("sfn")
-class ScaleFire(Neuron):
-    """o = λθ±·G(x), G the largest level y_i with |x| ≥ λθ±(y_i − ½), signed like x (eqs. 8–14).
+class ScaleFire(CodedNeuron):
+    """o = offset + gain·λθ±·G((x − center)/gain), G the largest level y_i with |x| ≥ λθ±(y_i − ½), signed like x.
 
-    >>> import torch
+    Without the constants, which calibration passes add, these are eqs. 8–14 of the paper. Only G is sent as spikes.
+    A product with the constant offset is constant, W·(offset + s) = W·offset + W·s, so it is a bias.
+    The gain is a power of two per position, so that dividing and multiplying by it are exact shifts. With `typical`
+    each row (a token) multiplies it by a power of two that depends on its magnitude (`row_gain`), not its position.
+
+    Args:
+        *args: as for `Neuron`.
+        center: what is subtracted before the neuron fires; it broadcasts against the input.
+        offset: what is added to the spikes' value; the center by default.
+        gain: powers of two that broadcast against the input; 1 by default.
+        typical: the mean |x − center| of a row whose gain is unchanged; None if magnitudes do not matter.
+        **kwargs: as for `Neuron`.
+
     >>> cell = ScaleFire(0.5, 0.25, levels=(1, 2, 3, 5, 9))
     >>> cell
     ScaleFire(sfn, θ+=0.5, θ-=0.25, levels=1..2+3 tail up to 9)
     >>> x = torch.tensor([-1.0, 0.2, 0.8, 3.0])
     >>> cell.spikes(x).tolist(), cell(x).tolist()
     ([-3, 0, 2, 5], [-0.75, 0.0, 1.0, 2.5])
+    >>> cell = ScaleFire(0.5, 0.5, levels=(1, 2, 3), center=torch.tensor(2.0), gain=torch.tensor([1.0, 4.0]))
+    >>> cell.spikes(torch.tensor([3.0, 3.0])).tolist(), cell(torch.tensor([3.0, 4.0])).tolist()
+    ([2, 1], [3.0, 4.0])
     """
 
-    scaled = True
+    scaled, affine = True, True
+    shifts: ClassVar[bool] = True
+    """Whether the gain of a row by its magnitude is a power of two."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        center: Tensor | None = None,
+        offset: Tensor | None = None,
+        gain: Tensor | None = None,
+        typical: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._fire = fire_function(self.levels, self.rounding)
-        self._form = fused_form(self.levels, self.rounding)
+        constants = {"center": center, "gain": gain, "typical": typical}
+        constants["offset"] = center if offset is None else offset
+        for name, value in constants.items():
+            self.register_buffer(name, None if value is None else value.detach().to(torch.float32, copy=True))
+        if typical is not None and not (typical.numel() == 1 and 0 < float(typical) < float("inf")):
+            raise UsageError(
+                f"{self.name}: the magnitude of a typical row must be one finite number above 0."
+            )
+        if gain is not None and bool((gain.frexp().mantissa != 0.5).any()):
+            raise UsageError(f"{self.name}: a gain must be a power of two, so that applying it is exact.")
+        self._settle_sides()
+
+    def _settle_sides(self) -> None:
+        super()._settle_sides()
+        idle = {"center": 0, "offset": 0, "gain": 1}
+        parts = {name: self._buffers.get(name) for name in idle}
+        # whether a constant has an effect is fixed here, so that traced code does not depend on data
+        self._acts = {name: x is not None and bool((x != idle[name]).any()) for name, x in parts.items()}
+
+    def code(self) -> SpikeCode:
+        """Return its buffers, as far as they have an effect."""
+        held, acts, scale = (
+            self._buffers,
+            self._acts,
+            self.scale,
+        )  # attributes of a module take longer to find
+        return SpikeCode(
+            held["positive"] if self._on[0] else None,
+            held["negative"] if self._on[1] else None,
+            self._function,
+            None if scale is None else scale._buffers["value"],
+            held["center"] if acts["center"] else None,
+            held["gain"] if acts["gain"] else None,
+            held["offset"] if acts["offset"] else None,
+            held["typical"],
+            self.shifts,
+        )
+
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """Run the kernel, unless the input has other positions than the gains."""
+        gain = self._buffers["gain"] if self._acts["gain"] else None
+        if gain is not None and gain.dim() and gain.shape[0] not in (1, x.shape[-gain.dim()]):
+            raise UsageError(
+                f"{self.site or self.name}: its steps are set for {gain.shape[0]} positions, and this input has "
+                f"{x.shape[-gain.dim()]}. Give inputs as long as those of calibration, or convert without the pass "
+                "'positions'."
+            )
+        return super().fused(x, decoded=decoded)
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
         """step± = λθ±."""
@@ -66,25 +136,15 @@ class ScaleFire(Neuron):
             return self.positive, self.negative
         return self.scale.value * self.positive, self.scale.value * self.negative
 
-    def counts(self, x: Tensor) -> Tensor:
-        """±G(|x|/step± + ½)."""
-        fused = self.fused(x, decoded=False)
-        return self.plain_counts(x) if fused is None else fused
+    @property
+    def settles(self) -> bool:  # type: ignore[override]
+        """Whether the steps of rows depend on their magnitudes."""
+        return self._buffers["typical"] is not None
 
-    def plain_counts(self, x: Tensor) -> Tensor:
-        """The same counts by torch's operations."""
-        up, down = self.active(self.thresholds())
-        return with_sign(x, self._fire(magnitude(x, up, down) + 0.5), up, down)
-
-    def constants(self) -> kernels.Constants:
-        """λ and θ separately: the kernels multiply them."""
-        steps, scale = self._buffers, self.scale  # attributes of a module take longer to find
-        return kernels.Constants(
-            steps["positive"] if self._on[0] else None,
-            steps["negative"] if self._on[1] else None,
-            None if scale is None else scale._buffers["value"],
-        )
-
-    def form(self) -> kernels.Form:
-        """G in the form of the kernels."""
-        return self._form
+    def settled(self, x: Tensor) -> Neuron:
+        """Return the same neuron with the gains of the rows of this input."""
+        if not self.settles:
+            return self
+        twin: Any = self._with({"gain": self.code().settled(x.detach()).gain, "typical": None})
+        twin._acts = {**self._acts, "gain": True}
+        return twin  # type: ignore[no-any-return]

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
-from onespike.neurons.fire_functions import fire_function
 from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass, kind
 from onespike.passes.budget import fit, spending, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
 from onespike.passes.tokens import sample_gain
+from onespike.runtime.forward import one_thread
+from onespike.spikes.fire_functions import fire_function
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
 """Steps to try, in units of a channel's mean magnitude where it is not zero."""
@@ -59,6 +60,7 @@ Curves = dict[str, list[Curve]]
 """Site → its curves, one per candidate layout."""
 
 
+@one_thread()
 def chosen(curves: Curves, multiplier: float) -> dict[str, Choice]:
     """Return the layout and steps of every site at one price of an addition."""
     return {
@@ -110,6 +112,7 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
     return found
 
 
+@one_thread()
 def curve(
     threshold: SiteThreshold,
     levels: tuple[int, ...],
@@ -158,7 +161,7 @@ def curves_of(state: PassState, given: PassContext) -> Curves:
     return curves
 
 
-@calibration_pass("allocate")
+@calibration_pass("allocate", steps=True)
 def allocate(state: PassState, given: PassContext) -> PassState:
     """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
 

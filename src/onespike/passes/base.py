@@ -14,6 +14,7 @@ from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.network import analog_reason
 from onespike.errors import UsageError, unknown
 from onespike.passes.axes import Axes, axes
+from onespike.passes.parts import Parts
 from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.tasks import Inferred, Meaning
@@ -27,7 +28,7 @@ class PassContext:
 
     Attributes:
         model: the original network; no pass changes it.
-        inputs: calibration batches of any form, in memory or read on demand.
+        inputs: calibration batches of any form, in memory or read on demand; here they are cut into `Parts`.
         budget: the energy ratio to meet, or None for that of the incoming thresholds.
         energy: the ledger's column for the budget.
         seed: the seed of all sampling.
@@ -47,6 +48,10 @@ class PassContext:
     memory: dict[str, Any] = field(default_factory=dict)
     task: Meaning = field(default_factory=Inferred)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.inputs, Parts):
+            object.__setattr__(self, "inputs", Parts(self.inputs, self.task))
+
     def portion(self, images: int) -> int:
         """Return how many inputs of the task stand for so many of 256 images; a window of a text holds many answers.
 
@@ -58,22 +63,35 @@ class PassContext:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass takes and returns: thresholds, recipe, and the layouts that `allocate` may choose from at a site."""
+    """What a pass takes and returns.
+
+    Attributes:
+        thresholds: the thresholds so far.
+        recipe: how they are converted.
+        layouts: the layouts that `allocate` may choose from at a site.
+        unserved: sites that spike, but of which passes learn nothing; they keep their thresholds.
+    """
 
     thresholds: Thresholds
     recipe: Recipe
     layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    unserved: frozenset[str] = frozenset()
+
+    @cached_property
+    def firing(self) -> dict[str, SiteThreshold]:
+        """Return the sites that fire under the recipe."""
+        return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
 
     @cached_property
     def spiking(self) -> dict[str, SiteThreshold]:
-        """Return the sites that fire under the recipe."""
-        return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
+        """Return the sites that fire under the recipe and that passes may change."""
+        return {s: t for s, t in self.firing.items() if s not in self.unserved}
 
     @cached_property
     def drivers(self) -> dict[str, str]:
         """Return product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
         found: dict[str, str] = {}
-        for site in self.spiking:
+        for site in self.firing:
             found.setdefault(Site.parse(site).product, site)
         return found
 
@@ -94,9 +112,8 @@ class PassState:
     def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> PassState:
         """Return another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
-        return PassState(
-            replace(self.thresholds, entries=entries), self.recipe.replace(**recipe), self.layouts
-        )
+        thresholds = replace(self.thresholds, entries=entries)
+        return replace(self, thresholds=thresholds, recipe=self.recipe.replace(**recipe))
 
 
 def kind(site: str) -> str:
@@ -120,6 +137,8 @@ WHOLE: set[str] = set()
 """Passes that change or train weights, and need all of them in memory."""
 AFFINE: set[str] = set()
 """Passes that give sites centers, offsets or gains, which not every neuron codes."""
+STEPS: set[str] = set()
+"""Passes that choose the energy by their steps; behind any others all steps are scaled to the budget."""
 
 
 def calibration_pass(
@@ -129,10 +148,12 @@ def calibration_pass(
     *,
     whole: bool = False,
     affine: bool = False,
+    steps: bool = False,
 ) -> Callable[[Pass], Pass]:
     """Registers a pass under the name that recipes and the command line know.
 
-    It is `whole` if it needs all weights in memory, and `affine` if it gives sites centers, offsets or gains.
+    It is `whole` if it needs all weights in memory, `affine` if it gives sites centers, offsets or gains, and `steps` if
+    its steps stay as they are: else they are scaled to the budget or, without one, to the energy of before.
 
     >>> @calibration_pass("nearest")
     ... def again(state, given): ...
@@ -148,6 +169,8 @@ def calibration_pass(
             WHOLE.add(name)
         if affine:
             AFFINE.add(name)
+        if steps:
+            STEPS.add(name)
         return function
 
     return register

@@ -49,7 +49,10 @@ class Spent:
     def to_dict(self) -> dict[str, Any]:
         """Return the ratios of all columns, ready for JSON; neurons in place of ReLUs have none."""
         ratios = {name: ratio for name, ratio in self.ledger.ratios().items() if not isnan(ratio)}
-        return {"inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios}
+        analog = self.ledger.analog_share
+        return {
+            "inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios, "analog_share": analog
+        }  # fmt: skip
 
 
 def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = IMAGES) -> Spent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onespike.calibration.stream import calibrate
-from onespike.calibration.thresholds import Thresholds
+from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.energy.columns import beside
 from onespike.errors import OnespikeWarning, UsageError
 from onespike.neurons import NEURONS
-from onespike.passes.base import AFFINE, PASSES, WHOLE, PassContext, PassState, Progress, check_passes
+from onespike.passes.base import AFFINE, PASSES, STEPS, WHOLE, PassContext, PassState, Progress, check_passes
 from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
+from onespike.passes.statistics import fisher, samples
 from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
-from onespike.runtime.batches import count, split
 from onespike.runtime.blocks import blocks_of
+from onespike.runtime.forward import in_order
 from onespike.runtime.processes import ALONE, Processes
+from onespike.sites import Site
+from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
 
 
@@ -34,8 +38,13 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)
     names = check_passes(recipe.passes)
+    if names and recipe.fixed:
+        raise UsageError(
+            f"fixed {recipe.fixed[0][0]!r} and the passes {', '.join(names)} would both set thresholds. "
+            "Leave fixed out, or take the preset sformer, which has no passes."
+        )
     affine = [name for name in names if name in AFFINE]
-    if affine and f"affine-{recipe.neuron}" not in NEURONS:
+    if affine and not NEURONS[recipe.neuron].affine:
         raise UsageError(
             f"the neuron '{recipe.neuron}' codes no centers, offsets or gains, which the passes {', '.join(affine)} give. "
             "Leave them out, or use neuron='sfn'."
@@ -90,14 +99,15 @@ def prepare(
     """
     check_recipe(recipe)
     refuse_whole(model, recipe)
-    thresholds = calibrate(
-        model,
-        batches,
-        recipe,
-        progress=progress("calibrating", total),
-        provenance=provenance,
-        processes=processes,
-    )
+    with in_order(model):
+        thresholds = calibrate(
+            model,
+            batches,
+            recipe,
+            progress=progress("calibrating", total),
+            provenance=provenance,
+            processes=processes,
+        )
     return improve(
         model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
     )
@@ -134,11 +144,11 @@ def improve(
         thresholds, recipe.replace(passes=(), budget=None, max_drop=None)
     )  # they are not through the passes yet
     given = PassContext(
-        model, parted(inputs), recipe.budget, recipe.energy, folder=folder, progress=progress,
+        model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress,
         task=task or Inferred(),
     )  # fmt: skip
     facts: dict[str, Any] = {}
-    with torch.inference_mode(False):  # passes take gradients, wherever they are called
+    with torch.inference_mode(False), in_order(model):  # passes take gradients, wherever they are called
         if recipe.max_drop is None:
             given = replace(given, budget=target(state, given))
             found = chain(state, given, names)
@@ -154,6 +164,7 @@ def _tolerated(
 ) -> tuple[PassState, dict[str, Any]]:
     """Find the least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
     names = check_passes(names)
+    state = served(state, given, names)
     before = names[: names.index("allocate")] if "allocate" in names else ()
     after = [name for name in names if name not in before and name != "tune"]
     for name in before:  # passes that no budget changes
@@ -185,32 +196,86 @@ def _spent(state: PassState, given: PassContext, budget: float | None) -> dict[s
         tried = ", ".join(f"{ratio:.3f}" for ratio in given.memory.get("tried", ())) or f"{most:.3f}"
         warnings.warn(
             f"passes: the budget {budget:g} ({given.energy}) is not met; steps of several sizes gave {tried}. The nearest "
-            f"is kept, {most:.3f}. Give a larger budget, or the pass allocate.",
+            f"is kept, {beside(given.energy, most, found.ledger.analog_share)}. Give a larger budget, or the pass allocate.",
             OnespikeWarning,
             stacklevel=4,
         )
     return found.to_dict()
 
 
-def parted(inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the batches; a single batch in four parts, since some passes judge by inputs that they did not see.
-
-    >>> [len(part) for part in parted([torch.zeros(10, 2)])], len(parted([1, 2]))
-    ([3, 3, 3, 1], 2)
-    """
-    if len(inputs) != 1 or count(inputs[0]) < 2:
-        return inputs
-    return list(split(inputs[0], -(-count(inputs[0]) // 4)))
-
-
 def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
     """Run the passes in order; the last steps meet the budget."""
-    return _through(state, given, check_passes(names))
+    names = check_passes(names)
+    return _through(served(state, given, names), given, names)
+
+
+def served(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+    """Set aside, with one warning, the sites of which these passes learn nothing; they keep their thresholds."""
+    facts: list[Mapping[str, Any]] = []
+    if {"positions", "allocate"} & set(names):  # the others that need them also need `allocate`
+        facts.append(fisher(state, given))
+    if {"center", "tokens", "allocate"} & set(names):
+        facts.append(samples(state, given))
+    lengths = token_lengths(given.inputs[0]) if facts else set[int]()
+    unserved = [
+        site
+        for site in state.spiking
+        if any(site not in of_sites for of_sites in facts) or _sums_over_tokens(state, site, lengths)
+    ]
+    if not unserved:
+        return state
+    why = "their sizes differ from call to call or with the length of a text, or no gradient or no input reaches them"
+    if len(unserved) == len(state.spiking):
+        raise UsageError(
+            f"passes: no site can be improved: {why}; the first is {unserved[0]}. Give calibration inputs of one size, or "
+            "leave the passes out."
+        )
+    warnings.warn(
+        f"passes: {len(unserved)} of {len(state.spiking)} sites keep the thresholds of calibration, since {why}: "
+        f"{', '.join(unserved)}. Leave them analog with exclude, or give calibration inputs of one size.",
+        OnespikeWarning,
+        stacklevel=5,
+    )
+    return replace(state, unserved=frozenset(unserved))
+
+
+def _sums_over_tokens(state: PassState, text: str, lengths: set[int]) -> bool:
+    """Return whether a product adds up over the tokens of a text, and is no attention whose rows are probabilities.
+
+    Constants by channel would be constants by token there. Attention multiplies by kᵀ first, then by v.
+    """
+    site = Site.parse(text)
+    left = state.thresholds.get(str(site.operand("lhs")))
+    if site.operation != "matmul" or (site.number or 0) % 2 == 0 or left is None:
+        return False
+    return left.role != "softmax" and left.shape[-1] in lengths
 
 
 def _through(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+    before = state
     for name in names:
         state = PASSES[name](state, given)
-    if {"allocate", "tune"} & set(names) or given.budget is None:  # these end at the budget
+    if STEPS & set(names) or given.budget is None:  # these end at the budget
         return state
+    if _only_scaled(before, state):
+        raise UsageError(
+            f"passes: {', '.join(names)} multiplies all steps by one factor, and scaling them to the budget takes it back. "
+            'Register it with @calibration_pass("NAME", steps=True), whose steps stay.'
+        )
     return fit(state, given, given.budget)
+
+
+def _only_scaled(before: PassState, after: PassState) -> bool:
+    """Return whether passes changed nothing but all steps, by one factor: what `fit` would undo."""
+    ratios = set[float]()
+    for site, threshold in before.spiking.items():
+        other = after.thresholds[site]
+        names = (f.name for f in fields(SiteThreshold) if f.name not in ("positive", "negative"))
+        if after.recipe != before.recipe or any(
+            getattr(other, n) is not getattr(threshold, n) for n in names
+        ):
+            return False
+        if threshold.role != "softmax":
+            for old, new in ((threshold.positive, other.positive), (threshold.negative, other.negative)):
+                ratios |= {round(ratio, 5) for ratio in (new / old)[old > 0].flatten().tolist()}
+    return len(ratios) == 1 and ratios != {1.0}

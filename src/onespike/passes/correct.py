@@ -69,8 +69,8 @@ def correct(state: PassState, given: PassContext) -> PassState:
         return x
 
     def shift(site: str, x: Tensor, operand: Operand) -> Tensor:
-        value: Tensor = operand.place.value(operand, x)
-        if site not in axes:
+        value = operand.value(x)
+        if site not in wanted:  # spikes may take a path, such as an expert, that the original did not
             return value
         if site not in onward:
             onward[site] = wanted[site] - mean(site, value)

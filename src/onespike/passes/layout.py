@@ -10,8 +10,8 @@ from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import reading_of
 from onespike.energy.signed_digits import naf_weight
 from onespike.neurons import mixed_levels
-from onespike.neurons.fire_functions import recognize
 from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.spikes.fire_functions import recognize
 
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = (2, 3, 4), 2048

@@ -22,7 +22,7 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.lockstep import in_turn
 from onespike.runtime.way_back import Work, backwards
 from onespike.sites import Operand, Visit, visiting
-from onespike.sites.padding import mask_of, real
+from onespike.sites.padding import mask_of, real, token_lengths
 from onespike.tasks.base import Drawing
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 256, 64, 128
@@ -94,10 +94,12 @@ Probe = Callable[[str, Tensor, Operand], Tensor]
 
 
 def unspiked(state: PassState, given: PassContext) -> nn.Module:
-    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`."""
-    return (
-        convert(given.model, state.thresholds, state.recipe, share_weights=True).requires_grad_(False).eval()
-    )
+    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`.
+
+    Sites that passes cannot serve are analog in it.
+    """
+    recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(state.unserved)))
+    return convert(given.model, state.thresholds, recipe, share_weights=True).requires_grad_(False).eval()
 
 
 @contextmanager
@@ -106,7 +108,8 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.place[operand.site.key]
-        return probe(str(operand.site), x, operand) if isinstance(neuron, Neuron) else x
+        # an expert may get no tokens, a later stage of a detector no boxes
+        return probe(str(operand.site), x, operand) if isinstance(neuron, Neuron) and x.numel() else x
 
     with visiting(model, Visit(visit)):
         yield
@@ -152,7 +155,8 @@ def gradients(
 
     def log_probability(part: Any, places: Tensor, drawn: Drawing) -> Tensor:
         with torch.enable_grad():
-            return drawn(call(model, to(part, device_of(model))), places)
+            value = drawn(call(model, to(part, device_of(model))), places)
+        return value if value.requires_grad else value.requires_grad_()  # no site has a way to the output
 
     def works() -> Iterator[Work]:
         for batch in given.progress(title, len(batches))(batches):
@@ -170,25 +174,29 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
 
     The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
     are all taken together, and inputs may differ in length. It takes one backward pass per batch and no labels. The
-    result is kept, since it does not depend on the thresholds.
+    result is kept, since it does not depend on the thresholds. It leaves out sites without any gradient, and those whose
+    sizes differ from call to call.
     """
     if "fisher" in given.memory:
         kept: dict[str, Fisher] = given.memory["fisher"]
         return kept
-    found: dict[str, Fisher] = {}
+    found, uneven, lengths = dict[str, Fisher](), set[str](), token_lengths(given.inputs[0])
     axes = {site: state.axes(site) for site in state.spiking}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
         site = str(operand.site)
         place = axes[site]
-        fixed = place.position is not None and given.task.positional
-        keep = place.center + place.step + ((place.position,) if fixed and place.position is not None else ())
+        keep = place.center + place.step
+        if place.position is not None and given.task.positional:
+            fixed = state.thresholds[site].shape[place.position] not in lengths
+            keep += (place.position,) if fixed else ()
         fan = operand.synapses.mean_fan_out
         tokens = real(operand.site, value, padding)
         size = reduced((value if tokens is None else value * tokens).abs().double(), keep)
         row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
         if row.magnitude.shape != size.shape:
-            raise one_size(site, list(row.magnitude.shape), list(size.shape))
+            uneven.add(site)
+            return lambda gradient: None
         row.magnitude += size
         share = 1.0 if tokens is None else float(tokens.double().mean())
         row.elements += share * value.numel() / size.numel()
@@ -201,15 +209,16 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
         return hear
 
     gradients("sensitivity", state, given, FISHER_IMAGES, given.seed, see)
+    found = {s: row for s, row in found.items() if s not in uneven and bool(row.information.any())}
     given.memory["fisher"] = found
     return found
 
 
 def held_out(name: str, given: PassContext) -> tuple[range, range]:
-    """Return the batches that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
+    """Return the parts that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
     count = len(given.inputs)
     if count < 2:
-        raise UsageError(f"the pass '{name}' needs two calibration batches at least. Give more images.")
+        raise UsageError(f"the pass '{name}' needs two calibration inputs at least. Give more images.")
     kept = count - max(1, min(-(-given.portion(HELD) // count_of(given.inputs[0])), count // 3))
     return range(kept), range(kept, count)
 
@@ -225,7 +234,10 @@ class Sample:
 
 
 def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
-    """Return values sampled from the original network, per site and per group of its positions with one gain."""
+    """Return values sampled from the original network, per site and per group of its positions with one gain.
+
+    Sites that no input reaches, and those whose sizes differ from call to call, are left out.
+    """
     identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if given.memory.get("identity") == identity:
         kept: dict[str, list[Sample]] = given.memory["samples"]
@@ -278,36 +290,35 @@ def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
     images = sum(count_of(batch) for batch in batches)
     result = {}
     for site, groups in found.items():
-        merged = [
-            (gain, positions, together(site, rows, axes[site]), seen[0])
-            for gain, positions, rows, seen in groups
+        merged = [together(rows, axes[site]) for _, _, rows, _ in groups]
+        of_site = [
+            Sample(gain, rows, seen[0] / rows.numel() / images, positions)
+            for (gain, positions, _, seen), rows in zip(groups, merged, strict=True)
+            if rows is not None
         ]
-        result[site] = [
-            Sample(gain, rows, seen / rows.numel() / images, positions)
-            for gain, positions, rows, seen in merged
-        ]
+        if len(of_site) == len(groups):
+            result[site] = of_site
     given.memory["identity"], given.memory["samples"] = identity, result
     return result
 
 
-def together(site: str, rows: list[Tensor], axes: Axes) -> Tensor:
-    """Join samples of several batches; larger maps give evenly spaced places, as many as the smallest has."""
+def together(rows: list[Tensor], axes: Axes) -> Tensor | None:
+    """Join samples of several batches; larger maps give evenly spaced places, as many as the smallest has.
+
+    Where positions or channels differ in number, there is nothing to join.
+    """
+    if len({part.dim() for part in rows}) > 1:
+        return None
     kept = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
     for axis in range(1, rows[0].dim()):
         sizes = [part.shape[axis] for part in rows]
         if len(set(sizes)) == 1:
             continue
         if axis in kept:
-            raise one_size(site, sizes[0], next(size for size in sizes if size != sizes[0]))
+            return None
         places = [torch.arange(min(sizes)) * size // min(sizes) for size in sizes]
         rows = [part.index_select(axis, place) for part, place in zip(rows, places, strict=True)]
     return torch.cat(rows).clone()
-
-
-def one_size(site: str, first: object, other: object) -> UsageError:
-    return UsageError(
-        f"passes: {site} sees {first} and then {other} positions and channels. Give calibration inputs of one size."
-    )
 
 
 def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:

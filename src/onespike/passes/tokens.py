@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from onespike.calibration.thresholds import SiteThreshold
-from onespike.neurons.code import row_gain
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, samples
 from onespike.sites import Site
+from onespike.spikes.code import row_gain
 
 
 def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | None:

@@ -97,7 +97,7 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
         with evaluating(network):
             for inputs, labels in batches:
                 output = call(network, to(inputs, device_of(network)))
-                answers = None if labels is None else task.right(output, labels.cpu())
+                answers = None if labels is None else task.right(output, to(labels, "cpu"))
                 if answers is None:
                     raise UsageError(
                         "max_drop: these labels do not say whether an answer is right. Leave the validation data out."

@@ -16,18 +16,17 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import Reading, additions_within, reading_of
 from onespike.errors import UsageError
-from onespike.neurons.code import row_gain
-from onespike.neurons.fire_functions import fire_function
 from onespike.neurons.gradient import in_range, straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
 from onespike.passes.statistics import held_out, probing, unspiked
 from onespike.runtime.atomic import write_atomically
-from onespike.runtime.batches import call, take, to
+from onespike.runtime.batches import call, join, take, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
 from onespike.runtime.validated import understood
 from onespike.sites import Operand
+from onespike.spikes import SpikeCode, fire_function, row_gain
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
 SECONDS = 25 * 60
@@ -40,7 +39,7 @@ ONE = torch.ones(())
 
 
 def fired(
-    x: Tensor, log_step: Tensor, center: Tensor, offset: Tensor, gain: Tensor, site: _Site
+    x: Tensor, log_step: Tensor, center: Tensor, offset: Tensor, gain: Tensor, site: Learned
 ) -> tuple[Tensor, Tensor]:
     """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
 
@@ -49,21 +48,18 @@ def fired(
     unit = gain * log_step.exp()
     a = (x - center) / unit
     with torch.no_grad():
-        size = site.fire(a.abs() + 0.5)
-        y = size * a.sign() if site.signed else size * (a > 0)
-        additions = (site.reading.additions(size) * site.drives).sum_to_size(log_step.shape)
-        inside = in_range(a, ONE, ONE * site.signed, site.largest)
+        y = site.code.fire(a)
+        additions = (site.reading.additions(y.abs()) * site.drives).sum_to_size(log_step.shape)
+        inside = in_range(a, *site.code.units(), site.code.largest)
     cost = additions * (site.reading.elasticity * (log_step.detach() - log_step)).exp()
     return straight_through(y, a, inside) * unit + offset, cost.sum() * site.fan_out
 
 
 @dataclass
-class _Site:
-    """What stays fixed at one site while it learns."""
+class Learned:
+    """What stays fixed at one site while it learns: what it fires of x in units of the step, and what that costs."""
 
-    fire: Any
-    largest: int
-    signed: bool
+    code: SpikeCode
     reading: Reading
     drives: bool
     fan_out: float = 0.0
@@ -76,7 +72,7 @@ class Learner(nn.Module):
     def __init__(self, state: PassState, column: str) -> None:
         super().__init__()
         self.keys = {site: f"s{i}" for i, site in enumerate(state.spiking)}
-        self.fixed: dict[str, _Site] = {}
+        self.fixed: dict[str, Learned] = {}
         self.starts: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self.moves = nn.ParameterDict()
         for site, t in state.spiking.items():
@@ -86,10 +82,9 @@ class Learner(nn.Module):
             offset = center if t.offset is None else t.offset
             gain = torch.ones(()) if t.gain is None else t.gain
             self.starts[site] = (step.clamp(min=1e-12).log(), center, offset, gain)
-            self.fixed[site] = _Site(
-                fire_function(t.levels, t.rounding or state.recipe.rounding), t.levels[-1],
-                bool((t.negative > 0).any()), reading_of(column), state.drives(site), typical=t.typical,
-            )  # fmt: skip
+            function = fire_function(t.levels, t.rounding or state.recipe.rounding)
+            code = SpikeCode(ONE, ONE if bool((t.negative > 0).any()) else None, function)
+            self.fixed[site] = Learned(code, reading_of(column), state.drives(site), typical=t.typical)
             key = self.keys[site]
             self.moves[f"{key}_step"] = torch.zeros_like(step)
             if t.center is not None:
@@ -131,7 +126,7 @@ def check_symmetric(t: SiteThreshold) -> None:
         )
 
 
-@calibration_pass("tune", needs=("allocate",), whole=True)
+@calibration_pass("tune", needs=("allocate",), whole=True, steps=True)
 def tune(state: PassState, given: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 
@@ -234,8 +229,10 @@ class Training:
 
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.given.seed * 100003 + self.step)
-        batch = self.given.inputs[self.free[int(torch.randint(len(self.free), (), generator=generator))]]
-        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[: self.given.portion(BATCH)])
+        inputs, size = self.given.inputs, self.given.portion(BATCH)
+        parts = torch.randperm(len(self.free), generator=generator)[: -(-2 * size // count_of(inputs[0]))]
+        batch = join([inputs[self.free[int(part)]] for part in parts])
+        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:size])
         if isinstance(batch, Tensor) and batch.dim() == 4:
             batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
         for group in self.optimizer.param_groups:

@@ -63,7 +63,7 @@ def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
     found: dict[str, Together] = {}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
-        neuron = operand.place.standing(operand)
+        neuron = operand.neuron()
         row = found.setdefault(str(operand.site), Together.none())
 
         def hear(gradient: Tensor) -> None:

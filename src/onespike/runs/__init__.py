@@ -16,5 +16,7 @@ from onespike.runs.inputs import overlap as overlap
 from onespike.runs.inputs import without as without
 from onespike.runs.pair import NetworkPair as NetworkPair
 from onespike.runs.pair import with_recipe as with_recipe
+from onespike.runs.repeated import draws as draws
+from onespike.runs.repeated import evaluate_again as evaluate_again
 from onespike.runs.saving import load_run as load_run
 from onespike.runs.saving import save_run as save_run

@@ -12,13 +12,13 @@ import torch
 from onespike.conversion.network import convert
 from onespike.energy.columns import PAPER, holdable
 from onespike.errors import UsageError
-from onespike.passes import PASSES, PassContext, PassState
+from onespike.passes import PassContext, PassState, chain
 from onespike.passes.allocate import factors
 from onespike.passes.statistics import FISHER_IMAGES
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import count
-from onespike.search import Search
-from onespike.search.objective import HALVINGS, ScaleObjective, every_of, scale_within
+from onespike.scale_search import Search
+from onespike.scale_search.objective import HALVINGS, ScaleObjective, every_of, scale_within
 from onespike.tasks import Items
 from onespike.tasks import limit as limit_items
 
@@ -57,7 +57,7 @@ def allocate(
     if column in holdable():
         given = dataclasses.replace(given, budget=budget, energy=column)
     with torch.inference_mode(False):
-        found_factors = factors(state, PASSES["allocate"](state, given), by)
+        found_factors = factors(state, chain(state, given, ["allocate"]), by)
     measure.forwards += len(few)
     recipe = pair.recipe.replace(factors=found_factors)
     snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)

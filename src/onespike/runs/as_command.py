@@ -26,6 +26,16 @@ def recipe_options(recipe: Recipe) -> list[str]:
     return words
 
 
+def spike_call(**changes: Any) -> str:
+    """Return the call that converts a network in Python again, with other recipe fields.
+
+    >>> spike_call(scale=0.3)
+    'onespike.spike(model, batches, recipe.replace(scale=0.3))'
+    """
+    fields = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+    return f"onespike.spike(model, batches, recipe{f'.replace({fields})' if fields else ''})"
+
+
 def convert_command(
     pair: NetworkPair,
     out: Path | str,
@@ -43,7 +53,7 @@ def convert_command(
         words += ["--weights", str(weights)]
     elif loaded.weights in ("pretrained", "random"):
         words.append("--pretrained" if loaded.weights == "pretrained" else "--random-weights")
-    elif loaded.weights != "bundled":
+    elif loaded.weights not in ("bundled", "own"):
         words += ["--weights", loaded.weights]
     own = None if loaded.replaced is None else normalization(loaded.transform)
     if (given := changes.pop("normalization", own)) is not None:

@@ -13,17 +13,15 @@ from torch import nn
 
 from onespike.adapters import LoadedModel
 from onespike.adapters.base import first_line
-from onespike.conversion.network import convert
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, out_of_memory, unknown
 from onespike.passes import no_progress, prepare
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
 from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe
-from onespike.runs import storage
 from onespike.runs.contents import digest
 from onespike.runs.inputs import Inputs, batches_of, steps
-from onespike.runs.own import keepable
+from onespike.runs.own import convert
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, to
 from onespike.runtime.blocks import Estimate, blocks_of
@@ -31,7 +29,9 @@ from onespike.runtime.devices import place_
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.lockstep import estimate
 from onespike.runtime.processes import ALONE, Processes
+from onespike.runtime.provenance import versions
 from onespike.tasks import Items
+from onespike.tasks.batching import check_batch_size
 
 DEPTHWISE = 0.2
 """Share of depthwise convolutions above which the user is told that a network needs passes."""
@@ -53,12 +53,15 @@ def convert_network(
 ) -> NetworkPair:
     """Calibrate a loaded network on images, apply the recipe's passes, and convert a copy of it.
 
-    A long pass keeps what it needs to resume in the folder `work`. Labeled images in `validation` judge the recipe's
-    `max_drop`. What the network spends on the last calibration images is kept with the thresholds. Of a network in
-    blocks, `told` is given what it takes before anything else is computed.
+    Calibration and passes cut the images into parts of their own; `batch_size` is for labeled images in `validation`,
+    which judge the recipe's `max_drop`. A long pass keeps what it needs to resume in the folder `work`. What the network
+    spends on the last calibration images is kept with the thresholds. Of a network in blocks, `told` is given what it
+    takes before anything else is computed.
     """
+    check_batch_size(batch_size)
     ann = place_(loaded.model, device, device_map, loaded.stored)
-    check_forward(loaded, ann, items, batch_size, told)
+    check_forward(loaded, ann, items, told)
+    inputs = Inputs(items, loaded)
     if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
         warnings.warn(
             f"{loaded.spec}: {100 * share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
@@ -72,20 +75,20 @@ def convert_network(
         judge = by_labels(ann, labeled, loaded.task)
     thresholds = prepare(
         ann,
-        batches_of(items, loaded, batch_size, processes),
-        Inputs(items, loaded, batch_size),
+        batches_of(items, loaded, inputs.size, processes),
+        inputs,
         recipe,
-        total=steps(items, batch_size, processes),
+        total=steps(items, inputs.size, processes),
         folder=work if processes.is_main else None,
         progress=progress,
-        provenance={"attention": loaded.attention, "device": device, "versions": storage.versions()},
+        provenance={"attention": loaded.attention, "device": device, "versions": versions()},
         processes=processes,
         task=loaded.task,
         judge=judge,
     )
-    snn = keepable(convert(ann, thresholds, recipe, share_weights=True))
+    snn = convert(ann, thresholds, recipe, share_weights=True)
     if "energy" not in thresholds.provenance and processes.is_main:
-        spent = spent_by(snn, Inputs(items, loaded, batch_size), recipe.energy)
+        spent = spent_by(snn, inputs, recipe.energy)
         thresholds = dataclasses.replace(
             thresholds, provenance={**thresholds.provenance, "energy": spent.to_dict()}
         )
@@ -111,7 +114,6 @@ def check_forward(
     loaded: LoadedModel,
     ann: nn.Module,
     items: Items,
-    batch_size: int = 1,
     told: Callable[[Estimate], None] = lambda estimate: None,
 ) -> None:
     """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours.
@@ -121,7 +123,7 @@ def check_forward(
     first = dataclasses.replace(items, items=items.items[:1])
     try:
         with evaluating(ann), torch.inference_mode():
-            found = estimate_of(loaded, ann, items, batch_size)
+            found = estimate_of(loaded, ann, items)
             if found is None:
                 call(ann, to(next(batches_of(first, loaded, 1)), device_of(ann)))
             else:
@@ -137,16 +139,19 @@ def check_forward(
         ) from error
 
 
-def estimate_of(loaded: LoadedModel, ann: nn.Module, items: Items, batch_size: int) -> Estimate | None:
-    """What a network in blocks takes for these inputs; None for one in memory."""
+def estimate_of(
+    loaded: LoadedModel, ann: nn.Module, items: Items, batch_size: int | None = None
+) -> Estimate | None:
+    """What a network in blocks takes for these inputs, by default in the parts of passes; None for one in memory."""
     if blocks_of(ann) is None:
         return None
+    size = Inputs(items, loaded).size if batch_size is None else batch_size
 
     def forward() -> Any:
-        return call(ann, to(next(batches_of(items, loaded, batch_size)), device_of(ann)))
+        return call(ann, to(next(batches_of(items, loaded, size)), device_of(ann)))
 
     with evaluating(ann):
-        return estimate(ann, forward, steps(items, batch_size, ALONE))
+        return estimate(ann, forward, steps(items, size, ALONE))
 
 
 def in_scope(recipe: Recipe, loaded: LoadedModel, scope: str) -> Recipe:

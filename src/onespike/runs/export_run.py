@@ -9,10 +9,10 @@ from onespike.conversion.network import scale_of
 from onespike.deploy.exports import Exported, export
 from onespike.deploy.exports.base import prepare
 from onespike.errors import UsageError
-from onespike.runs import storage
 from onespike.runs.inputs import batches_of, choose, without
 from onespike.runs.pair import NetworkPair
 from onespike.runs.saving import load_run
+from onespike.runtime.provenance import versions
 from onespike.tasks import limit as evenly
 
 
@@ -29,7 +29,7 @@ def facts_of(pair: NetworkPair) -> dict[str, Any]:
         "classes": list(pair.loaded.class_names or ()),
         "scale": scale,
         "recipe": pair.recipe.to_dict(),
-        "versions": storage.versions(),
+        "versions": versions(),
     }
 
 

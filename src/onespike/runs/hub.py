@@ -27,17 +27,17 @@ def save(folder: Path | str, network: NetworkPair | nn.Module) -> Path:
     return Path(folder)
 
 
-def load(folder: Path | str, model: nn.Module | None = None) -> NetworkPair:
+def load(folder: Path | str, model: nn.Module | str | None = None) -> NetworkPair:
     """Read what `save`, `save_pretrained` or `onespike convert` wrote; nothing in it is unpickled.
 
     A folder that a converted network was saved into from Python holds its weights and not its code: give a `model` of the
-    same class, which receives the weights.
+    same class, which receives the weights, or its name: `python:FILE.py:FACTORY`.
     """
     return load_run(Path(folder), model)
 
 
 def from_pretrained(
-    name: Path | str, model: nn.Module | None = None, *, revision: str | None = None
+    name: Path | str, model: nn.Module | str | None = None, *, revision: str | None = None
 ) -> NetworkPair:
     """Load like `load` from a folder, or from a repository `OWNER/NAME` on the Hugging Face Hub."""
     if Path(name).is_dir():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from onespike.adapters import LoadedModel
+from onespike.passes.parts import Parts, part_size
 from onespike.runs.contents import digest
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Items, Task, limit, unlabeled
@@ -53,22 +55,27 @@ def steps(items: Items, batch_size: int, processes: Processes) -> int:
     return len(range(processes.rank * batch_size, len(items), processes.count * batch_size))
 
 
-class Inputs(Sequence[Any]):
-    """The batches of a list of images in shuffled order, each read on demand.
+class Inputs(Parts):
+    """The parts of a list of images in shuffled order, each read on demand.
 
-    They are shuffled because a folder is sorted by class, and a few batches must represent all classes.
+    They are shuffled because a folder is sorted by class, and a few parts must represent all classes.
     """
 
-    def __init__(self, items: Items, loaded: LoadedModel, batch_size: int) -> None:
+    def __init__(self, items: Items, loaded: LoadedModel) -> None:
         order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0)).tolist()
         self.items = dataclasses.replace(items, items=tuple(items[i] for i in order))
-        self.loaded, self.size = loaded, batch_size
+        self.loaded = loaded
+
+    @cached_property
+    def size(self) -> int:
+        """Return the number of images in a part."""
+        first = dataclasses.replace(self.items, items=self.items.items[:1])
+        return part_size(next(batches_of(first, self.loaded, 1)), len(self.items), self.loaded.task)
 
     def __len__(self) -> int:
         return steps(self.items, self.size, ALONE)
 
     def __getitem__(self, index: int) -> Any:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        part = self.items.items[index * self.size : (index + 1) * self.size]
+        start = range(0, len(self.items), self.size)[index]
+        part = self.items.items[start : start + self.size]
         return next(batches_of(dataclasses.replace(self.items, items=part), self.loaded, self.size))

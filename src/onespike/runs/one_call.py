@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from onespike import recipe as recipes
-from onespike.conversion.network import Network, convert
+from onespike.conversion.network import Network
 from onespike.errors import UsageError
 from onespike.passes.base import Progress
 from onespike.passes.chaining import no_progress, prepare
+from onespike.passes.parts import Parts
 from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe
-from onespike.runs.own import keepable
+from onespike.runs.own import convert
 from onespike.runtime.batches import inputs_of
+from onespike.runtime.forward import check_network
 from onespike.tasks import Inferred, Meaning
 
 
@@ -52,9 +54,12 @@ def spike(
     recipe = recipes.preset(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     if validation is not None and recipe.max_drop is None:
         raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
+    check_network("spike", model)
     inputs: Sequence[Any] = [inputs_of(model, batch) for batch in batches]  # passes read them several times
+    if recipe.passes:
+        inputs = Parts(inputs, task or Inferred())
     judge = None if validation is None else by_labels(model, validation, task or Inferred())
     thresholds = prepare(
         model, inputs, inputs, recipe, total=len(inputs), progress=progress, task=task, judge=judge
     )
-    return keepable(convert(model, thresholds, recipe, share_weights=share_weights))
+    return convert(model, thresholds, recipe, share_weights=share_weights)

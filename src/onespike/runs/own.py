@@ -12,15 +12,29 @@ from torch import nn
 
 from onespike.adapters import LoadedModel, load_checkpoint_
 from onespike.adapters.base import require
-from onespike.conversion.network import Conversion, Network, conversion_of, convert, is_rounded, revert_
+from onespike.adapters.user_file import OWN
+from onespike.calibration.thresholds import Thresholds
+from onespike.conversion import network
+from onespike.conversion.network import Conversion, Network, conversion_of, is_rounded, revert_
 from onespike.errors import LoadError, UsageError
+from onespike.recipe import Recipe
 from onespike.runs import storage
 
-OWN = "python:"
-"""In place of an adapter's name; the class follows."""
+
+def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
+    return _keepable(network.convert_(model, thresholds, recipe))
 
 
-def keepable(snn: Network) -> Network:
+def convert(
+    model: Network, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
+) -> Network:
+    return _keepable(network.convert(model, thresholds, recipe, share_weights=share_weights))
+
+
+convert_.__doc__, convert.__doc__ = network.convert_.__doc__, network.convert.__doc__
+
+
+def _keepable(snn: Network) -> Network:
     """Give a converted network the method `save_pretrained`, in place of one that knows the original only."""
     snn.__dict__["save_pretrained"] = partial(save_network, snn)
     return snn
@@ -66,7 +80,7 @@ def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
 def filled(run: storage.Run, model: nn.Module) -> LoadedModel:
     """Copy the weights of a run into a network that Python made."""
     load_checkpoint_(model, run.weights_file)
-    return LoadedModel(model, run.network["spec"], _no_transform, "", "own", None, None)
+    return LoadedModel(model, run.network["spec"], no_transform, "", "own", None, None)
 
 
 def own_class(run: storage.Run) -> str | None:
@@ -76,13 +90,13 @@ def own_class(run: storage.Run) -> str | None:
 
 
 def refuse_missing(run: storage.Run) -> None:
-    """A folder that Python wrote names a class; only Python can make one."""
+    """A folder names a class that Python made, or the file that made it: neither is run without the user's word."""
     if name := own_class(run):
         raise LoadError(
-            f"{run.folder}: this run was saved in Python, and holds the weights of a {name} without its code. "
-            "Give one: onespike.from_pretrained(FOLDER, model)."
+            f"{run.folder}: this run holds the weights of a {name} without its code. Give one: "
+            "onespike.from_pretrained(FOLDER, model), or --model python:FILE.py:FACTORY, which runs that file."
         )
 
 
-def _no_transform(image: Any) -> NoReturn:
+def no_transform(image: Any) -> NoReturn:
     raise UsageError("a network that was saved in Python states no preprocessing. Give it batches.")

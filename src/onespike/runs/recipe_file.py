@@ -57,6 +57,8 @@ def read_recipe(path: Path) -> Recipe:
             f"{path}: the recipe cannot be read ({reason}). Give a YAML or JSON file."
         ) from error
     given = _parsed(path, text)
+    for name in ("made", "versions"):  # how a command made the file
+        given.pop(name, None)
     if given.pop("version", VERSION) != VERSION:
         raise UsageError(f"{path}: this onespike reads recipes of version {VERSION}. {REMEDY}")
     start, known = given.get("preset", Recipe.preset), options(Recipe)
@@ -72,9 +74,9 @@ def read_recipe(path: Path) -> Recipe:
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     """Parse JSON as JSON: numbers with exponents make it invalid YAML."""
     try:
-        found = json.loads(text) if path.suffix == ".json" else _yaml().safe_load(text)
-        json.dumps(found, default=str)  # YAML can refer to itself
-    except (ValueError, RecursionError, TypeError, _yaml().YAMLError) as error:
+        found = json.loads(text) if path.suffix == ".json" else _plain(text)
+        json.dumps(found, default=str)
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, _yaml().YAMLError) as error:
         place = getattr(error, "problem_mark", None)
         line = f" at line {place.line + 1}" if place else ""
         kind = "JSON" if path.suffix == ".json" else "YAML"
@@ -82,6 +84,14 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
     return found
+
+
+def _plain(text: str) -> Any:
+    """Parse YAML without aliases: with them a short text can stand for an endless one."""
+    for token in _yaml().scan(text):
+        if isinstance(token, _yaml().AliasToken):
+            raise _yaml().MarkedYAMLError(problem="an alias", problem_mark=token.start_mark)
+    return _yaml().safe_load(text)
 
 
 def _yaml() -> Any:

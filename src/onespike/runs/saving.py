@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from onespike.adapters import LoadedModel, load_checkpoint_, load_model, normalization, renormalized, resized
-from onespike.conversion.network import convert
+from onespike.adapters.user_file import NAMED
 from onespike.runs import storage
-from onespike.runs.own import filled, keepable, refuse_missing
+from onespike.runs.own import convert, filled, refuse_missing
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.validated import understood
@@ -41,23 +41,34 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
 
 
 def load_run(
-    folder: Path, model: nn.Module | None = None, *, device: str = "cpu", device_map: str | None = None
+    folder: Path,
+    model: nn.Module | str | None = None,
+    *,
+    device: str = "cpu",
+    device_map: str | None = None,
 ) -> NetworkPair:
-    """Rebuild a saved network, or fill the one that is given, and convert a copy; the logits are the same to the bit."""
+    """Rebuild a saved network, or fill the one that is given, and convert a copy; the logits are the same to the bit.
+
+    A network whose code the run does not hold is given, or named as for `load_model`; by default as the user has typed it.
+    """
     check_device(device)
     run = storage.load(folder)
+    model = NAMED.get() if model is None else model
     with understood(folder, storage.REMEDY):
         if model is None:
             refuse_missing(run)
-        loaded = _load_network(run, on_disk=in_blocks(device_map)) if model is None else filled(run, model)
+        if isinstance(model, nn.Module):
+            loaded = filled(run, model)
+        else:
+            loaded = _load_network(run, model or run.network["spec"], on_disk=in_blocks(device_map))
         ann = place_(loaded.model, device, device_map, loaded.stored)
-        snn = keepable(convert(ann, run.thresholds, run.recipe, share_weights=True))
+        snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
     return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
 
 
-def _load_network(run: storage.Run, on_disk: bool = False) -> LoadedModel:
-    spec, attention = run.network["spec"], run.network["attention"]
-    if (run.folder / storage.CONFIGURATION).is_dir():
+def _load_network(run: storage.Run, spec: str, on_disk: bool = False) -> LoadedModel:
+    attention = run.network["attention"]
+    if spec == run.network["spec"] and (run.folder / storage.CONFIGURATION).is_dir():
         spec = f"{spec.partition(':')[0]}:{run.folder / storage.CONFIGURATION}"
     if on_disk:
         loaded = load_model(spec, weights=run.weights_file, attention=attention, on_disk=True)
@@ -72,5 +83,6 @@ def _load_network(run: storage.Run, on_disk: bool = False) -> LoadedModel:
         loaded = renormalized(loaded, *given)
     if length := run.network.get("length"):
         loaded = loaded.with_length(length)
-    known: dict[str, Any] = {k: run.network.get(k) for k in ("spec", "weights", "published_top1")}
-    return dataclasses.replace(loaded, **known)
+    named = run.network["spec"] if (run.folder / storage.CONFIGURATION).is_dir() else spec
+    known: dict[str, Any] = {k: run.network.get(k) for k in ("weights", "published_top1")}
+    return dataclasses.replace(loaded, spec=named, **known)

@@ -16,6 +16,7 @@ from onespike import runs
 from onespike.energy.columns import searchable
 from onespike.energy.ledger import known
 from onespike.energy.metering import metered
+from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
@@ -28,8 +29,8 @@ from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.search import Report, Search, Trial, search
-from onespike.search.objective import ScaleObjective
+from onespike.scale_search import Report, Search, Trial, search
+from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Items, Objective, Score, Task, check
 from onespike.tasks import limit as limit_items
 
@@ -42,13 +43,14 @@ SHARE = 0.02
 class Spent:
     """Energy of the run before and after the search, counted on the first batch in the column of its recipe.
 
-    Both are None for neurons whose spikes have no count.
+    Both are None for neurons whose spikes have no count. `analog_share` is the share of MACs that stay analog.
     """
 
     column: str
     before: float | None
     after: float | None
     budget: float | None
+    analog_share: float
 
     @property
     def rises(self) -> bool:
@@ -211,11 +213,14 @@ def search_run(
     inputs = pair.loaded.batches(items, batch_size)
     shown = progress("original network", -(-len(items) // batch_size))(inputs)
     measure = objective_of(pair, items, shown, aim, column, compiled)
-    before = _energy(given, measure.parts[0][0], own)
+    before, _ = _energy(given, measure.parts[0][0], own)
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     # each request is a separate study, so that one run may be searched in several ways
-    parts = (objective, sampler, budget and f"{budget:g}", column, "pareto" if front else None, per_site)
+    prices = None if profile().name == DEFAULT else profile().name
+    parts = (
+        objective, sampler, budget and f"{budget:g}", column, "pareto" if front else None, per_site, prices
+    )  # fmt: skip
     asked = [str(part) for part in parts if part is not None]
     found = search(
         measure,
@@ -240,19 +245,19 @@ def search_run(
     )
     chosen = None if per_site is None else allocate(pair, measure, found, per_site, items, batch_size)
     recipe = _kept(pair, found, chosen)
-    after = _energy(runs.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
+    after, analog = _energy(runs.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
     outcome = Outcome(
         found, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
-        Spent(own, before, after, pair.recipe.budget), None if chosen is None else chosen.to_dict(),
+        Spent(own, before, after, pair.recipe.budget, analog), None if chosen is None else chosen.to_dict(),
     )  # fmt: skip
     _keep(folder, items, outcome, recipe)
     return outcome
 
 
-def _energy(snn: nn.Module, inputs: Any, column: str) -> float | None:
+def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
     with evaluating(snn), metered(snn) as ledger:
         call(snn, inputs)
-    return known(ledger.ratio(column))
+    return known(ledger.ratio(column)), ledger.analog_share
 
 
 def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:

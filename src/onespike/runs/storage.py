@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.errors import LoadError
+from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
 from onespike.runs.schema import RunRecord
-from onespike.runtime.atomic import atomic_directory, sha256, write_atomically
+from onespike.runtime.atomic import atomic_directory, damage, digests, sha256, write_atomically
 from onespike.runtime.blocks import blocks_of
 from onespike.runtime.devices import state_of
 from onespike.runtime.stored import write
-from onespike.runtime.validated import parse, sealed, understood, unsealed
+from onespike.runtime.validated import read_version, sealed, understood
 
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
@@ -85,9 +85,8 @@ def save(
             _save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
-        inside = sorted(file for file in partial.rglob("*") if file.is_file())
-        files = {file.relative_to(partial).as_posix(): sha256(file) for file in inside}
-        weights_file = WEIGHTS
+        files = digests(partial)
+        inside, weights_file = tuple(files), WEIGHTS
         if reference_weights is not None:
             weights_file = _relative(Path(reference_weights), Path(folder))
             files[weights_file] = sha256(reference_weights)
@@ -103,20 +102,37 @@ def save(
             "files": files,
         }
         (partial / RECORD).write_text(sealed(record), encoding="utf-8")
-        for file in inside:  # safetensors makes its files unreadable for others
-            shutil.copymode(partial / RECORD, file)
+        for name in inside:  # safetensors makes its files unreadable for others
+            shutil.copymode(partial / RECORD, partial / name)
 
 
 def _save_weights(file: Path, model: nn.Module) -> None:
-    """All weights in one file; those of a network in blocks are copied one by one."""
+    """All weights in one file, tied ones once; those of a network in blocks are copied one by one."""
     from safetensors.torch import save_file
 
     blocks = blocks_of(model)
+    state: dict[str, Any] = (
+        state_of(model)
+        if blocks is None
+        else {n: blocks.names[n] if t.is_meta else t for n, t in model.state_dict().items()}
+    )
+    tied = _tied(state)
+    state = {name: tensor for name, tensor in state.items() if name not in tied}
     if blocks is not None:
-        write(file, {n: blocks.names[n] if t.is_meta else t for n, t in model.state_dict().items()})
+        write(file, state, tied)
         return
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state_of(model).items()}
-    save_file(_unshared(state), file)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    save_file(_unshared(state), file, metadata=tied or None)
+
+
+def _tied(state: dict[str, Any]) -> dict[str, str]:
+    """Return the names of tensors that lie where an earlier one lies, and that one's name."""
+    first, tied = dict[Any, str](), dict[str, str]()
+    for name, x in state.items():
+        place = (x.data_ptr(), x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
+        if first.setdefault(place, name) != name:
+            tied[name] = first[place]
+    return tied
 
 
 def replace_recipe(folder: Path, recipe: Recipe) -> None:
@@ -145,13 +161,15 @@ def load(folder: Path) -> Run:
 
 def _read_record(folder: Path) -> dict[str, Any]:
     file = folder / RECORD
-    text = file.read_bytes()
-    version = parse(dict[str, Any], text, file, REMEDY).get("version")
-    if version != VERSION:
+    plain = read_version(dict[str, Any], file, VERSION, "the run", REMEDY)
+    recipe = plain.get("recipe")
+    neuron = recipe.get("neuron") if isinstance(recipe, dict) else None
+    if isinstance(neuron, str) and neuron not in NEURONS:
         raise LoadError(
-            f"{folder}: the run has version {version!r}, and this onespike reads {VERSION}. {REMEDY}"
+            f"{folder}: its neuron {neuron!r} is none of onespike's. Import the module that registers it first; on the "
+            "command line give the file that does: --model python:FILE.py:FACTORY."
         )
-    return unsealed(RunRecord, text, file, REMEDY)
+    return read_version(RunRecord, file, VERSION, "the run", REMEDY)
 
 
 def _relative(file: Path, folder: Path) -> str:
@@ -215,32 +233,16 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _check(folder: Path, name: str, expected: str) -> None:
-    file = folder / name
-    if not file.is_file():
-        found = "is missing"
-    elif sha256(file) != expected:
-        found = "is not the file that was saved (its SHA-256 differs)"
-    else:
+    difference = damage(folder / name, expected)
+    if difference is None:
         return
     if not name.startswith("../"):
-        raise _damaged(folder, f"{name} {found}")
+        raise _damaged(folder, f"{name} {difference}")
     raise LoadError(
-        f"{folder}: the checkpoint {file}, to which the run refers, {found}. Put it back, or convert the network again."
+        f"{folder}: the checkpoint {folder / name}, to which the run refers, {difference}. "
+        "Put it back, or convert the network again."
     )
 
 
 def _damaged(folder: Path, what: str) -> LoadError:
     return LoadError(f"{folder}: the run is damaged: {what}. Convert the network again.")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that matter for reproducing a run."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"torch": str(torch.__version__)}
-    for package in ("onespike", "timm", "torchvision", "transformers", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

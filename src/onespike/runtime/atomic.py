@@ -107,6 +107,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by its path there."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+
+
+def damage(file: Path, digest: str) -> str | None:
+    """Return how a file differs from the one that was saved with this SHA-256; None if it does not."""
+    if not file.is_file():
+        return "is missing"
+    return None if sha256(file) == digest else "is not the file that was saved (its SHA-256 differs)"
+
+
 def refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
         raise UsageError(f"{path} exists. Choose another --out or remove it.")

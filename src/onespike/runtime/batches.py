@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from onespike.errors import UsageError
+from onespike.errors import DataError, UsageError
 
 POSITIONAL = {
     inspect.Parameter.POSITIONAL_ONLY,
@@ -29,6 +30,41 @@ def call(model: Callable[..., Any], batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return model(*batch)
     return model(batch)
+
+
+@contextmanager
+def readable(verb: str, batch: Any) -> Iterator[None]:
+    """Say in one line that a network cannot compute with the type of a batch's numbers, where torch has an error for it."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        types = {x.dtype for x in tree_leaves(batch) if isinstance(x, Tensor)}
+        if "dtype" not in str(error) and not any(x.is_complex or x == torch.uint8 for x in types):
+            raise
+        names = ", ".join(sorted(str(x).removeprefix("torch.") for x in types))
+        raise DataError(
+            f"{verb}: the network cannot compute with inputs of type {names}. Give numbers of the type of its weights, "
+            "prepared as in training; of an image, x.float() / 255."
+        ) from error
+
+
+def labeled(verb: str, batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch with both; NaN or infinite inputs are refused, but for masks.
+
+    >>> labeled("evaluate", (torch.tensor([1.0, float("nan")]), None))
+    Traceback (most recent call last):
+    onespike.errors.DataError: evaluate: an input holds NaN or infinite values. Check the data and its preprocessing.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise DataError(f"{verb}: a batch must be (inputs, labels). Without labels, give (inputs, None).")
+    inputs = batch[0].items() if isinstance(batch[0], Mapping) else [("", batch[0])]
+    for name, part in inputs:
+        numbers = [x for x in tree_leaves(part) if isinstance(x, Tensor) and x.is_floating_point()]
+        if "mask" not in name and not all(bool(x.isfinite().all()) for x in numbers):
+            raise DataError(
+                f"{verb}: an input holds NaN or infinite values. Check the data and its preprocessing."
+            )
+    return batch[0], batch[1]
 
 
 def inputs_of(model: nn.Module, batch: Any) -> Any:

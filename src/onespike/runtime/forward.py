@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+
+from onespike.errors import UsageError
+
+SPLIT = {
+    "_convolution", "_linalg_solve_ex", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution", "convolution_backward", "kl_div", "linalg_norm", "linalg_solve", "linalg_solve_ex", "linalg_vector_norm",
+    "mean", "mse_loss", "norm", "prod", "std", "sum", "var",
+}  # fmt: skip
+"""Operations that sum in an order which depends on the number of threads; inference mode hands composite ones on whole."""
 
 
 @contextmanager
@@ -22,6 +36,72 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def check_module(verb: str, model: Any) -> None:
+    """Refuse what is no network of torch."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{verb}: the network must be a torch.nn.Module, not {type(model).__name__}. Give the network itself."
+        )
+
+
+def check_network(verb: str, model: Any) -> None:
+    """Refuse what is no network of torch, or one whose products or weights another library hides."""
+    check_module(verb, model)
+    for name, module in model.named_modules():
+        place = name or "the network"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{verb}: {place} is scripted or traced by torch.jit, which hides its products. Give the network as it "
+                "was before."
+            )
+        for weight in module.parameters(recurse=False):
+            kind = type(weight)
+            if is_traceable_wrapper_subclass(weight) and "distributed" not in kind.__module__:
+                raise UsageError(
+                    f"{verb}: {place} has weights of type {kind.__name__}: another library has quantized it already. Give "
+                    "the network as it was before."
+                )
+
+
+LARGE = 2**24
+"""Parameters above which all threads are worth watching every operation."""
+
+
+class InOrder(TorchDispatchMode):
+    """Within this context sums have one order: the operations whose last bits depend on threads take one thread.
+
+    torch cuts long sums among its threads, oneDNN convolutions and LAPACK matrices likewise. What takes most of the time,
+    products of matrices, keeps all threads: each sum in it belongs to one of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation.overloadpacket.__name__ not in SPLIT:
+            return operation(*args, **(kwargs or {}))
+        with one_thread():
+            return operation(*args, **(kwargs or {}))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Work on one thread, and in one order without `InOrder`, which costs much where operations are many and small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_order(model: nn.Module) -> AbstractContextManager[None]:
+    """Let sums have one order: on one thread, or by `InOrder` where the products of a large network need all of them."""
+    large = sum(p.numel() for p in model.parameters()) > LARGE and device_of(model).type == "cpu"
+    return InOrder() if large and torch.get_num_threads() > 1 else one_thread()
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -79,9 +79,12 @@ def _entry(file: Path, start: int, facts: Any) -> Stored:
     return entry
 
 
-def write(path: Path, tensors: Mapping[str, Stored | Tensor]) -> None:
-    """A safetensors file of tensors in memory and on disk, of which one at a time is in memory."""
-    header, place = dict[str, Any](), 0
+def write(path: Path, tensors: Mapping[str, Stored | Tensor], tied: Mapping[str, str] | None = None) -> None:
+    """A safetensors file of tensors in memory and on disk, of which one at a time is in memory.
+
+    `tied` has further names of tensors, in the form of safetensors' `save_model`.
+    """
+    header, place = dict[str, Any]({"__metadata__": dict(tied)} if tied else {}), 0
     for name, tensor in tensors.items():
         size = tensor.size if isinstance(tensor, Stored) else tensor.numel() * tensor.itemsize
         header[name] = {

@@ -102,6 +102,17 @@ def read_sealed(
     return unsealed(schema, file.read_bytes(), file, remedy, error) if file.exists() else None
 
 
+def read_version(schema: type[Any], file: Path, version: int, what: str, remedy: str) -> dict[str, Any]:
+    """Return the record in a file that `sealed` wrote, if it has the version that is read here."""
+    text = file.read_bytes()
+    stated = parse(dict[str, Any], text, file, remedy).get("version")
+    if stated != version:
+        raise LoadError(
+            f"{file.parent}: {what} has version {stated!r}, and this onespike reads {version}. {remedy}"
+        )
+    return unsealed(schema, text, file, remedy)
+
+
 def _checksum(record: dict[str, Any]) -> str:
     """Return the SHA-256 of a record's contents, independent of text layout."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

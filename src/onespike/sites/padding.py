@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from onespike.sites.site import Site
 
@@ -34,6 +35,17 @@ def mask_of(batch: Any) -> Tensor | None:
     length = tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() == 2 else mask.shape[1]
     mask = mask[:, -length:] != 0
     return None if bool(mask.all()) else mask
+
+
+def token_lengths(batch: Any) -> set[int]:
+    """Return the lengths of a batch's sequences of token numbers, which differ from text to text and while one is written.
+
+    >>> token_lengths({"pixel_values": torch.ones(2, 3, 8, 8), "input_ids": torch.ones(2, 5, dtype=torch.long)})
+    {5}
+    """
+    whole = (torch.int32, torch.int64)
+    leaves = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
+    return {x.shape[1] for x in leaves if x.dim() == 2 and x.dtype in whole}
 
 
 def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:

@@ -22,6 +22,7 @@ class Product(NamedTuple):
         groups: the groups of a convolution.
         visible: which query-key pairs are wanted, where a mask hides some.
         weighted: whether `visible` marks nonzero elements of the first operand instead of wanted results.
+        indices: the indices of the operands as `torch.einsum` writes them; "" where they do not say it all.
     """
 
     operation: str
@@ -31,6 +32,7 @@ class Product(NamedTuple):
     groups: int = 1
     visible: Tensor | None = None
     weighted: bool = False
+    indices: str = ""
 
 
 class Operand(NamedTuple):
@@ -52,6 +54,20 @@ class Operand(NamedTuple):
     def synapses(self) -> Synapses:
         """Return MACs and fan-out as seen from this operand."""
         return self.product.synapses(self.site.role)
+
+    def neuron(self, x: Tensor | None = None) -> Any:
+        """Return the neuron or analog site here, for the visited rows; with x, with the steps of that input."""
+        return self.place.standing(self, x)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return what the site passes on, regardless of visitors."""
+        value: Tensor = self.place.value(self, x)
+        return value
+
+    def fire(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signed counts of one step, and the value passed on."""
+        fired: tuple[Tensor, Tensor] = self.place.fire(self, x)
+        return fired
 
     @property
     def again(self) -> bool:

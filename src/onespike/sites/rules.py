@@ -61,7 +61,7 @@ def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = N
             return fan_out.linear(input, weight)
         return fan_out.matmul(input, weight.mT, weight)
 
-    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear)
+    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices="...k,jk")
     whole = visit.whole(product, "input", bias)
     if whole is not None:
         return whole
@@ -80,10 +80,16 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
     ) -> Tensor:
         single = input.dim() == weight.dim() - 1  # torch also takes one image; visitors see a batch of one
         batch = input.unsqueeze(0) if single else input
+
+        def synapses(role: str) -> Synapses:
+            of_input = count(batch, weight, None, *args, **kwargs)
+            # a computed weight may spike: each meets every output position, padding included
+            return of_input if role == "input" else of_input._replace(fan_out=of_input.macs // weight.numel())
+
         product = Product(
             "conv",
             {"input": batch, "weight": weight},
-            lambda role: count(batch, weight, None, *args, **kwargs),
+            synapses,
             lambda x, w: function(x, w, None, *args, **kwargs),
             args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1),
         )
@@ -120,7 +126,10 @@ def matrix_product(
             return fan_out.matmul(lhs, rhs, operands[role])
         return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
 
-    return Product("matmul", operands, synapses, torch.matmul, visible=visible, weighted=weighted)
+    indices = ("...ik" if lhs.dim() > 1 else "k") + "," + ("...kj" if rhs.dim() > 1 else "k")
+    return Product(
+        "matmul", operands, synapses, torch.matmul, visible=visible, weighted=weighted, indices=indices
+    )
 
 
 def visited(
@@ -206,7 +215,8 @@ def _einsum(visit: Sites, equation: Any, *operands: Any) -> Tensor:
         return fan_out.einsum(equation, operands, operands[int(role)])
 
     roles = {str(i): x for i, x in enumerate(operands)}
-    product = Product("einsum", roles, synapses, partial(torch.einsum, equation))
+    indices = equation.split("->")[0]
+    product = Product("einsum", roles, synapses, partial(torch.einsum, equation), indices=indices)
     return torch.einsum(equation, *[visit(product, role) for role in roles])
 
 

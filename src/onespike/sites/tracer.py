@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from onespike import kernels
+from onespike.errors import DataError
 from onespike.runtime.batches import call, inputs_of
 from onespike.sites.coverage import Coverage, Operations, Owners
 from onespike.sites.product import Operand
@@ -165,6 +166,7 @@ class Tracer(Visitor):
         varying: Collection[Site] = (),
     ) -> None:
         self.model, self.observe, self.activations, self.varying = model, observe, activations, varying
+        self.forward: Callable[..., Any] = model
         self.owners, self.coverage = Owners(model), Coverage()
         self.modules = dict(model.named_modules())
         self.trace = Trace()
@@ -179,7 +181,7 @@ class Tracer(Visitor):
         args, kwargs = tree_map_only(Tensor, descent.starts, (args, kwargs))
         operations = Operations(self.owners, self.coverage, self.trace.uncovered)
         with plain(self.model), self.owners.following(), operations, descent, Sites(self, self.owners):
-            output = self.model(*args, **kwargs)
+            output = self.forward(*args, **kwargs)
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         for x in leaves:
             sources = descent.of(x)
@@ -197,6 +199,10 @@ class Tracer(Visitor):
         site, rows = operand.site, operand.rows
         if site.is_activation and not self.activations:
             return x
+        if x.is_complex():
+            raise DataError(
+                f"{site} multiplies complex numbers, and spikes code real ones. Give real inputs, such as torch.view_as_real(x)."
+            )
         facts = self.trace.sites.get(site)
         if facts is None:
             shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])

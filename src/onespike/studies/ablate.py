@@ -16,16 +16,16 @@ from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
-from onespike.passes.chaining import parted
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.contents import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
 from onespike.runtime.atomic import sha256, try_file, write_atomically
-from onespike.runtime.validated import read_sealed, sealed
+from onespike.runtime.validated import parse, read_sealed, sealed, understood
 from onespike.tasks import Headline, Items
 
 FOLDER, RECORD = "ablation", "ablation.json"
+AGAIN = "Remove it to measure again."
 QUICK = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
 """The default passes to ablate: tuning in every row would take hours."""
 
@@ -40,6 +40,7 @@ class _Figures:
     ann: dict[str, Any]
     snn: dict[str, Any]
     energy: dict[str, float | None]
+    kl: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def ablate_run(
     energy: str | None = None,
     limit: int | None = None,
     batch_size: int = 16,
+    device: str = "cpu",
     progress: Progress = no_progress,
 ) -> Iterator[Row]:
     """Calibrate a run's network again on its images, and measure each choice of passes at the same energy.
@@ -109,9 +111,10 @@ def ablate_run(
         energy: the ledger's column for the budget.
         limit: number of images, evenly spaced.
         batch_size: images per forward pass.
+        device: where both networks run.
         progress: progress(title, total) wraps the batches of a long stage.
     """
-    pair = runs.load_run(folder)
+    pair = runs.load_run(folder, device=device)
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
     if runs.overlap(pair.data, items):
         raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
@@ -137,7 +140,7 @@ def ablate_run(
         row = known.get(kept)
         if row is None:
             if state is None:
-                state, given = _start(pair, recipe, wanted, batch_size, progress)
+                state, given = _start(pair, recipe, wanted, progress)
             figures = _measure(
                 pair,
                 chain(state, given, kept) if kept else _plain(state, given),
@@ -148,7 +151,10 @@ def ablate_run(
             )
             row = known[kept] = Row(what, kept, figures)
             _keep(place, identity, known, items.source)
-        yield dataclasses.replace(row, what=what, headline=pair.loaded.task.headline(row.figures))
+        with understood(place, AGAIN):
+            headline = pair.loaded.task.headline(row.figures)
+        parse(Headline, json.dumps(dataclasses.asdict(headline)), place, AGAIN)
+        yield dataclasses.replace(row, what=what, headline=headline)
 
 
 def _plain(state: PassState, given: PassContext) -> PassState:
@@ -157,15 +163,13 @@ def _plain(state: PassState, given: PassContext) -> PassState:
 
 
 def _start(
-    pair: NetworkPair, recipe: Recipe, budget: float | None, batch_size: int, progress: Progress
+    pair: NetworkPair, recipe: Recipe, budget: float | None, progress: Progress
 ) -> tuple[PassState, PassContext]:
     items = calibration_images(pair)
-    inputs = Inputs(items, pair.loaded, batch_size)
+    inputs = Inputs(items, pair.loaded)
     thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
     state = PassState(thresholds, recipe)
-    given = PassContext(
-        pair.ann, parted(inputs), budget, recipe.energy, progress=progress, task=pair.loaded.task
-    )
+    given = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
     return state, dataclasses.replace(given, budget=target(state, given))
 
 
@@ -198,7 +202,7 @@ def _measure(
 
 def _read(place: Path) -> list[dict[str, Any]]:
     """Return every ablation in a run, with its identity."""
-    record = read_sealed(_Record, place, "Remove it to measure again.")
+    record = read_sealed(_Record, place, AGAIN)
     return [] if record is None else list(record["ablations"])
 
 

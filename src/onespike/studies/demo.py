@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from onespike import runs
@@ -10,9 +9,10 @@ from onespike.adapters import load_model
 from onespike.conversion.network import set_scale_
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.recipe import preset
-from onespike.report import plots
+from onespike.reports import plots
 from onespike.runs import NetworkPair, Progress
 from onespike.runtime.atomic import write_atomically
+from onespike.runtime.provenance import stamped
 
 NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration", "bundled:cifar10-test"
 DETECTOR, SCENES = "bundled:scenes", "bundled:scenes-test"
@@ -46,7 +46,7 @@ def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, li
     record = result.to_dict()
     overview = plots.overview(record["energy"], rows, headline, recipe.scale)
     files: dict[str, str | bytes] = {
-        "demo.json": json.dumps({**record, "sweep": rows, "sweep_images": SWEEP_IMAGES}, indent=1) + "\n",
+        "demo.json": stamped({**record, "sweep": rows, "sweep_images": SWEEP_IMAGES}),
         "overview.png": plots.png(overview),
         "sites.png": plots.png(plots.sites(result.ledger)),
     }
@@ -63,7 +63,7 @@ def run_scenes(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, 
     metric = runs.metric_for(pair, items)
     result = runs.evaluate_pair(pair, items, metric=metric, batch_size=20, progress=progress)
     files: dict[str, str | bytes] = {
-        "demo.json": json.dumps(result.to_dict(), indent=1) + "\n",
+        "demo.json": stamped(result.to_dict()),
         "predictions.png": pair.loaded.task.picture(items, metric),
         "sites.png": plots.png(plots.sites(result.ledger)),
     }

@@ -11,6 +11,30 @@ from onespike.runtime.batches import logits
 from onespike.tasks.intervals import interval, known, paired_interval, share_interval
 
 
+def check_labels(labels: Any, inputs: int, classes: int) -> None:
+    """Refuse labels that are not one class number per input.
+
+    >>> import torch
+    >>> check_labels(torch.eye(3), 3, 3)
+    Traceback (most recent call last):
+    onespike.errors.DataError: the labels of 3 inputs have shape (3, 3). Give one class number per input; of one-hot rows, \
+labels.argmax(1).
+    """
+    if not isinstance(labels, Tensor) or labels.shape != (inputs,):
+        form = (
+            f"shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"type {type(labels).__name__}"
+        )
+        raise DataError(
+            f"the labels of {inputs} inputs have {form}. Give one class number per input; of one-hot rows, labels.argmax(1)."
+        )
+    if inputs and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = next(int(y) for y in labels if not 0 <= y < classes)
+        raise DataError(
+            f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
+            "Use a data folder with the classes that the network was trained for."
+        )
+
+
 class Accuracy:
     """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
 
@@ -47,6 +71,7 @@ class Accuracy:
         if labels is None:
             self.labeled = False
         else:
+            check_labels(labels, count, classes)
             self._hits(ann, snn, labels.to(ann.device), classes)
         self.images += count
         self.agreeing += int((ann.argmax(1) == snn.argmax(1)).sum())
@@ -58,12 +83,6 @@ class Accuracy:
         self.divergence_squares += float(terms.sum(1).double().square().sum())
 
     def _hits(self, ann: Tensor, snn: Tensor, labels: Tensor, classes: int) -> None:
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            wrong = next(int(y) for y in labels if not 0 <= y < classes)
-            raise DataError(
-                f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
-                "Use a data folder with the classes that the network was trained for."
-            )
         first = []
         for network, found in (("ann", ann), ("snn", snn)):
             best = found.topk(min(5, classes)).indices == labels[:, None]

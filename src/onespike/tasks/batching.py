@@ -16,6 +16,11 @@ from onespike.errors import DataError, UsageError
 from onespike.tasks.images import Item, Items, read_image
 
 
+def check_batch_size(size: int) -> None:
+    if size < 1:
+        raise UsageError(f"batch size must be at least 1, not {size}. Try 32.")
+
+
 def batches(
     items: Items,
     transform: Callable[[Any], Any],
@@ -32,8 +37,7 @@ def batches(
     i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
     may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """
-    if batch_size < 1:
-        raise UsageError(f"batch size must be at least 1, not {batch_size}. Try 32.")
+    check_batch_size(batch_size)
     first, count = part
     mine = tuple(item for place, item in enumerate(items) if place // batch_size % count == first)
     read = load or read_image

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from onespike.errors import DataError, UsageError
+from onespike.errors import UsageError
 from onespike.runtime.batches import logits
-from onespike.tasks.accuracy import Accuracy
+from onespike.tasks.accuracy import Accuracy, check_labels
 from onespike.tasks.base import (
     Described,
     Drawing,
@@ -152,10 +152,7 @@ class Classification:
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return whether the best class is the label, and the label's log-probability."""
         found = logits(output).cpu()
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < found.shape[-1]:
-            raise DataError(
-                f"labels must be from 0 to {found.shape[-1] - 1}, the network's classes, and some are not. Give others."
-            )
+        check_labels(labels, *found.shape)
         return found.argmax(-1) == labels, -F.cross_entropy(found, labels, reduction="none")
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
@@ -164,7 +161,7 @@ class Classification:
         best = {key: _best(output, names) for key, output in (("ann", ann), ("snn", snn))}
         return {
             "label": None if item.label is None else f"label {_class(item.label, names)}",
-            "pictures": {"input": thumbnail(read_image(item))},
+            "pictures": {} if item.content is not None else {"input": thumbnail(read_image(item))},
             "agree": not bool(self.differences(ann, snn).any()),
             **best,
             "text": [

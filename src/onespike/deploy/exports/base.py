@@ -6,7 +6,6 @@ Every file is read back and run before it takes its name; differences are writte
 from __future__ import annotations
 
 import importlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files
 from onespike.runtime.batches import call, count, take
 from onespike.runtime.forward import evaluating
+from onespike.runtime.provenance import stamped
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,7 @@ def export(
             out, format, "integer" if form else "float", foreign.runtime, size_of(file), found,
             _times(network, run, batches[0]), count(batches[0]), foreign.notes, request.facts,
         )  # fmt: skip
-        report_of(file).write_text(
-            json.dumps(done.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        report_of(file).write_text(stamped(done.to_dict()), encoding="utf-8")
     return done
 
 

@@ -30,12 +30,10 @@ class Recorder(Visitor):
         self.counts: list[tuple[str, Tensor]] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        place, site = operand.place, operand.site
-        if not hasattr(place[site.key], "counts"):  # analog
-            value: Tensor = place.value(operand, x)
-            return value
-        fired, value = place.fire(operand, x)
-        self.counts.append((str(site), fired))
+        if not hasattr(operand.place[operand.site.key], "counts"):  # analog
+            return operand.value(x)
+        fired, value = operand.fire(x)
+        self.counts.append((str(operand.site), fired))
         return value
 
 

@@ -1,6 +1,6 @@
 """`integers`: a network as 8-bit weights, spikes and a readable graph; the source for chips.
 
-A folder with `network.json` (nodes in running order, and what is at every site; its schema is beside it),
+A folder with `network.json` (nodes in running order, what is at every site, and checksums; its schema is beside it),
 `network.safetensors` (every tensor that they name) and `golden.safetensors` (inputs, outputs, and the
 spikes of every site as events). Products with weights are exact sums of integers. Everything between them is
 evaluated in float64, so that every runtime with double precision decides each spike the same way.
@@ -23,10 +23,12 @@ from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.marks import Marked, marked
 from onespike.deploy.exports.thresholds import integer_thresholds
 from onespike.deploy.exports.tracing import inputs_of, trace
-from onespike.errors import UsageError
-from onespike.runtime.validated import parse
+from onespike.errors import LoadError, UsageError
+from onespike.runtime.atomic import damage, digests
+from onespike.runtime.validated import read_version, sealed, understood
 
-VERSION = 1
+VERSION = 2
+REMEDY = "Export it again."
 RECORD, TENSORS, GOLDEN, SCHEMA = "network.json", "network.safetensors", "golden.safetensors", "schema.json"
 VALUE = "value"
 """An argument {"value": NAME} is the result of a node, an input or a tensor of that name."""
@@ -80,7 +82,12 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """The whole of `network.json`."""
+    """The whole of `network.json`.
+
+    Attributes:
+        files: the SHA-256 of every other file.
+        sha256: of this record without it, as JSON with sorted keys.
+    """
 
     format: str
     version: int
@@ -89,6 +96,8 @@ class NetworkRecord:
     sites: dict[str, SiteRecord]
     nodes: list[NodeRecord]
     facts: dict[str, Any]
+    files: dict[str, str]
+    sha256: str
 
 
 SAME = ("aten.dropout.default", "aten.contiguous.default", "aten.clone.default", "aten.alias.default",
@@ -124,8 +133,8 @@ def write(request: Request, file: Path) -> Foreign:
         site["shape"] = list(counts.shape)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file / TENSORS)
     save_file(_golden(record, batch, answer), file / GOLDEN)
-    (file / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
+    (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
     return Foreign("float64 between exact integers", Replay.read(file), notes)
 
 
@@ -283,21 +292,35 @@ PYTHON = {
 class Replay:
     """The record run by torch, in float64 between products: what defines the golden spikes."""
 
-    def __init__(self, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.record = record
+    def __init__(
+        self, record: dict[str, Any], tensors: dict[str, Tensor], place: Path | str = RECORD
+    ) -> None:
+        self.record, self.place = record, place
         self.tensors = {n: t.double() if t.dtype == torch.float32 else t for n, t in tensors.items()}
 
     @staticmethod
     def read(folder: Path) -> Replay:
-        """Read a folder that `write` wrote."""
+        """Read a folder that `write` wrote; any damage raises an error that names it."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        text = (folder / RECORD).read_bytes()
-        parse(NetworkRecord, text, folder / RECORD, "Export it again.")
-        return Replay(json.loads(text), load_file(folder / TENSORS))
+        if not (folder / RECORD).is_file():
+            raise LoadError(f"{folder}: no exported network here ({RECORD} is missing). {REMEDY}")
+        record = read_version(NetworkRecord, folder / RECORD, VERSION, "the exported network", REMEDY)
+        for name, digest in record["files"].items():
+            if difference := damage(folder / name, digest):
+                raise LoadError(f"{folder}: the exported network is damaged: {name} {difference}. {REMEDY}")
+        try:
+            return Replay(record, load_file(folder / TENSORS), folder / RECORD)
+        except SafetensorError as error:
+            raise LoadError(f"{folder / TENSORS}: the file cannot be read ({error}). {REMEDY}") from error
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Answer:
+        with understood(self.place, REMEDY):
+            return self._answer(batch)
+
+    def _answer(self, batch: Any) -> Answer:
         given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         values: dict[str, Any] = dict(self.tensors)
         for name, leaf in zip(self.record["inputs"], given, strict=True):
@@ -325,8 +348,14 @@ def _read(value: Any, values: dict[str, Any]) -> Any:
 
 
 def _function(op: str) -> Any:
+    """Return an operation by its name: nothing but operators, and none that opens a file."""
     if op in PYTHON:
         return PYTHON[op]
     space, name, *overload = op.split(".")
-    packet = getattr(getattr(torch.ops, space), name)
-    return getattr(packet, overload[0]) if overload else packet
+    packet = getattr(getattr(torch.ops, space), name) if space in ("aten", "spikes") else None
+    function = getattr(packet, overload[0] if overload else "default", None)
+    if not isinstance(function, torch._ops.OpOverload) or any(
+        argument.name == "filename" for argument in function._schema.arguments
+    ):
+        raise ValueError(f"no operation {op!r}")
+    return function

@@ -7,7 +7,7 @@ of `operations.py`, and between them torch's own functions. Every format but `pt
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,59 +20,21 @@ from onespike.deploy.integer import optimize
 from onespike.deploy.products import IntegerConvolution, IntegerLinear, Populations
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.neurons.fire_functions import bounds
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
-from onespike.sites import Visit, visiting
+from onespike.sites import Operand, Visit, visiting
+from onespike.spikes import SpikeCode
 
 
-class Spike(NamedTuple):
-    """What the marks take from a neuron, as tensors that broadcast against its input.
-
-    Attributes:
-        steps: [positive, negative] by which magnitudes are divided; infinity for a channel that is off.
-        units: the value of one spike, likewise; 0 for a channel that is off.
-        sides: `even` for two equal steps, `both` for two others, `positive` or `negative` for one alone.
-        center: what is subtracted from the input; None for nothing.
-        gain: powers of two by which the steps of a row are larger; None for 1.
-        offset: what the value starts from; None for 0.
-        typical: the mean |x − center| of a usual row, where gains follow each row's own; None elsewhere.
-        levels: the counts that it may send.
-        bounds: where they begin, in |x|/step + ½: multiples of ½.
-    """
-
-    steps: tuple[Tensor, Tensor]
-    units: tuple[Tensor, Tensor]
-    sides: str
-    center: Tensor | None
-    gain: Tensor | None
-    offset: Tensor | None
-    typical: Tensor | None
-    levels: tuple[int, ...]
-    bounds: tuple[float, ...]
-
-
-def spike_of(neuron: Neuron, site: str) -> Spike:
+def code_of(neuron: Neuron, site: str) -> SpikeCode:
     """Return the neuron's code, if the marks know it."""
-    if neuron.form() is None:
+    code = neuron.code()
+    if not neuron.coded or not code.shifts:
         raise UsageError(
             f"export: the neuron '{neuron.name}' at {site} fires by a rule of its own, which no format but pt2 can "
             "write. Convert with neuron='sfn', or export with format='pt2'."
         )
-    code = neuron.code()
-    up, down = (side.detach() for side in code.units())
-    sides = {1: "even", 2: "both"}[code.worths]
-    if code.positive is None or code.negative is None:
-        sides = "positive" if code.negative is None else "negative"
-    steps = (torch.where(up > 0, up, torch.inf), torch.where(down > 0, down, torch.inf))
-    constants = (code.center, code.gain, code.offset, code.typical)
-    center, gain, offset, typical = (None if c is None else c.detach() for c in constants)
-    if center is not None and not bool(center.any()):
-        center = None
-    if gain is not None and bool((gain == 1).all()):
-        gain = None
-    jumps = bounds(code.levels, neuron.rounding)
-    return Spike(steps, (up, down), sides, center, gain, offset, typical, code.levels, jumps)
+    return code
 
 
 class Site(nn.Module):
@@ -82,23 +44,26 @@ class Site(nn.Module):
 
     def __init__(self, name: str, neuron: Neuron, log: list[tuple[str, Tensor]]) -> None:
         super().__init__()
-        self.name, self.log, self.spike = name, log, spike_of(neuron, name)
-        spike = self.spike
-        for part, value in (
-            ("positive", spike.steps[0]), ("negative", spike.steps[1]), ("center", spike.center),
-            ("up", spike.units[0]), ("down", spike.units[1]), ("gain", spike.gain), ("offset", spike.offset),
-            ("typical", spike.typical),
-        ):  # fmt: skip
-            self.register_buffer(part, value)
+        self.name, self.log, code = name, log, code_of(neuron, name)
+        self.sides, self.function = code.sides, code.function
+        up, down = code.units()
+        # a channel that is off divides by infinity and multiplies by 0
+        steps = (torch.where(side > 0, side, torch.inf) for side in (up, down))
+        for part, value in zip(
+            ("positive", "negative", "up", "down", "center", "gain", "offset", "typical"),
+            (*steps, up, down, code.center, code.gain, code.offset, code.typical),
+            strict=True,
+        ):
+            self.register_buffer(part, None if value is None else value.detach())
 
     def fire(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The counts, and the gains of their rows."""
-        x, spike, gain = x.float(), self.spike, self.gain
-        if spike.typical is not None:
+        x, gain, function = x.float(), self.gain, self.function
+        if self.typical is not None:
             gain = row_gain(x, self.typical, self.center, self.gain)
         fired: Tensor = fire(
-            x, self.positive, self.negative, self.center, gain, spike.sides,
-            list(spike.levels), list(spike.bounds), self.name,
+            x, self.positive, self.negative, self.center, gain, self.sides,
+            list(function.levels), list(function.bounds), self.name,
         )  # fmt: skip
         self.log.append((self.name, fired))
         return fired, gain
@@ -108,7 +73,7 @@ class Site(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         counts, gain = self.fire(x)
-        value: Tensor = decode(counts, self.up, self.down, gain, self.offset, self.spike.sides, self.name)
+        value: Tensor = decode(counts, self.up, self.down, gain, self.offset, self.sides, self.name)
         return value.to(x.dtype)
 
 
@@ -129,8 +94,8 @@ class Product(nn.Module):
             if bias is not None and all(n == 1 for n in bias.shape[1:]):
                 bias = bias.flatten()
             up, down = part.times_up, part.times_down
-            most = int(site.spike.levels[-1] * torch.maximum(up, down).max())
-            self.facts.append((most, site.spike.sides != "positive", site.name))
+            most = int(site.function.levels[-1] * torch.maximum(up, down).max())
+            self.facts.append((most, site.sides != "positive", site.name))
             weight = (part.weight.int() + ZERO).to(torch.uint8) if unsigned else part.weight
             once = bool((up == 1).all() and (down == 1).all())
             for name, value in (
@@ -138,7 +103,7 @@ class Product(nn.Module):
                 ("up", None if once else up), ("down", None if once else down),
             ):  # fmt: skip
                 self.register_buffer(f"{name}{i}", value)
-        self.parts = parts
+        self.parts, self.biased = parts, form.biased
 
     def forward(self, x: Tensor, site: Site) -> Tensor:
         counts, gain = site.fire(x)
@@ -227,7 +192,7 @@ def marked(snn: nn.Module, batch: Any, *, integers: bool = False, unsigned: bool
     check(snn)
     for site, neuron in named_neurons(snn):
         if isinstance(neuron, Neuron):
-            spike_of(neuron, str(site))
+            code_of(neuron, str(site))
     sizes = _sizes(snn, batch) if integers else {}
     network = optimize(snn, integer_units=True) if integers else copy.deepcopy(snn)
     log: list[tuple[str, Tensor]] = []
@@ -260,11 +225,10 @@ def _sizes(snn: nn.Module, batch: Any) -> dict[str, tuple[int, ...]]:
     """Return the size of the image at each convolution."""
     seen: dict[str, tuple[int, ...]] = {}
 
-    def look(operand: Any, x: Tensor) -> Tensor:
+    def look(operand: Operand, x: Tensor) -> Tensor:
         if operand.site.operation == "conv":
             seen[str(operand.site)] = tuple(x.shape[2:])
-        value: Tensor = operand.place.value(operand, x)
-        return value
+        return operand.value(x)
 
     with evaluating(snn), visiting(snn, Visit(look)):
         call(snn, batch)

@@ -56,7 +56,7 @@ def onnx_model(request: Request) -> tuple[Any, Marked, tuple[str, ...]]:
     """Return the network as ONNX with the counts of every site as further outputs."""
     if any(parameter.dtype is torch.bfloat16 for parameter in request.snn.parameters()):
         raise UsageError(
-            "export: onnxruntime and OpenVINO do not multiply bfloat16. Use snn.float(), or export with format='pt2'."
+            "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'."
         )
     batch = example(request.batches)
     network = marked(request.snn, batch, integers=request.integer, unsigned=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onespike.deploy.exports import operations
-from onespike.neurons.fire_functions import TABLE, finest, fire_table
+from onespike.spikes.fire_functions import TABLE, finest, fire_table
 
 OPSET = 20
 FLOAT, UINT8, INT32 = 1, 2, 6

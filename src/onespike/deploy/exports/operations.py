@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onespike.neurons.code import COARSEST, FINEST
+from onespike.spikes.code import COARSEST, FINEST, SpikeCode
+from onespike.spikes.fire_functions import defined_by
 
 ZERO = 128
 """The zero of 8-bit weights without a sign."""
@@ -31,8 +32,8 @@ def row_gain(x: Tensor, typical: Tensor, center: Tensor | None, gain: Tensor | N
     x = x if center is None else x - center.to(x)
     powers = torch.tensor(POWERS, dtype=x.dtype)
     ratio = x.abs().mean(-1, keepdim=True) * (2**0.5 / typical.to(x))
-    found = powers[torch.bucketize(ratio.clamp(POWERS[0], POWERS[-1]), powers, right=True) - 1]
-    return found if gain is None else found * gain.to(x)
+    power = powers[torch.bucketize(ratio.clamp(POWERS[0], POWERS[-1]), powers, right=True) - 1]
+    return power if gain is None else power * gain.to(x)
 
 
 @row_gain.register_fake
@@ -48,12 +49,8 @@ def fire(
     """±(the largest level whose bound is not above |x − center| / (gain·step±) + ½)."""
     x = x if center is None else x - center.to(x)
     x = x if gain is None else x / gain.to(x)
-    up, down = x.clamp(min=0) / positive.to(x), (-x).clamp(min=0) / negative.to(x)
-    a = {"positive": up, "negative": down, "both": up + down, "even": x.abs() / positive.to(x)}[sides] + 0.5
-    table = torch.tensor((0, *levels), dtype=x.dtype, device=x.device)
-    jumps = torch.tensor(bounds, dtype=x.dtype, device=x.device)
-    count = table[torch.bucketize(a.contiguous(), jumps, right=True)]
-    return {"positive": count, "negative": -count}.get(sides, count * x.sign())
+    up, down = None if sides == "negative" else positive, None if sides == "positive" else negative
+    return SpikeCode(up, down, defined_by(tuple(levels), tuple(bounds))).fire_coordinate(x)
 
 
 @fire.register_fake

@@ -1,4 +1,4 @@
-"""PyTorch's formats: an exported program, and the same compiled ahead of time for this kind of processor."""
+"""PyTorch's format: an exported program."""
 
 from __future__ import annotations
 
@@ -44,16 +44,6 @@ def bare(network: nn.Module) -> nn.Module:
     return twin
 
 
-def _programs(request: Request) -> tuple[Any, Any, Recorded, tuple[str, ...]]:
-    """Return the program, the same with the counts of every site as further outputs, and its sites."""
-    network, batch = bare(request.network), example(request.batches)
-    recorded = Recorded(network)
-    recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
-    program, notes = trace(Plain(network), batch)
-    probed, _ = trace(recorded, batch)
-    return _pruned(program), probed, recorded, notes
-
-
 def _pruned(program: Any) -> Any:
     """Return a program without unread tensors, and without the source lines of each node."""
     for node in program.graph.nodes:
@@ -85,41 +75,17 @@ def read(file: Path) -> Run:
     return lambda batch: tensors(call(program, batch))
 
 
-def read_compiled(file: Path) -> Run:
-    """Return how torch runs a compiled program."""
-    program = torch._inductor.aoti_load_package(str(file))
-    return lambda batch: tensors(call(program, batch))
-
-
 @export_format("pt2", read=read, suffix=".pt2")
 def write(request: Request, file: Path) -> Foreign:
     """torch.export: a program for any machine with torch, and with no need of onespike."""
-    program, probed, recorded, notes = _programs(request)
+    network, batch = bare(request.network), example(request.batches)
+    recorded = Recorded(network)
+    recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
+    program, notes = trace(Plain(network), batch)
+    probed, _ = trace(recorded, batch)  # the same with the counts of every site as further outputs
     facts = json.dumps(dict(request.facts), ensure_ascii=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
-        torch.export.save(program, held := io.BytesIO(), extra_files={FACTS: facts})
+        torch.export.save(_pruned(program), held := io.BytesIO(), extra_files={FACTS: facts})
     file.write_bytes(held.getbuffer())  # torch's own writer ends the process where a disk is full
     return Foreign(f"torch {torch.__version__}", _answer(probed.module(), recorded.sites), notes)
-
-
-@export_format("aoti", read=read_compiled, suffix=".pt2")
-def write_compiled(request: Request, file: Path) -> Foreign:
-    """torch.export compiled ahead of time by AOTInductor, for processors of this kind."""
-    program, probed, recorded, notes = _programs(request)
-    facts = {f"onespike.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in request.facts.items()}
-    _compile(program, file, facts)
-    probes = file.with_name("probed.pt2")
-    _compile(probed, probes, {})
-    probing = torch._inductor.aoti_load_package(str(probes))
-    probes.unlink()
-    return Foreign(f"AOTInductor of torch {torch.__version__}", _answer(probing, recorded.sites), notes)
-
-
-def _compile(program: Any, file: Path, facts: dict[str, str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        options: dict[str, Any] = {"aot_inductor.metadata": facts}
-        held = io.BytesIO()
-        torch._inductor.aoti_compile_and_package(program, package_path=held, inductor_configs=options)
-    file.write_bytes(held.getbuffer())

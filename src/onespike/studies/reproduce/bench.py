@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -13,36 +14,31 @@ from torch import nn
 from onespike import runs
 from onespike.adapters import LoadedModel
 from onespike.calibration.stream import calibrate
-from onespike.calibration.thresholds import Thresholds
+from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
 from onespike.deploy.post_training import observe
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import known
+from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
 from onespike.runs.comparison import compared, rivals, spiking_rivals
 from onespike.runs.contents import images_digest, network_digest
+from onespike.runs.repeated import spread
 from onespike.runtime.atomic import write_atomically
+from onespike.runtime.batches import to
+from onespike.runtime.forward import device_of
 from onespike.runtime.remembered import Once
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.search import Search, search
-from onespike.search.objective import ScaleObjective, scale_within
+from onespike.scale_search import Search, search
+from onespike.scale_search.objective import ScaleObjective, scale_within
 from onespike.tasks import Items, limit
 
 CACHE, REMEDY = "measured.json", "Remove it to measure again."
-CALIBRATED = (
-    "neuron",
-    "levels",
-    "percentile",
-    "domain",
-    "softmax",
-    "granularity",
-    "placement",
-    "fold_batchnorm",
-)
-"""The recipe's fields that calibration depends on (also λ and the rounding, for levels placed by density)."""
+SPREAD = ("sd", "lowest", "highest")
+"""Columns of the score's spread over calibrations."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,7 @@ class Bench:
         folder: the folder for finished measurements.
         batch_size: images per forward.
         progress: makes progress bars.
+        draws: more sets of images for thresholds; scores are then means over all sets, with their spread.
     """
 
     def __init__(
@@ -76,7 +73,9 @@ class Bench:
         *,
         batch_size: int = 50,
         progress: Progress = no_progress,
+        draws: Sequence[Items] = (),
     ) -> None:
+        self.calibrations = (calibration, *draws)
         self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
         self.folder, self.batch_size, self.progress = folder, batch_size, progress
         self.ann = loaded.model
@@ -84,15 +83,28 @@ class Bench:
             "network": loaded.spec,
             "weights": loaded.weights,
             "preprocessing": loaded.preprocessing,
+            **({} if profile().name == DEFAULT else {"profile": profile().name}),
             **{name: list(items.names) for name, items in self.sets().items()},
             "sha256": {
                 "weights": network_digest(loaded.model),
                 **{name: images_digest(i) for name, i in self.sets().items()},
             },
         }
+        if draws:
+            self.identity["draws"] = [images_digest(items) for items in draws]
         self.kept = self._read()
         self.thresholds: dict[str, Thresholds] = {}
         self.original = Once(self.ann)
+
+    @property
+    def note(self) -> str:
+        """What the columns of a spread mean, where there are such."""
+        if len(self.calibrations) == 1:
+            return ""
+        return (
+            f"Scores are means over {len(self.calibrations)} calibrations on {len(self.calibration)} images each; sd, lowest "
+            "and highest are their spread. `error` is of the test images alone. Searches and integers take the first calibration."
+        )
 
     def sets(self) -> dict[str, Items]:
         return {"calibration": self.calibration, "search": self.held, "test": self.test}
@@ -103,7 +115,7 @@ class Bench:
             return {}
         if record["identity"] != json.loads(json.dumps(self.identity)):
             raise UsageError(
-                f"{self.folder} holds measurements of another network or of other images. Choose another --out."
+                f"{self.folder} holds measurements of another network, of other images or at other prices. Choose another --out."
             )
         return dict(record["measured"])
 
@@ -118,10 +130,10 @@ class Bench:
 
     def calibrated(self, recipe: Recipe) -> Thresholds:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""
-        fields = {name: getattr(recipe, name) for name in CALIBRATED}
+        fields = calibrated_by(recipe) | {"placement": recipe.placement}
         if recipe.levels.startswith("density"):
             fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
-        key = json.dumps(fields)
+        key = json.dumps([fields, self.calibration.names])
         if key not in self.thresholds:
             bar = self.progress("calibrating", self.steps(self.calibration))
             inputs = self._inputs(self.calibration)
@@ -131,9 +143,13 @@ class Bench:
     def steps(self, items: Items) -> int:
         return -(-len(items) // self.batch_size)
 
-    def labeled(self, items: Items) -> Iterator[tuple[Any, Any]]:
-        """Return batches of inputs and labels."""
-        return self.loaded.batches(items, self.batch_size)
+    def labeled(self, items: Items, batch_size: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """Return batches of inputs, where the network is, and labels."""
+        device = device_of(self.ann)
+        return (
+            (to(inputs, device), labels)
+            for inputs, labels in self.loaded.batches(items, batch_size or self.batch_size)
+        )
 
     def _inputs(self, items: Items) -> Iterator[Any]:
         return (x for x, _ in self.labeled(items))
@@ -143,7 +159,22 @@ class Bench:
 
     def measure(self, recipe: Recipe) -> dict[str, Any]:
         """Measure the headline, divergence, energy and time of the network under a recipe, on the test images."""
-        return self.once("score " + spell(recipe), lambda: self._measure(recipe))
+        return self.repeated("score " + spell(recipe), lambda: self._measure(recipe), "score")
+
+    def repeated(self, key: str, measure: Callable[[], dict[str, Any]], *scores: str) -> dict[str, Any]:
+        """Measure after each calibration: the mean of every figure, and the spread of the first of these scores."""
+        rows = []
+        for number, calibration in enumerate(self.calibrations):
+            self.calibration = calibration
+            rows.append(self.once(f"{key} after calibration {number}" if number else key, measure))
+        self.calibration = self.calibrations[0]
+        if len(rows) == 1:
+            return rows[0]
+        every = {name: [row[name] for row in rows] for name in rows[0]}
+        numbers = {n: v for n, v in every.items() if all(isinstance(one, int | float) for one in v)}
+        over = next((spread(numbers[name]) for name in scores if name in numbers), None) or {}
+        means = {name: fmean(values) for name, values in numbers.items()}
+        return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)

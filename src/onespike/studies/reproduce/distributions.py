@@ -12,7 +12,7 @@ from torch import Tensor
 from onespike.errors import DataError
 from onespike.neurons import Scale, ScaleFire
 from onespike.recipe import preset
-from onespike.report import plots
+from onespike.reports import plots
 from onespike.runtime.forward import evaluating
 from onespike.sites import Site
 from onespike.sites.tracer import Tracer
@@ -87,9 +87,9 @@ def distributions(bench: Bench) -> list[Row]:
 
         def observe(site: Site, x: Tensor) -> None:
             if str(site) in chosen.values():
-                values[str(site)] = x.detach().flatten().float()
+                values[str(site)] = x.detach().flatten().float().cpu()
 
-        x, _ = next(bench.loaded.batches(limit(bench.test, IMAGES), IMAGES))
+        x, _ = next(bench.labeled(limit(bench.test, IMAGES), IMAGES))
         with evaluating(bench.ann):
             Tracer(bench.ann, observe).run(x)
         rows = [row for stage, site in chosen.items() for row in _histogram(stage, site, values[site])]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onespike.energy.columns import meanings
-from onespike.report import plots
+from onespike.reports import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,21 +40,24 @@ def _bars(rows: Sequence[Row], name: str, measures: Sequence[str]) -> Figure:
             row for row in rows if row.get(measure) is not None or row.get(f"paper {measure}") is not None
         ]
         places = range(len(shown))
-        for offset, key, color, label in (
-            (-0.2, measure, plots.BLUE, "measured here"), (0.2, f"paper {measure}", plots.GRAY, "in the paper"),
-        ):  # fmt: skip
+        for offset, key, data, color, label in (
+            (-0.2, measure, "data", plots.BLUE, "measured here"),
+            (0.2, f"paper {measure}", "paper data", plots.GRAY, "in the paper"),
+        ):
             values = [row.get(key) for row in shown]
             if any(v is not None for v in values):
                 drawn = panel.barh(
                     [p + offset for p in places], [v or 0 for v in values], 0.38, color=color, label=label
                 )
-                panel.bar_label(
-                    drawn, ["" if v is None else f"{v:.3g}" for v in values], padding=2, fontsize=8
-                )
+                texts = [
+                    "" if v is None else f"{v:.3g}" + (f", {row[data]}" if data in row else "")
+                    for v, row in zip(values, shown, strict=True)
+                ]
+                panel.bar_label(drawn, texts, padding=2, fontsize=7)
         panel.set_yticks(list(places), [str(row[name]) for row in shown])
         panel.invert_yaxis()
         panel.grid(False, axis="y")
-        panel.margins(x=0.15)
+        panel.margins(x=0.45)
         panel.set_xlabel(_label(rows, measure))
     made.legend(*(axes[0] if len(measures) > 1 else axes).get_legend_handles_labels(), loc="outside upper right",
                 ncols=2, frameon=False, fontsize=8)  # fmt: skip

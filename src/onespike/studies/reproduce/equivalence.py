@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from onespike.recipe import Recipe, preset
 from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Visitor, visiting
-from onespike.studies.reproduce.bench import Bench
+from onespike.studies.reproduce.bench import SPREAD, Bench
 from onespike.studies.reproduce.draw import bars, curves
 from onespike.studies.reproduce.study import Row, study
 from onespike.tasks import limit
@@ -41,7 +41,8 @@ def equivalence(bench: Bench) -> list[Row]:
             found = bench.measure(recipe)
             kept = {
                 k: found[k]
-                for k in ("metric", "ann", "score", "error", "agreement", "kl", "firing", "seconds")
+                for k in ("metric", "ann", "score", "error", *SPREAD, "agreement", "kl", "firing", "seconds")
+                if k in found
             }
             rows.append({"neuron": name, "T": steps, **kept})
     return rows
@@ -55,7 +56,7 @@ class _Stopwatch(Visitor):
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         started = time.perf_counter()
-        value: Tensor = operand.place.value(operand, x)
+        value = operand.value(x)
         self.seconds += time.perf_counter() - started
         return value
 
@@ -81,7 +82,7 @@ def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
     network="cifar10-resnet18",
 )
 def complexity(bench: Bench) -> list[Row]:
-    x, _ = next(bench.loaded.batches(limit(bench.test, TIMED_IMAGES), TIMED_IMAGES))
+    x, _ = next(bench.labeled(limit(bench.test, TIMED_IMAGES), TIMED_IMAGES))
     rows: list[Row] = []
     for name, recipe in (
         *((f"IF, T = {t}", integrate_fire(t)) for t in (1, 8, 32)),

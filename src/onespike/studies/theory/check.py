@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onespike.neurons.fire_functions import bounds, fire, fire_exponential, fire_linear, fire_mixed
-from onespike.neurons.levels import exponential_levels, linear_levels, mixed_levels
+from onespike.spikes.fire_functions import bounds, fire, fire_exponential, fire_linear, fire_mixed
+from onespike.spikes.levels import exponential_levels, linear_levels, mixed_levels
 from onespike.studies.theory.cases import DRAWS
 from onespike.studies.theory.claims import Claim
 

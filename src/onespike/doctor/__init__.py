@@ -1,6 +1,0 @@
-"""Why accuracy fell: first measurements of a run (`checkup`), then findings as a pure function of them."""
-
-from onespike.doctor.findings import Finding, diagnose
-from onespike.doctor.measurement import Checkup, checkup
-
-__all__ = ["Checkup", "Finding", "checkup", "diagnose"]

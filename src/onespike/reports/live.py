@@ -1,0 +1,187 @@
+"""One input through both networks of a run: their answers, the spikes of every site, and the energy."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from onespike import runs
+from onespike.conversion.network import scale_of, set_scale_
+from onespike.energy.columns import original, reading_of
+from onespike.energy.ledger import Ledger
+from onespike.energy.metering import metered
+from onespike.energy.profiles import Profile, profile
+from onespike.errors import OnespikeError, UsageError
+from onespike.neurons import Neuron
+from onespike.reports.record import block_of
+from onespike.runs import NetworkPair
+from onespike.runtime.batches import call, to
+from onespike.runtime.forward import device_of, evaluating
+from onespike.tasks import Items
+
+SIDE = 24
+"""The largest number of pixels in a site's picture."""
+SAMPLES = 6
+SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
+
+
+@dataclass
+class Watched(Ledger):
+    """A ledger that keeps a small picture of each site's spikes."""
+
+    blockwise = False
+    pictures: dict[str, Tensor] = field(default_factory=dict)
+
+    def _add(
+        self,
+        row: Any,
+        now: int,
+        neuron: Neuron,
+        fired: Tensor,
+        fan_out: int | Tensor,
+        each: float = 1.0,
+    ) -> None:
+        super()._add(row, now, neuron, fired, fan_out, each)
+        self.pictures[str(row.site)] = picture(fired)
+
+
+def picture(fired: Tensor, side: int = SIDE) -> Tensor:
+    """Return mean spike sizes over the last two axes, at most `side` wide and high, from 0 to 255.
+
+    >>> picture(torch.tensor([[0, 4], [1, 0]]))
+    tensor([[  0, 255],
+            [128,   0]], dtype=torch.uint8)
+    """
+    sizes = fired.abs().float()
+    sizes = (
+        sizes.reshape(1, -1)
+        if sizes.dim() < 2
+        else sizes.flatten(0, -3).mean(0)
+        if sizes.dim() > 2
+        else sizes
+    )
+    small = adaptive_avg_pool2d(sizes[None], (min(side, sizes.shape[0]), min(side, sizes.shape[1])))[0]
+    return (255 * (small / small.max().clamp_min(1e-9)).sqrt()).round().to(torch.uint8)
+
+
+@dataclass
+class Session:
+    """A run that answers, one input at a time; `folder` is where inputs are written to be read."""
+
+    run: Path
+    pair: NetworkPair
+    prices: Profile = field(default_factory=profile)
+    folder: str | None = None
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def scale(self) -> float | None:
+        """Return the run's λ, or None for neurons without one."""
+        try:
+            return float(scale_of(self.pair.snn).value)
+        except UsageError:
+            return None
+
+    def samples(self) -> Items | None:
+        """Return a few of the run's calibration inputs, if they still exist."""
+        try:
+            return runs.choose(self.pair.data["source"], SAMPLES, self.pair.loaded.task)
+        except OnespikeError:
+            return None
+
+    def dropped(self, contents: bytes, suffix: str, scale: float | None = None) -> dict[str, Any]:
+        """Return the answer for the contents of a file."""
+        if SUFFIX.fullmatch(suffix) is None:
+            raise UsageError(f"{suffix!r} is not the end of a file's name. Drop an image, such as a .png.")
+        with TemporaryDirectory(dir=self.folder) as folder:
+            (Path(folder) / f"input{suffix}").write_bytes(contents)
+            try:
+                task = self.pair.loaded.task  # a task may read typed text differently from a source
+                read = getattr(task, "typed", task.inputs)
+                return self.answer(read(folder), 0, scale)
+            except OnespikeError as error:  # the user who dropped the file does not know this folder
+                raise UsageError(str(error).replace(f"{folder}/", "").replace(folder, "the input")) from error
+
+    def answer(self, items: Items, index: int, scale: float | None = None) -> dict[str, Any]:
+        """Run both networks on one of these inputs, with another λ if given."""
+        if not 0 <= index < len(items):
+            raise UsageError(f"there are {len(items)} inputs, and none with the number {index}.")
+        task, loaded = self.pair.loaded.task, self.pair.loaded
+        one = dataclasses.replace(items, items=(items[index],))
+        ann, snn = self.pair.ann, self.pair.snn
+        with self.lock, torch.inference_mode(), evaluating(ann), evaluating(snn), scaled(snn, scale):
+            inputs = to(next(loaded.batches(one, 1))[0], device_of(ann))
+            expected = call(ann, inputs)
+            ledger = Watched()
+            with metered(snn, ledger):
+                actual = call(snn, inputs)
+            example = task.example(one[0], expected, actual, one, loaded)
+            return {
+                "scale": self.scale,
+                "answer": {key: example[key] for key in ("label", "pictures", "agree", "text")},
+                **spent(ledger, self.pair.recipe.energy, self.prices),
+            }
+
+
+@contextmanager
+def scaled(snn: nn.Module, scale: float | None) -> Iterator[None]:
+    """Set another λ within this context."""
+    if scale is None:
+        yield
+        return
+    own = float(scale_of(snn).value)
+    set_scale_(snn, scale)
+    try:
+        yield
+    finally:
+        set_scale_(snn, own)
+
+
+def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
+    """Return the cost of one input: per site in execution order, and the costs besides spikes."""
+    reading, total = reading_of(column).name, ledger.accumulates(column) or 1.0
+    parts = ledger.parts(column, prices)
+    of_spikes = parts.pop("spikes", 0.0)
+    whole = sum(item.number * prices.price(item.operation) for item in original(ledger))
+    sites = [
+        {
+            "site": row["site"],
+            "block": block_of(row["site"]),
+            "spikes": row["spikes per neuron"],
+            "active": row["active share"],
+            "share": of_spikes * row[reading] / total if row["drives"] else 0.0,
+            "picture": _encoded(ledger.pictures[row["site"]]),
+        }
+        for row in ledger.table()
+        if row["site"] in ledger.pictures
+    ]
+    ratio = ledger.ratio(column, prices=prices)
+    return {
+        "sites": sites,
+        "column": column,
+        "ratio": None if ratio != ratio else ratio,
+        "others": parts,
+        "original_pj": whole,
+        "profile": prices.name,
+    }
+
+
+def _encoded(small: Tensor) -> dict[str, Any]:
+    height, width = small.shape
+    return {
+        "width": width,
+        "height": height,
+        "bytes": base64.b64encode(small.cpu().numpy().tobytes()).decode(),
+    }

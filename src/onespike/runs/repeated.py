@@ -1,0 +1,122 @@
+"""Calibration again, on other inputs: how far a figure depends on those that were drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike.conversion.network import convert
+from onespike.energy.ledger import known
+from onespike.errors import DataError, UsageError
+from onespike.passes import no_progress, prepare
+from onespike.passes.base import Progress
+from onespike.runs.contents import digest
+from onespike.runs.evaluating import evaluate_pair
+from onespike.runs.inputs import Inputs, batches_of, choose, overlap, steps, without
+from onespike.runs.pair import NetworkPair
+from onespike.runtime.processes import ALONE
+from onespike.tasks import Items
+
+
+def draws(source: Items, count: int, repeat: int, seed: int, apart: Sequence[Items] = ()) -> list[Items]:
+    """Return `repeat` random choices of `count` inputs, none of them also in `apart`.
+
+    As long as the inputs suffice, no two choices share one: choices that do would differ too little.
+    """
+    used = {"sha256": [digest(item) for items in apart for item in items]}
+    pool = without(source, overlap(used, source))
+    if count >= len(pool):
+        raise DataError(
+            f"{source.source}: to draw {count} inputs there must be more than the {len(pool)} that are left. "
+            "Calibrate on fewer, or on a larger folder."
+        )
+    generator, chosen = torch.Generator().manual_seed(seed), list[Items]()
+    while len(chosen) < repeat:
+        order = [pool[i] for i in torch.randperm(len(pool), generator=generator).tolist()]
+        parts = (order[i * count : (i + 1) * count] for i in range(len(order) // count))
+        chosen += [dataclasses.replace(pool, items=tuple(part)) for part in parts]
+    return chosen[:repeat]
+
+
+def spread(figures: Sequence[float | None]) -> dict[str, float] | None:
+    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest; None if unknown.
+
+    >>> spread([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'sd': 1.0, 'lowest': 1.0, 'highest': 3.0}
+    """
+    values = [value for value in figures if value is not None]
+    if len(values) < len(figures):
+        return None
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return {"mean": fmean(values), "sd": deviation, "lowest": min(values), "highest": max(values)}
+
+
+def spelled(figure: dict[str, float] | None, digits: int) -> str:
+    """Write a figure over calibrations.
+
+    >>> spelled(spread([1.0, 2.0, 3.0]), 1)
+    '2.0 ± 1.0 (1.0 to 3.0)'
+    """
+    if figure is None:
+        return "–"
+    mean, sd, low, high = (f"{figure[name]:.{digits}f}" for name in ("mean", "sd", "lowest", "highest"))
+    return f"{mean} ± {sd} ({low} to {high})"
+
+
+def evaluate_again(
+    pair: NetworkPair,
+    items: Items,
+    repeat: int,
+    seed: int,
+    *,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+    finish: Callable[[nn.Module], Any] = lambda snn: None,
+) -> dict[str, Any]:
+    """Calibrate a run's network anew on as many inputs as it had, and measure each result on the same inputs.
+
+    Args:
+        pair: the networks of the run.
+        items: the inputs to measure on; calibration gets none of them.
+        repeat: how many calibrations.
+        seed: what the calibration inputs are drawn by.
+        batch_size: inputs per forward pass.
+        progress: progress(title, total) wraps the batches of a long stage.
+        finish: what else is done to each spiking network, such as integers of its weights.
+    """
+    if pair.recipe.max_drop is not None:
+        raise UsageError(
+            "a run with max_drop would look for another energy each time. Convert it with a budget."
+        )
+    loaded, column = pair.loaded, pair.recipe.energy
+    source, count = choose(pair.data["source"], None, loaded.task), len(pair.data["names"])
+    scores, ratios, title = list[float | None](), list[float | None](), ""
+    for number, drawn in enumerate(draws(source, count, repeat, seed, (items,)), 1):
+        thresholds = prepare(
+            pair.ann,
+            batches_of(drawn, loaded, batch_size),
+            Inputs(drawn, loaded),
+            pair.recipe,
+            total=steps(drawn, batch_size, ALONE),
+            progress=progress,
+            task=loaded.task,
+        )
+        snn = convert(pair.ann, thresholds, pair.recipe, share_weights=True)
+        finish(snn)
+        result = evaluate_pair(
+            dataclasses.replace(pair, snn=snn), items, batch_size=batch_size, progress=progress,
+            title=f"calibration {number} of {repeat}",
+        )  # fmt: skip
+        headline = loaded.task.headline(result.to_dict())
+        title = headline.title
+        scores.append(headline.spiking)
+        ratios.append(known(result.ledger.ratio(column)))
+    return {
+        "repeat": repeat, "seed": seed, "inputs": count, "source": source.source, "title": title, "scores": scores,
+        "score": spread(scores), "column": column, "ratio": spread(ratios),
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""How figures were made: machine, versions, command and commit, in the JSON of every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")
+"""The command as it was typed; nothing in Python."""
+CHECKOUT = Path(__file__).parents[3]
+"""The repository, where the package lies in one."""
+
+
+def stamped(record: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return a record and how it was made, as JSON; a table becomes the field `rows`."""
+    named = record if isinstance(record, Mapping) else {"rows": record}
+    return json.dumps({**named, "made": made(), "versions": versions()}, indent=1, ensure_ascii=False) + "\n"
+
+
+def made() -> dict[str, str]:
+    """Return when, where and how figures were made: date (UTC), processor, threads, system, Python, command, commit."""
+    import torch
+
+    facts = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor(),
+        "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "command": COMMAND.get(),
+        "commit": commit(),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def processor() -> str:
+    """Return the processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+@cache
+def commit() -> str:
+    """Return onespike's commit, with `-dirty` after changes; nothing where it is not run from its repository."""
+    git = shutil.which("git")
+    if git is None or not (CHECKOUT / ".git").exists():
+        return ""
+    words = (git, "-C", CHECKOUT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - nothing of the user's
+    return result.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that matter for reproducing figures."""
+    import torch
+
+    installed = {"torch": str(torch.__version__)}
+    for package in ("onespike", "timm", "torchvision", "transformers", "numpy"):
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return installed

@@ -1,0 +1,203 @@
+"""Trials of λ: ask a sampler, measure, tell, until the requested number is finished."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onespike.errors import LoadError, UsageError, unknown
+from onespike.runtime.validated import understood
+from onespike.scale_search.pareto import front
+from onespike.scale_search.shared import connected
+from onespike.scale_search.study import (
+    Trial,
+    finished,
+    open_study,
+    plan,
+    read_trial,
+    sampler_of,
+    seal,
+)
+
+SAMPLERS = ("gp", "tpe", "grid")
+LOWEST = 0.01
+"""The smallest λ that is tried: below it every neuron saturates."""
+DAMAGED = "Remove search/study.db from the run to search anew, or name another --storage."
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The result of one trial: the metric, and the energy ratio if requested.
+
+    A trial that was given up early is not `finished`; its value so far still informs the sampler.
+    """
+
+    value: float
+    energy: float | None = None
+    finished: bool = True
+
+
+Hopeless = Callable[[int, float], bool]
+Objective = Callable[[float, Hopeless], Measurement]
+"""objective(scale, hopeless) → Measurement; it may call hopeless(step, value so far) and give up."""
+
+
+Report = Callable[[Trial, int, int], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """All finished trials in order, and the best of them."""
+
+    trials: tuple[Trial, ...]
+    best: Trial
+    maximize: bool
+    budget: float | None = None
+
+    def front(self) -> tuple[Trial, ...]:
+        """Return the trials that no other trial beats in both metric and energy, by rising energy.
+
+        >>> trials = [Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate([(1, 5, 0.1), (0.5, 4, 0.2), (0.2, 9, 0.3)])]
+        >>> [t.scale for t in Search(tuple(trials), trials[2], True).front()]
+        [1, 0.2]
+        """
+        known = [t for t in self.trials if t.value is not None and t.energy is not None]
+        points = [(t.energy or 0.0, t.value or 0.0) for t in known]
+        return tuple(known[place] for place in front(points, self.maximize))
+
+
+def grid(count: int) -> list[float]:
+    """Return `count` values of λ from 1 down in a geometric sequence.
+
+    >>> grid(3)
+    [1.0, 0.1, 0.01]
+    """
+    return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
+
+
+def search(
+    objective: Objective,
+    *,
+    trials: int = 50,
+    maximize: bool = True,
+    fixed: Iterable[float] = (1.0,),
+    sampler: str = "gp",
+    budget: float | None = None,
+    storage: str | None = None,
+    name: str = "scale",
+    identity: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    fresh: bool = False,
+    seed: int = 0,
+    report: Report = lambda trial, done, total: None,
+) -> Search:
+    """Find the best λ in (0, 1].
+
+    Args:
+        objective: measures one λ.
+        trials: total number of λ, including the fixed ones and those of an interrupted search.
+        maximize: whether larger values are better.
+        fixed: values that are always tried, first.
+        sampler: `gp`, `tpe` or `grid`.
+        budget: the best is chosen among trials with at most this energy.
+        storage: an optuna URL; several processes may share it. None keeps the trials in memory.
+        name: the study's name in that storage.
+        identity: the identity of the search; a study with another identity is refused.
+        resume: continue a study that exists.
+        fresh: delete a study that exists, and start over.
+        seed: the seed of the sampler.
+        report: called after each trial with the number finished and the total.
+
+    >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
+    >>> abs(found.best.scale - 0.3) < 0.05
+    True
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise LoadError("search: it needs optuna. Install it with: pip install 'onespike[search]'") from error
+    if trials < 1:
+        raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
+    if resume and fresh:
+        raise UsageError("search: --resume continues a search, and --fresh starts over. Give one of them.")
+    if sampler not in SAMPLERS:
+        raise unknown("sampler", sampler, SAMPLERS)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that fails ends in an error here
+    wanted = tuple(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with connected(storage) as backend:
+            with understood(f"search: the study {name}", DAMAGED):
+                study = open_study(backend, name, identity or {}, resume, maximize, fresh)
+                finished(study)
+            plan(study, wanted)
+            study.sampler = sampler_of(sampler, seed + len(study.trials))  # resumed, it draws other numbers
+            _run(study, objective, trials, budget, report)
+            found = finished(study)
+    measured = [t for t in found if t.value is not None and t.value == t.value]
+    if budget is not None:
+        measured = _within(measured, budget)
+    if not measured:
+        raise UsageError("search: no trial gave a number. Check the data, or try more values.")
+    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximize else -1), t.scale))
+    return Search(tuple(found), best, maximize, budget)
+
+
+def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:
+    inside = [t for t in measured if t.energy is not None and t.energy <= budget]
+    if not inside and measured:
+        least = min(measured, key=lambda t: t.energy if t.energy is not None else float("inf"))
+        raise UsageError(
+            f"search: no λ stays within the budget {budget:g}; the least is {least.energy:.3f} of all MACs at λ = {least.scale:g}. "
+            "Allow more energy, or use fewer levels."
+        )
+    return inside
+
+
+def _run(study: Any, objective: Objective, trials: int, budget: float | None, report: Report) -> None:
+    """Let optuna ask, measure and tell until enough trials are finished; processes that share a study may add one each."""
+    from optuna.study import MaxTrialsCallback
+    from optuna.trial import TrialState
+
+    def reported(study: Any, frozen: Any) -> None:
+        if frozen.state is TrialState.COMPLETE:
+            report(read_trial(frozen), len(finished(study)), trials)
+
+    def measured(trial: Any) -> float:
+        return _measure(study, trial, objective, budget)
+
+    enough = MaxTrialsCallback(trials, states=(TrialState.COMPLETE,))
+    if len(finished(study)) < trials:
+        study.optimize(measured, callbacks=[reported, enough])
+
+
+def _measure(study: Any, trial: Any, objective: Objective, budget: float | None) -> float:
+    """Run one trial, from its λ to the storage."""
+    scale = trial.suggest_float("scale", LOWEST, 1.0, log=True)
+    if any(t.scale == scale for t in finished(study)):
+        # nothing to learn from (all values alike), so the sampler would ask for this λ over and over
+        study.sampler = sampler_of("random", trial.number)
+
+    def hopeless(step: int, value: float) -> bool:
+        trial.report(value, step)
+        # a trial within the budget may be worse than most that are not, and yet the best
+        return budget is None and bool(trial.should_prune())
+
+    started = time.perf_counter()
+    measured = objective(scale, hopeless)
+    if measured.value != measured.value:
+        raise UsageError(
+            f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
+        )
+    trial.set_user_attr("seconds", time.perf_counter() - started)
+    trial.set_user_attr("finished", measured.finished)
+    if measured.energy is not None:
+        trial.set_user_attr("energy", measured.energy)
+        if budget is not None:
+            trial.set_constraint("budget", measured.energy - budget)
+    trial.set_user_attr("sha256", seal(scale, measured.value, measured.finished, measured.energy))
+    # Told as complete even if given up: the GP ignores pruned trials and would ask for them again.
+    return measured.value

@@ -1,0 +1,169 @@
+"""The code of a site: which spikes an activation fires, and what they are worth.
+
+    y = ±G(|x − center| / (gain·step±) + ½),   o = offset + gain·step±·y,   step± = scale·θ±
+
+Neurons hold this record in their buffers. Ledger, kernels, tuning, integer inference, exports and the report read it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onespike.errors import UsageError
+from onespike.spikes.fire_functions import FireFunction, power_of_two
+from onespike.spikes.signs import by_side, magnitude, with_sign
+
+FINEST, COARSEST = 2.0**-1, 2.0**14
+"""The range by which the steps of a row may differ from the usual ones."""
+
+
+def row_gain(x: Tensor, typical: Tensor, shifts: bool = True) -> Tensor:
+    """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
+
+    Without `shifts` it is the ratio mean|x| / typical itself, which costs a multiplication.
+
+    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
+
+    >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
+    [1.0, 2.0, 8.0, 0.5]
+    >>> row_gain(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), shifts=False).flatten().tolist()
+    [1.5, 1.1754943508222875e-38]
+    """
+    if not shifts:
+        return (x.float().abs().mean(-1, keepdim=True) / typical).clamp(min=torch.finfo(torch.float32).tiny)
+    ratio = x.float().abs().mean(-1, keepdim=True) * (2**0.5 / typical)
+    return power_of_two(ratio.clamp(FINEST, COARSEST))
+
+
+class SpikeCode(NamedTuple):
+    """What one site sends and what it means. Tensors broadcast against the activation.
+
+    Attributes:
+        positive: θ⁺, the value of a positive spike without the scale; None where that side is off.
+        negative: θ⁻ likewise, as a magnitude.
+        function: G, from a coordinate to one of its levels.
+        scale: λ, a factor of both; None for 1.
+        center: what is subtracted before it fires; None for nothing.
+        gain: a power of two for each row, by which its steps are larger; None for 1.
+        offset: what the value starts from; None for 0.
+        typical: the mean |x − center| of a usual row; where it is given, `row_gain` multiplies the gain of each row.
+        shifts: whether that is a power of two.
+        inside: whether the half is added to the activation (eq. 6 with v(0) = θ/2), not to the quotient (eq. 11):
+            the same in exact arithmetic, rounded differently.
+
+    >>> from onespike.spikes.fire_functions import fire_function
+    >>> code = SpikeCode(torch.tensor(0.5), torch.tensor(0.25), fire_function((1, 2, 3)), offset=torch.tensor(1.0))
+    >>> code.fire(torch.tensor([1.1, -9.0, 0.2])).tolist()
+    [2.0, -3.0, 0.0]
+    >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
+    ([2.0, 0.25, 1.0], 3)
+    """
+
+    positive: Tensor | None
+    negative: Tensor | None
+    function: FireFunction
+    scale: Tensor | None = None
+    center: Tensor | None = None
+    gain: Tensor | None = None
+    offset: Tensor | None = None
+    typical: Tensor | None = None
+    shifts: bool = True
+    inside: bool = False
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The magnitudes that it may send, in ascending order."""
+        return self.function.levels
+
+    @property
+    def largest(self) -> int:
+        """The largest count that it can send."""
+        return self.function.levels[-1]
+
+    @property
+    def steps(self) -> tuple[Tensor | None, Tensor | None]:
+        """The value of one spike, per side; None where a side is off."""
+        if self.scale is None:
+            return self.positive, self.negative
+        up, down = (None if side is None else self.scale * side for side in (self.positive, self.negative))
+        return up, down
+
+    @property
+    def populations(self) -> list[tuple[int, Tensor]]:
+        """(sign, step) of each side that is on: spikes of one sign with one value."""
+        return [(sign, step) for sign, step in zip((1, -1), self.steps, strict=True) if step is not None]
+
+    @property
+    def sides(self) -> str:
+        """`even` for two equal steps, `both` for two others, `positive` or `negative` for one alone."""
+        if self.positive is None or self.negative is None:
+            return "positive" if self.negative is None else "negative"
+        return "even" if torch.equal(self.positive, self.negative) else "both"
+
+    @property
+    def worths(self) -> int:
+        """The number of different spike values: 2 if positive and negative spikes differ."""
+        return 2 if self.sides == "both" else 1
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Both steps; 0 for a side that is off."""
+        up, down = self.steps
+        nothing = torch.zeros_like(self.populations[0][1])
+        return nothing if up is None else up, nothing if down is None else down
+
+    def row_steps(self) -> Tensor | None:
+        """Return the positive steps, [heads, rows, 1] at most, of a code without other constants; else None."""
+        step, gain = self.steps[0], self.gain
+        if step is None or not (self.center is None and self.offset is None and self.typical is None):
+            return None
+        for part in (step, gain):
+            if part is not None and part.dim() and (part.dim() > 3 or part.shape[-1] > 1):
+                return None
+        return step if gain is None else step * gain
+
+    def settled(self, x: Tensor) -> SpikeCode:
+        """Return the code of this one input, with fixed gains."""
+        if self.typical is None:
+            return self
+        gain = row_gain(
+            x.float() if self.center is None else x.float() - self.center, self.typical, self.shifts
+        )
+        return self._replace(gain=gain if self.gain is None else self.gain * gain, typical=None)
+
+    def coordinate(self, x: Tensor) -> Tensor:
+        """Return what the steps see of an activation: (x − center) / gain, in float32."""
+        gain = self.settled(x).gain
+        x = x.float() if self.center is None else x.float() - self.center
+        return x if gain is None else x / gain
+
+    def fire(self, x: Tensor) -> Tensor:
+        """Return the signed counts as float32, NaN for NaN: the definition that every faster form has to equal."""
+        return self.fire_coordinate(self.coordinate(x))
+
+    def fire_coordinate(self, x: Tensor) -> Tensor:
+        """Return the signed counts of a coordinate, in its precision."""
+        (up, down), count = self.steps, self.function
+        if self.inside:
+            return by_side(x, up, down, lambda size, step: count((size + step / 2) / step))
+        return with_sign(x, count(magnitude(x, up, down) + 0.5), up, down)
+
+    def decode(self, counts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the values of signed counts, rounded to `dtype` once."""
+        if self.typical is not None:
+            raise UsageError(
+                "this code's gains depend on the input. Take those of one input first: code.settled(x).decode(counts)."
+            )
+        count, (up, down) = counts.float(), self.steps
+        if up is not None and down is not None:
+            # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
+            value = up * count.clamp(min=0) - down * (-count).clamp(min=0)
+        else:
+            value = self.populations[0][1] * count
+        if self.gain is not None:
+            value = value * self.gain
+        if self.offset is not None:
+            value = value + self.offset
+        return value.to(dtype)

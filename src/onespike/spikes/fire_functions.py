@@ -1,0 +1,234 @@
+"""The fire function G: from the activation coordinate a = |x|/step + ½ to an integer spike count.
+
+The coordinate, computed in float32, *defines* the neuron: it fires the largest level whose bound is not
+above a. The forms below give the same counts bit for bit: closed ones for the levels of the paper, and one lookup for
+any others, since every bound is a multiple of ⅛ and G(a) depends on ⌊8a⌋ alone.
+"""
+
+# ruff: noqa: N803, N806 (M is the paper's name)
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.errors import unknown
+from onespike.spikes.levels import mixed_levels
+
+ROUNDINGS = ("paper", "nearest", "thrifty")
+TABLE = 2**16
+"""The longest table of a lookup."""
+
+EXPONENT = 0x7F800000
+"""The exponent bits of a float32: alone, they are the largest power of two not above the number."""
+
+HALF = 0x00400000
+"""Half of the mantissa: added to the bits of 1.5·2^k or more, it carries into the exponent."""
+
+
+def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...]:
+    """Return where G jumps, in units of a: y_i for `paper` (eq. 11), (y_{i−1} + y_i + 1)/2 for `nearest`.
+
+    Subtract ½ and multiply by the step to get the thresholds on |x|. These two roundings agree wherever
+    levels are consecutive. `thrifty` fires the level of least (|x|/step − y)² + ½·(nonzero signed binary digits of y): its
+    jumps are those of `nearest`, moved by a quarter of the digits that the higher level has more, per distance of the
+    levels, in eighths.
+
+    >>> bounds((1, 2, 4, 8))
+    (1.0, 2.0, 4.0, 8.0)
+    >>> bounds((1, 2, 4, 8), "nearest")
+    (1.0, 2.0, 3.5, 6.5)
+    >>> bounds((1, 2, 3, 4), "thrifty")
+    (1.25, 2.0, 3.25, 3.75)
+    """
+    if rounding not in ROUNDINGS:
+        raise unknown("rounding", rounding, ROUNDINGS)
+    if rounding == "paper":
+        return tuple(float(y) for y in levels)
+    pairs = tuple(zip((0, *levels), levels, strict=False))
+    # From 2**23 on, float32 has no halves, so a ≥ n + ½ is the same as a ≥ n + 1, which is representable.
+    middles = tuple(d / 2 if (d := low + high + 1) < 2**24 else float(-(-d // 2)) for low, high in pairs)
+    if rounding == "nearest":
+        return middles
+    moves = (round(2 * (_digits(high) - _digits(low)) / (high - low)) / 8 for low, high in pairs)
+    return tuple(m + move if m < 2**20 else m for m, move in zip(middles, moves, strict=True))
+
+
+def _digits(y: int) -> int:
+    """Return the number of nonzero signed binary digits: where y and 3y differ."""
+    return (y ^ 3 * y).bit_count()
+
+
+def fire(a: Tensor, levels: Sequence[int], rounding: str = "paper") -> Tensor:
+    """G(a) by definition (eq. 10): the largest level whose bound is ≤ a, 0 below the first; NaN stays NaN.
+
+    >>> fire(torch.tensor([0.5, 0.99, 1.0, 3.9, 4.0, 1e9]), (1, 2, 4))
+    tensor([0., 0., 1., 2., 4., 4.])
+    """
+    return fire_at(a, levels, bounds(tuple(levels), rounding))
+
+
+def fire_at(a: Tensor, levels: Sequence[int], jumps: Sequence[float]) -> Tensor:
+    """G(a) for any bounds, in the precision of a."""
+    table, at = (torch.tensor(numbers, dtype=a.dtype, device=a.device) for numbers in ((0, *levels), jumps))
+    passed = torch.bucketize(a.contiguous(), at, right=True)
+    # bucketize sorts NaN to the top; the added zero is NaN where a is.
+    return table[passed] + a.clamp(max=1) * 0
+
+
+def finest(jumps: Sequence[float]) -> int:
+    """Return the least of 1, 2, 4 and 8 that makes all bounds whole numbers."""
+    return next(n for n in (1, 2, 4, 8) if all((n * jump).is_integer() for jump in jumps))
+
+
+def fire_table(levels: Sequence[int], jumps: Sequence[float]) -> tuple[int, list[int]]:
+    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number.
+
+    >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0)), fire_table((1, 3), (1.0, 2.5))
+    ((1, [0, 1, 2, 2, 4]), (2, [0, 0, 1, 1, 1, 3]))
+    """
+    whole, counts = finest(jumps), (0, *levels)
+    return whole, [counts[bisect_right(jumps, place / whole)] for place in range(int(whole * jumps[-1]) + 1)]
+
+
+def fire_lookup(a: Tensor, whole: int, table: Tensor) -> Tensor:
+    """G(a) = table[min(⌊whole·a⌋, last)]; NaN stays NaN. A search among the bounds takes 30 times as long.
+
+    >>> fire_lookup(torch.tensor([0.5, 1.0, 2.4, 2.5, 9.0]), 2, torch.tensor([0.0, 0, 1, 1, 1, 3]))
+    tensor([0., 1., 1., 3., 3.])
+    """
+    place = (a * whole).clamp(min=0).fmin(a.new_full((), len(table) - 1)).int()  # the last for NaN, too
+    return table.to(a.device).index_select(0, place.flatten()).view(a.shape) + a.clamp(max=1) * 0
+
+
+def fire_linear(a: Tensor, top: int) -> Tensor:
+    """G(a) = min(⌊a⌋, top), for levels 1 … top and either rounding.
+
+    >>> fire_linear(torch.tensor([0.5, 1.5, 2.0, 9.0]), 4)
+    tensor([0., 1., 2., 4.])
+    """
+    return a.floor().clamp(max=top)
+
+
+def fire_exponential(a: Tensor, top: int) -> Tensor:
+    """G(a) = min(2^⌊log2 a⌋, top) for a ≥ 1, else 0; levels 1, 2, 4 … top, rounding `paper`.
+
+    >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
+    tensor([ 0.,  1.,  2.,  4., 32.])
+    """
+    return a.floor().clamp(max=1) + (power_of_two(a.clamp(1, top)) - 1)
+
+
+def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
+    """G(a) = ⌊a⌋ for a < M, else M − 1 + min(2^⌊log2(a − M + 1)⌋, 2^tail), for eq. 12 and rounding `paper`.
+
+    With `nearest` the power of two is the nearest to a − M + ½ (half-way goes up). The difference is exact in
+    float32: below 2**24 for `paper`, below 2**23 for `nearest`; and above, the result saturates.
+
+    >>> fire_mixed(torch.tensor([0.5, 8.9, 9.0, 10.9, 11.0, 22.9, 500.0]), 8, 8)
+    tensor([  0.,   8.,   9.,   9.,  11.,  15., 263.])
+    """
+    offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
+    # Dense and sparse parts are added, not selected: below M the power is 1, above M the floor is M.
+    # The mask loses a NaN, and the floor keeps it.
+    return a.floor().clamp(max=M) + (power_of_two((a - offset).clamp(1, 2**tail), carry) - 1)
+
+
+def power_of_two(a: Tensor, carry: int = 0) -> Tensor:
+    """Return the largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN.
+
+    >>> power_of_two(torch.tensor([0.7, 1.0, 3.9]))
+    tensor([0.5000, 1.0000, 2.0000])
+    """
+    pattern = a.view(torch.int32)
+    return ((pattern + carry if carry else pattern) & EXPONENT).view(torch.float32)
+
+
+def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return (M, tail) if the levels are those of eq. 12 for some M and tail, else None.
+
+    Linear levels have tail 0 and exponential ones M = 1.
+
+    >>> recognize((1, 2, 3, 4, 6, 10)), recognize((1, 2, 3)), recognize((1, 2, 4)), recognize((1, 3))
+    ((3, 3), (3, 0), (1, 2), None)
+    """
+    run = next((k for k, y in enumerate(levels) if y != k + 1), len(levels))
+    if run == len(levels):
+        return run, 0
+    # The first level of a tail, M − 1 + 2, still continues the run.
+    M, tail = run - 1, len(levels) - run + 1
+    if M >= 1 and M - 1 + (1 << min(tail, 64)) == levels[-1] and mixed_levels(M, tail) == levels:
+        return M, tail
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class FireFunction:
+    """G for some levels and a rounding: `function(a)` returns the counts of coordinates a.
+
+    Attributes:
+        levels: the counts that it may return.
+        rounding: a name of `ROUNDINGS`.
+        bounds: the coordinates at which the counts begin.
+        pattern: (M, tail) where the closed form of eq. 12 gives the same counts in float32; else None.
+        form: the fastest of the forms above.
+    """
+
+    levels: tuple[int, ...]
+    rounding: str
+    bounds: tuple[float, ...]
+    pattern: tuple[int, int] | None
+    form: Callable[[Tensor], Tensor]
+
+    def __call__(self, a: Tensor) -> Tensor:
+        return self.form(a)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fire_function, (
+            self.levels,
+            self.rounding,
+        )  # a copy is the same function: plans compare by identity
+
+
+def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> FireFunction:
+    """Return G for these levels: a closed form where one is exact, else a lookup; the counts are the same.
+
+    >>> fire_function((1, 2, 3, 4, 6, 10)).form.func.__name__, fire_function((1, 5)).form.func.__name__
+    ('fire_mixed', 'fire_lookup')
+    """
+    return _fire_function(levels, rounding)  # a cache keeps apart what is named and what is the default
+
+
+@lru_cache(maxsize=1024)
+def _fire_function(levels: tuple[int, ...], rounding: str) -> FireFunction:
+    jumps = bounds(levels, rounding)
+    pattern = None if rounding == "thrifty" else recognize(levels)
+    if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22:
+        pattern = None  # there the closed form is not exact in float32
+    return FireFunction(levels, rounding, jumps, pattern, _form(levels, rounding, jumps, pattern))
+
+
+def defined_by(levels: tuple[int, ...], jumps: tuple[float, ...]) -> FireFunction:
+    """Return G by definition, for bounds that a file names; it keeps the precision of its input."""
+    return FireFunction(levels, "", jumps, None, partial(fire_at, levels=levels, jumps=jumps))
+
+
+def _form(
+    levels: tuple[int, ...], rounding: str, jumps: tuple[float, ...], pattern: tuple[int, int] | None
+) -> Callable[[Tensor], Tensor]:
+    if pattern is None:
+        if finest(jumps) * jumps[-1] > TABLE:
+            return partial(fire_at, levels=levels, jumps=jumps)
+        whole, table = fire_table(levels, jumps)
+        return partial(fire_lookup, whole=whole, table=torch.tensor(table, dtype=torch.float32))
+    M, tail = pattern
+    if not tail:
+        return partial(fire_linear, top=M)
+    if M == 1 and rounding == "paper":
+        return partial(fire_exponential, top=levels[-1])
+    return partial(fire_mixed, M=M, tail=tail, rounding=rounding)

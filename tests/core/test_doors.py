@@ -1,0 +1,168 @@
+"""What is no network, no batch or no label is refused in one line that ends with the remedy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import onespike
+from onespike.errors import DataError, UsageError
+
+INPUTS, LABELS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+REMEDY = "prepared as in training; of an image, x.float() / 255."
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def snn(model: nn.Module) -> nn.Module:
+    return onespike.spike(model, [INPUTS], "sformer")
+
+
+class Int8(Tensor):
+    """A weight as torchao stores it: a tensor around integers and a scale."""
+
+    @staticmethod
+    def __new__(cls, integers: Tensor, scale: Tensor) -> Int8:
+        return torch.Tensor._make_wrapper_subclass(cls, integers.shape, dtype=scale.dtype)
+
+    def __init__(self, integers: Tensor, scale: Tensor) -> None:
+        self.integers, self.scale = integers, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["integers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any, stride: Any) -> Int8:
+        return cls(parts["integers"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].integers, args[0].scale)
+        plain = tree_map(lambda x: x.integers * x.scale if isinstance(x, Int8) else x, args)
+        return function(*plain, **(kwargs or {}))
+
+
+def quantized(model: nn.Module) -> nn.Module:
+    other = copy.deepcopy(model)
+    for module in other:
+        if isinstance(module, nn.Linear):
+            scale = module.weight.detach().abs().amax(1, keepdim=True) / 127
+            integers = (module.weight.detach() / scale).round().to(torch.int8)
+            module.weight = nn.Parameter(Int8(integers, scale), requires_grad=False)
+    return other
+
+
+DOORS: dict[str, Callable[[Any, Any], Any]] = {
+    "spike": lambda network, snn: onespike.spike(network, [INPUTS]),
+    "calibrate": lambda network, snn: onespike.calibrate(network, [INPUTS]),
+    "convert": lambda network, snn: onespike.convert(network, snn._conversion.thresholds),
+    "evaluate": lambda network, snn: onespike.evaluate(network, snn, [(INPUTS, LABELS)]),
+    "optimize": lambda network, snn: onespike.optimize(network),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # torch warns that it will be removed
+@pytest.mark.parametrize("verb", DOORS)
+@pytest.mark.parametrize("kind", ["none", "traced", "quantized"])
+def test_networks(model: nn.Module, snn: nn.Module, verb: str, kind: str) -> None:
+    network, text = {
+        "none": (None, "the network must be a torch.nn.Module, not NoneType. Give the network itself."),
+        "traced": (
+            torch.jit.trace(model, INPUTS) if kind == "traced" else None,
+            "the network is scripted or traced by torch.jit, which hides its products. Give the network as it was before.",
+        ),
+        "quantized": (
+            quantized(model),
+            "0 has weights of type Int8: another library has quantized it already. Give the network as it was before.",
+        ),
+    }[kind]
+    if verb == "evaluate" and network is not None:  # as the original it need not be converted
+        assert DOORS[verb](network, snn).images == 8
+        return
+    with pytest.raises(UsageError) as caught:
+        DOORS[verb](network, snn)
+    assert str(caught.value) == f"{verb}: {text}"
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float64, torch.complex64])
+def test_types_of_inputs(model: nn.Module, snn: nn.Module, kind: torch.dtype) -> None:
+    inputs, name = (INPUTS * 10).to(kind), str(kind).removeprefix("torch.")
+    text = f"the network cannot compute with inputs of type {name}. Give numbers of the type of its weights, {REMEDY}"
+    with pytest.raises(DataError) as caught:
+        onespike.spike(model, [inputs], "sformer")
+    assert str(caught.value) == (
+        "0:linear0_input multiplies complex numbers, and spikes code real ones. Give real inputs, such as "
+        "torch.view_as_real(x)."
+        if kind.is_complex
+        else f"calibrate: {text}"
+    )
+    with pytest.raises(DataError) as caught:
+        onespike.evaluate(model, snn, [(inputs, LABELS)])
+    assert str(caught.value) == f"evaluate: {text}"
+
+
+def test_a_network_may_read_bytes(model: nn.Module) -> None:
+    class FromBytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x.float() / 255)
+
+    images = torch.randint(255, (16, 4), dtype=torch.uint8)
+    assert onespike.spike(FromBytes().eval(), [images], "sformer")(images).shape == (16, 3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_of_inputs(model: nn.Module, snn: nn.Module, value: float) -> None:
+    inputs = INPUTS.clone()
+    inputs[3, 1] = value
+    with pytest.raises(DataError) as caught:
+        onespike.evaluate(model, snn, [(inputs, LABELS)])
+    assert str(caught.value) == (
+        "evaluate: an input holds NaN or infinite values. Check the data and its preprocessing."
+    )
+
+
+def test_a_batch_without_labels_says_so(model: nn.Module, snn: nn.Module) -> None:
+    with pytest.raises(
+        DataError, match=r"a batch must be \(inputs, labels\)\. Without labels, give \(inputs, None\)\."
+    ):
+        onespike.evaluate(model, snn, [INPUTS])
+
+
+@pytest.mark.parametrize(
+    ("labels", "form"),
+    [
+        (LABELS[:5], "shape (5,)"),
+        (LABELS[:1], "shape (1,)"),
+        (LABELS[:, None], "shape (8, 1)"),
+        (F.one_hot(LABELS), "shape (8, 3)"),
+        (LABELS.tolist(), "type list"),
+    ],
+    ids=["short", "one", "column", "one-hot", "list"],
+)
+def test_labels(model: nn.Module, snn: nn.Module, labels: Any, form: str) -> None:
+    for use in (
+        lambda: onespike.evaluate(model, snn, [(INPUTS, labels)]),
+        lambda: onespike.spike(model, [INPUTS] * 2, max_drop=0.1, validation=[(INPUTS, labels)]),
+    ):
+        with pytest.raises(DataError) as caught:
+            use()
+        assert str(caught.value) == (
+            f"the labels of 8 inputs have {form}. Give one class number per input; of one-hot rows, labels.argmax(1)."
+        )

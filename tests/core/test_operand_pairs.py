@@ -1,0 +1,136 @@
+"""Strict columns: the plain column, and what it leaves out, whichever functions a network is written in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from contract.networks import mlp, rows, sequences, transformer
+from onespike import Ledger, Recipe, calibrate, convert, metered
+
+WIDTH, TOKENS = 8, 6
+PRODUCTS = {
+    "matmul": torch.matmul,
+    "@": lambda a, b: a @ b,
+    "bmm": torch.bmm,
+    "baddbmm": lambda a, b: torch.baddbmm(torch.zeros(1), a, b),
+    "einsum": lambda a, b: torch.einsum("bik,bkj->bij", a, b),
+    "einsum, ellipsis": lambda a, b: torch.einsum("...ik,...kj", a, b),
+    "linear": lambda a, b: F.linear(a, b[0].mT),
+    "conv": lambda a, b: F.conv1d(a.mT, b[0].mT[..., None]).mT,
+}  # fmt: skip
+
+
+def written_out(scores: Tensor) -> Tensor:
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+class Attention(nn.Module):
+    """One head; its two products, or both and the softmax, as one writes them."""
+
+    def __init__(self, product=torch.matmul, softmax=lambda x: x.softmax(-1), fused: bool = False) -> None:
+        super().__init__()
+        self.product, self.softmax, self.fused = product, softmax, fused
+        self.stem, self.qkv, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.stem(x)).chunk(3, -1)
+        if self.fused:
+            return self.head(F.scaled_dot_product_attention(q, k, v, scale=1.0).mean(1))
+        return self.head(self.product(self.softmax(self.product(q, k.mT)), v).mean(1))
+
+
+def ledger_of(model: nn.Module, x: Tensor, recipe: Recipe | None = None) -> Ledger:
+    recipe = recipe or Recipe()
+    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    with metered(snn) as ledger, torch.inference_mode():
+        snn(x)
+    return ledger
+
+
+def network(**kwargs) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Attention(**kwargs).eval(), torch.randn(5, TOKENS, 4)
+
+
+@pytest.mark.parametrize("name", list(PRODUCTS)[1:])
+def test_pairs_are_those_of_the_product_not_of_the_function(name):
+    between = (
+        torch.tanh if name in ("linear", "conv") else nn.Softmax(-1)
+    )  # a softmax site is an operand of matmul or einsum
+    model, x = network(softmax=between)
+    expected = ledger_of(model, x[:1])
+    model.product = PRODUCTS[name]
+    ledger = ledger_of(model, x[:1])
+    assert "pairs of spikes" in expected.parts("strict")
+    assert ledger.ratios() == pytest.approx(expected.ratios(), rel=1e-12)
+    assert ledger.ratio("nonzero", double=True) == pytest.approx(expected.ratio("nonzero", double=True))
+
+
+def test_vectors_have_pairs_too():
+    class Dot(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            dots = torch.stack([torch.dot(a, b) for a, b in zip(self.a(x), self.b(x), strict=True)])
+            return self.out(dots[:, None])
+
+    torch.manual_seed(0)
+    ledger = ledger_of(Dot().eval(), torch.randn(3, 4))
+    assert any("counts" in row.pairs for row in ledger.sites.values())
+
+
+NETWORKS = {"mlp": (mlp, rows), "transformer": (transformer, sequences), "attention": (network, None)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    levels=st.sampled_from(["mixed:8", "mixed:2", "exponential:8", "exponential:3", "linear:8", "linear:1"]),
+    scale=st.floats(0.02, 1.0),
+    name=st.sampled_from(list(NETWORKS)),
+)
+def test_no_strict_column_is_below_its_plain_one(levels, scale, name):
+    make, inputs = NETWORKS[name]
+    model, x = make() if inputs is None else (make(), inputs())
+    ledger = ledger_of(model, x, Recipe(levels=levels, scale=scale))
+    for strict, plain in (("strict", "counts"), ("strict-binary", "binary")):
+        for suffix in ("", "-int8"):
+            parts, rest = ledger.parts(plain + suffix), ledger.parts(strict + suffix)
+            assert all(rest.pop(item) == part for item, part in parts.items())  # the plain column, literally
+            assert all(part > 0 for part in rest.values())
+            assert ledger.ratio(strict + suffix) >= ledger.ratio(plain + suffix)
+
+
+def test_few_spikes_of_the_second_operand_do_not_make_strict_cheap():
+    ledger = ledger_of(*network(), Recipe(levels="exponential:8", scale=1.0))
+    assert ledger.ratio("strict") > ledger.ratio("counts")
+    assert ledger.ratio("counts", double=True) < ledger.ratio("counts")  # here pairs are fewer
+
+
+SOFTMAX = {
+    "written out": (written_out, 2),
+    "function": (lambda x: F.softmax(x, -1), 2),
+    "torch": (lambda x: torch.softmax(x, -1), 2),
+    "module": (nn.Softmax(-1), 2),
+    "exponential of its logarithm": (lambda x: F.log_softmax(x, -1).exp(), 3),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_a_softmax_is_charged_once_however_it_is_written(name):
+    softmax, each = SOFTMAX[name]
+    ledger, fused = ledger_of(*network(softmax=softmax)), ledger_of(*network(fused=True))
+    assert fused.functions == {"softmax": 2 * 5 * TOKENS**2}
+    assert sum(ledger.functions.values()) == each * 5 * TOKENS**2
+
+
+def test_a_softmax_that_enters_no_product_is_charged_too():
+    ledger = ledger_of(mlp(nn.Softmax(-1)), rows())
+    assert ledger.functions == {"softmax": 2 * 64 * 8}

@@ -1,0 +1,144 @@
+"""Networks of transformers with routers and caches: they convert, write and run on integers at any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onespike
+from onespike import kernels
+from onespike.errors import OnespikeWarning
+
+transformers: Any = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, **SPECIAL,
+}  # fmt: skip
+PASSES = ("nearest", "positions", "center", "allocate")
+
+
+def ids(texts: int, tokens: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 64, (texts, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def texts() -> list[dict[str, Any]]:
+    return [{"input_ids": ids(4, 12, seed), "use_cache": False} for seed in (1, 2)]
+
+
+def mixtral() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+def mamba2() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.Mamba2Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1,
+        chunk_size=8, **SPECIAL,
+    )  # fmt: skip
+    return transformers.Mamba2ForCausalLM(config).eval()
+
+
+def written(network: Any, **prompt: Tensor) -> Tensor:
+    result: Tensor = network.generate(**prompt, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    return result
+
+
+@pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
+def test_a_router_without_a_bias_runs_on_integers() -> None:
+    snn = onespike.spike(mixtral(), texts(), "sformer")
+    fast = onespike.optimize(snn)
+    routers = [name for name, _ in fast.named_modules() if name.endswith("gate.integer_linear0_input")]
+    assert len(routers) == 2
+    # weights are rounded to 8 bits, and a token whose experts nearly tie may go to another one
+    logits = [network(**texts()[0]).logits for network in (snn, fast)]
+    assert torch.corrcoef(torch.stack([x.flatten() for x in logits]))[0, 1] > 0.9
+    assert written(fast, input_ids=ids(2, 5)).shape == (2, 9)
+
+
+@pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
+def test_a_bias_of_another_name_stays() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.shift = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.full((3,), 9.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight, self.shift)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Shifted(), nn.ReLU(), nn.Linear(3, 2)).eval()
+    snn = onespike.spike(model, [torch.randn(64, 4)], "sformer")
+    inputs = torch.randn(16, 4)
+    values = [network[:3](inputs) for network in (snn, onespike.optimize(snn, integer_units=True))]
+    assert torch.allclose(*values, atol=0.1)  # 8 values of weights rounded to 1/127 of the largest
+
+
+def test_products_of_decoding_alone_are_calibrated_too() -> None:
+    model = mamba2()
+    thresholds = onespike.calibrate(model, texts())
+    decoding = [site for site, threshold in thresholds.items() if threshold.macs == 0]
+    assert decoding and all(site.startswith("backbone.layers.0.mixer:") for site in decoding)
+    assert written(onespike.convert(model, thresholds), input_ids=ids(2, 5)).shape == (2, 9)
+    with pytest.warns(OnespikeWarning, match="keep the thresholds of calibration") as caught:
+        snn = onespike.spike(model, texts(), "sformer", passes=PASSES)
+    assert all(site in str(caught[0].message) for site in decoding)
+    assert written(snn, input_ids=ids(2, 5)).shape == (2, 9)
+
+
+def test_one_batch_twice_has_no_constant_operands_on_account_of_decoding() -> None:
+    thresholds = onespike.calibrate(mamba2(), texts()[:1] * 2)
+    assert "constant" not in {threshold.role for threshold in thresholds.values()}
+
+
+def test_the_second_path_changes_nothing_where_it_has_the_same_products() -> None:
+    class Silent(transformers.MixtralForCausalLM):  # type: ignore[misc,name-defined]
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise ValueError("no")
+
+    model = mixtral()
+    silent = Silent(model.config).eval()
+    silent.load_state_dict(model.state_dict())
+    one, other = (onespike.calibrate(network, texts()) for network in (model, silent))
+    assert list(one) == list(other)
+    assert all(torch.equal(one[site].positive, other[site].positive) for site in one)
+
+
+def test_a_decoder_beside_an_encoder_writes_after_positions() -> None:
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=64, num_mel_bins=8, encoder_layers=1, encoder_attention_heads=2, decoder_layers=1,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, d_model=16, max_source_positions=20,
+        max_target_positions=30, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None, **SPECIAL,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    sound = torch.randn(4, 8, 40, generator=torch.Generator().manual_seed(1))
+    sound *= torch.logspace(-2, 2, 40)  # so that positions differ in effect
+    batches = [{"input_features": sound + i, "decoder_input_ids": ids(4, 6 + i)} for i in range(2)]
+    snn = onespike.spike(model, batches, "sformer", passes=PASSES)
+    gains = {
+        str(site): neuron.gain.numel()
+        for site, neuron in onespike.named_neurons(snn)
+        if getattr(neuron, "gain", None) is not None
+    }
+    assert any(number == 20 for site, number in gains.items() if "encoder.layers" in site)
+    assert all(
+        number == 1 for site, number in gains.items() if "decoder" in site and "encoder_attn" not in site
+    )
+    assert written(snn, input_features=sound[:2]).shape[0] == 2
+
+
+def test_attention_with_a_sink_writes_after_center() -> None:
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    model = transformers.GptOssForCausalLM(config).eval()
+    with pytest.warns(OnespikeWarning, match=r"self_attn:matmul1_lhs, .*self_attn:matmul1_rhs"):
+        snn = onespike.spike(model, texts(), "sformer", passes=PASSES)
+    assert written(snn, input_ids=ids(2, 5)).shape == (2, 9)
