@@ -114,5 +114,7 @@ def test_a_preprocessor_that_makes_no_image(cli, tmp_path):
     record["files"]["network/preprocessor_config.json"] = sha256(file)
     (run / "run.json").write_text(sealed({key: value for key, value in record.items() if key != "sha256"}))
     message = cli("evaluate", run, "--data", images).message()
-    assert message.startswith(f"transformers:{run / 'network'}: the image processor: what it says does not fit")
+    assert message.startswith(
+        f"transformers:{run / 'network'}: the image processor: what it says does not fit"
+    )
     assert message.endswith("). Mend its preprocessor_config.json.")
