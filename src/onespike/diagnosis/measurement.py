@@ -21,6 +21,7 @@ from onespike.diagnosis.outliers import outliers
 from onespike.diagnosis.probe import Probe, analog, beyond_chance
 from onespike.energy.site_statistics import Survey
 from onespike.errors import UsageError
+from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
 from onespike.passes.base import kind
 from onespike.passes.chaining import check_recipe
@@ -29,8 +30,7 @@ from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.one_call import spike
 from onespike.runs.storage import WEIGHTS
-from onespike.runtime.batches import call, count, split, to
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.batches import count, split
 from onespike.tasks import Headline, Items, limit
 
 PROBE_IMAGES = 64
@@ -232,16 +232,14 @@ def _normalizations(
         return {}, None
     labels = torch.tensor([item.label for item in items]).split([len(x) for x in inputs])
     right, fit = dict[str, Tensor](), dict[str, float]()
-    with evaluating(pair.ann):
-        for name, other in {"as given": given, **_candidates(pair)}.items():
-            answers = []
-            for x, label in zip(inputs, labels, strict=True):
-                output = call(pair.ann, to(exchanged(x, given, other), device_of(pair.ann)))
-                if (answer := task.right(output, label)) is None:
-                    return {}, None
-                answers.append(answer)
-            right[name] = torch.cat([hits for hits, _ in answers])
-            fit[name] = float(torch.cat([likelihoods for _, likelihoods in answers]).mean())
+    for name, other in {"as given": given, **_candidates(pair)}.items():
+        changed = ((exchanged(x, given, other), label) for x, label in zip(inputs, labels, strict=True))
+        judged = [task.right(output, label) for _, label, (output,) in pairwise((pair.ann,), changed)]
+        answers = [answer for answer in judged if answer is not None]
+        if len(answers) < len(judged):
+            return {}, None
+        right[name] = torch.cat([hits for hits, _ in answers])
+        fit[name] = float(torch.cat([likelihoods for _, likelihoods in answers]).mean())
     best = max(fit, key=lambda name: fit[name])  # likelihood separates similar results with equal accuracy
     if OWN_LIBRARY in right and not beyond_chance(right[best], right[OWN_LIBRARY]):
         best = OWN_LIBRARY

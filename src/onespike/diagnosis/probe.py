@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import known
 from onespike.energy.metering import metered
+from onespike.evaluation.pairwise import pairwise
 from onespike.runs import Progress, no_progress
-from onespike.runtime.batches import call, count, take, to
+from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.remembered import Remembered
+from onespike.runtime.remembered import Once
 from onespike.sites import Operand, Visit, visiting
 from onespike.tasks import Meaning
 from onespike.tasks.base import exact
@@ -55,30 +55,14 @@ class Probe:
     """Inputs with the original network's answers; `distance(snn)` is one forward pass over them."""
 
     def __init__(self, ann: nn.Module, batches: Iterable[Any], task: Meaning) -> None:
-        self.task = task
-        self.ann, self.answers = ann, Remembered()
+        self.ann, self.task = ann, task
         device = device_of(ann)
-        self.parts: list[tuple[int, Any]] = [(place, to(x, device)) for place, x in enumerate(batches)]
-
-    def _expected(self, place: int, inputs: Any) -> Any:
-        """Return the original network's answer in double precision: kept, or computed again if it is large."""
-
-        def compute() -> Any:
-            with evaluating(self.ann):
-                return exact(call(self.ann, inputs))
-
-        return self.answers(place, compute)
-
-    @property
-    def images(self) -> int:
-        """Return the number of inputs."""
-        return sum(count(inputs) for _, inputs in self.parts)
+        self.parts = [to(inputs, device) for inputs in batches]
+        self.original = Once(ann)
 
     def halves(self) -> tuple[list[Any], Probe]:
         """Return the inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
-        rest = copy.copy(self)  # which knows the same answers
-        rest.parts = self.parts[1::2] or self.parts
-        return [inputs for _, inputs in self.parts[::2]], rest
+        return self.parts[::2], Probe(self.ann, self.parts[1::2] or self.parts, self.task)
 
     def sweep(
         self,
@@ -96,7 +80,7 @@ class Probe:
             set_scale_(snn, scale)
             found = self.distance(snn)
             with evaluating(snn), metered(snn) as ledger:
-                call(snn, take(self.parts[0][1], slice(0, COUNTED)))
+                call(snn, take(self.parts[0], slice(0, COUNTED)))
             agreement = 100 * float(found.agrees.double().mean())
             energy = known(ledger.ratio(column))
             figures = {"kl": found.kl, "agreement": agreement, "energy": energy}
@@ -106,11 +90,11 @@ class Probe:
 
     def distance(self, snn: nn.Module) -> Distance:
         total, agrees = 0.0, []
-        with evaluating(snn):
-            for place, inputs in self.parts:
-                expected, found = self._expected(place, inputs), exact(call(snn, inputs))
-                total += float(self.task.divergence(expected, found))
-                agrees.append(self.task.differences(expected, found) == 0)
+        unlabeled = ((inputs, None) for inputs in self.parts)
+        for _, _, outputs in pairwise((self.original, snn), unlabeled):
+            expected, actual = map(exact, outputs)
+            total += float(self.task.divergence(expected, actual))
+            agrees.append(self.task.differences(expected, actual) == 0)
         together = torch.cat(agrees).cpu()
         return Distance(total / len(together), together)
 

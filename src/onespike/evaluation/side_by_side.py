@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +16,11 @@ from onespike.energy.ledger import Ledger, known
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
-from onespike.runtime.batches import call, count, labeled, readable, to
+from onespike.evaluation.pairwise import pairwise
+from onespike.runtime.batches import call, count, labeled, readable
 from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import check_module, device_of, evaluating
-from onespike.runtime.lockstep import in_turn, waited
+from onespike.runtime.forward import check_module, device_of
+from onespike.runtime.lockstep import waited
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Accuracy, Metric
 
@@ -92,13 +91,13 @@ def evaluate(
         )
     total = ledger if ledger is not None else Ledger()
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
-    device, apart = device_of(ann), blocks_of(ann) is not None  # batches in blocks are counted side by side
+    apart = blocks_of(ann) is not None  # batches in blocks are counted side by side
 
-    def original(inputs: Any) -> tuple[Any, Ledger]:
+    def original(inputs: Any) -> Any:
         with readable("evaluate", inputs):
             output, taken = _timed(ann, inputs)
         seconds["ann"] += taken
-        return output, Ledger()
+        return output
 
     def spiking(inputs: Any) -> tuple[Any, Ledger]:
         own = Ledger(every=total.every) if apart else total
@@ -108,24 +107,14 @@ def evaluate(
         seconds["snn"] += taken - (counted.seconds - before)
         return output, counted
 
-    with evaluating(ann), evaluating(snn):
-        given: deque[tuple[Any, Any]] = deque()
-
-        def forwards() -> Iterator[Callable[[], tuple[Any, Ledger]]]:
-            for batch in progress(batches):
-                inputs, labels = labeled("evaluate", batch)
-                given.append((to(inputs, device), labels))
-                yield from (partial(network, given[-1][0]) for network in (original, spiking))
-
-        outputs = in_turn(ann, forwards())
-        for (expected, _), (actual, counted) in zip(outputs, outputs, strict=True):
-            inputs, labels = given.popleft()
-            if not images and count(inputs):
-                dead = _dead_share(snn, inputs)
-            if counted is not total:
-                total.merge(counted)
-            metric.update(expected, actual, labels)
-            images += count(inputs)
+    checked = (labeled("evaluate", batch) for batch in progress(batches))
+    for inputs, labels, (expected, (actual, counted)) in pairwise((ann, snn), checked, (original, spiking)):
+        if not images and count(inputs):
+            dead = _dead_share(snn, inputs)
+        if counted is not total:
+            total.merge(counted)
+        metric.update(expected, actual, labels)
+        images += count(inputs)
     metric, total, images, seconds = _merged(processes, metric, total, images, seconds)
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")

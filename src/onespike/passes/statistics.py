@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from onespike.conversion.network import convert
 from onespike.errors import UsageError
+from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
 from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.forward import device_of
 from onespike.runtime.lockstep import in_turn
 from onespike.runtime.way_back import Work, backwards
 from onespike.sites import Operand, Visit, visiting
@@ -347,16 +348,10 @@ def judged(
 
 def divergences(states: Sequence[PassState], given: PassContext, batches: Sequence[Any]) -> Tensor:
     """Return KL(original ‖ spiking) of each state, a row, on each batch."""
-    model, device = given.model, device_of(given.model)
+    model = given.model
     networks = [model, *(convert(model, each.thresholds, each.recipe, share_weights=True) for each in states)]
-    with ExitStack() as stack:
-        for network in networks:
-            stack.enter_context(evaluating(network))
-        outputs = in_turn(
-            model, (partial(call, network, to(batch, device)) for batch in batches for network in networks)
-        )
-        columns = []
-        for _ in batches:
-            expected = next(outputs)
-            columns.append([float(given.task.divergence(expected, next(outputs))) for _ in states])
+    columns = [
+        [float(given.task.divergence(expected, actual)) for actual in others]
+        for _, _, (expected, *others) in pairwise(networks, ((batch, None) for batch in batches))
+    ]
     return torch.tensor(columns).double().T

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from torch import Tensor, nn
 
 from onespike.conversion.network import convert
 from onespike.errors import UsageError
+from onespike.evaluation.pairwise import pairwise
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.budget import spending
 from onespike.passes.statistics import held_out
-from onespike.runtime.batches import call, inputs_of, to
-from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.lockstep import in_turn
+from onespike.runtime.batches import inputs_of, to
 
 START, LEAST, MOST = 0.2, 0.01, 8.0
 """The first budget to try if none is given, and how far others may be from 0 and from it."""
@@ -69,18 +67,15 @@ def judged(lost: Tensor, measure: str, **more: float) -> Loss:
 
 def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
     """Judge without labels, on calibration inputs: the loss that the original's output expects of other answers."""
-    model, task, device = given.model, given.task, device_of(given.model)
-    with evaluating(model):
-        originals = list(in_turn(model, (partial(call, model, to(batch, device)) for batch in held)))
+    task, unlabeled = given.task, [(batch, None) for batch in held]
+    originals = [output for _, _, (output,) in pairwise((given.model,), unlabeled)]
 
     def judge(snn: nn.Module) -> Loss:
         lost, differing, divergence = list[Tensor](), list[Tensor](), 0.0
-        with evaluating(snn):
-            outputs = in_turn(snn, (partial(call, snn, to(batch, device)) for batch in held))
-            for output, expected in zip(outputs, originals, strict=True):
-                lost.append(task.lost(expected, output).detach().cpu())
-                differing.append((task.differences(expected, output) > 0).float().cpu())
-                divergence += float(task.divergence(expected, output).detach())
+        for (_, _, (output,)), expected in zip(pairwise((snn,), unlabeled), originals, strict=True):
+            lost.append(task.lost(expected, output).detach().cpu())
+            differing.append((task.differences(expected, output) > 0).float().cpu())
+            divergence += float(task.divergence(expected, output).detach())
         every = torch.cat(lost)
         agreement = 1 - float(torch.cat(differing).mean())
         return judged(every, "the score it expects", kl=divergence / len(every), agreement=agreement)
@@ -94,15 +89,13 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
 
     def right(network: nn.Module) -> Tensor:
         found = []
-        with evaluating(network):
-            for inputs, labels in batches:
-                output = call(network, to(inputs, device_of(network)))
-                answers = None if labels is None else task.right(output, to(labels, "cpu"))
-                if answers is None:
-                    raise UsageError(
-                        "max_drop: these labels do not say whether an answer is right. Leave the validation data out."
-                    )
-                found.append(answers[0].cpu().double())
+        for _, labels, (output,) in pairwise((network,), batches):
+            answers = None if labels is None else task.right(output, to(labels, "cpu"))
+            if answers is None:
+                raise UsageError(
+                    "max_drop: these labels do not say whether an answer is right. Leave the validation data out."
+                )
+            found.append(answers[0].cpu().double())
         return torch.cat(found)
 
     before = right(model)

@@ -24,11 +24,10 @@ from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import OnespikeError, UsageError
+from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
 from onespike.reports.record import block_of
 from onespike.runs import NetworkPair
-from onespike.runtime.batches import call, to
-from onespike.runtime.forward import device_of, evaluating
 from onespike.tasks import Items
 
 SIDE = 24
@@ -121,12 +120,9 @@ class Session:
         task, loaded = self.pair.loaded.task, self.pair.loaded
         one = dataclasses.replace(items, items=(items[index],))
         ann, snn = self.pair.ann, self.pair.snn
-        with self.lock, torch.inference_mode(), evaluating(ann), evaluating(snn), scaled(snn, scale):
-            inputs = to(next(loaded.batches(one, 1))[0], device_of(ann))
-            expected = call(ann, inputs)
-            ledger = Watched()
-            with metered(snn, ledger):
-                actual = call(snn, inputs)
+        ledger = Watched()
+        with self.lock, scaled(snn, scale), metered(snn, ledger):
+            [(_, _, (expected, actual))] = pairwise((ann, snn), loaded.batches(one, 1))
             example = task.example(one[0], expected, actual, one, loaded)
             return {
                 "scale": self.scale,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from onespike.energy.columns import DEFINITION, meanings, reading_of
 from onespike.energy.metering import metered
 from onespike.energy.site_statistics import Survey
 from onespike.errors import LoadError
+from onespike.evaluation.pairwise import Answered, pairwise
 from onespike.neurons import Neuron
 from onespike.passes.base import kind
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.recipe_file import recipe_text
 from onespike.runs.search_run import searched
-from onespike.runtime.batches import call, count, to
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.batches import count
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.remembered import Once
 from onespike.tasks import Items, Objective, Score, limit
@@ -189,13 +189,10 @@ def _at(
     original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
 ) -> float:
     """Score a network on these batches; its energy."""
-    if isinstance(original, Once):
-        original.place = 0
-    with evaluating(snn), metered(snn) as ledger:
-        for inputs, labels in feed:
-            inputs = to(inputs, device_of(snn))
-            expected = call(original, inputs) if objective.compares else None
-            score.update(expected, call(snn, inputs), labels, count(inputs))
+    networks = (original, snn) if objective.compares else (snn,)
+    with metered(snn) as ledger:
+        for inputs, labels, outputs in pairwise(networks, feed):
+            score.update(outputs[0] if objective.compares else None, outputs[-1], labels, count(inputs))
     return ledger.ratio(column)
 
 
@@ -257,18 +254,16 @@ def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str
     """Return a few inputs with both networks' answers and where their activations part; the largest differences first."""
     task, loaded = pair.loaded.task, pair.loaded
 
-    def both(inputs: Any) -> tuple[Any, Any]:
-        with evaluating(pair.ann), evaluating(pair.snn):
-            inputs = to(inputs, device_of(pair.ann))
-            return call(pair.ann, inputs), call(pair.snn, inputs)
+    def both(some: Items) -> Iterator[Answered]:
+        return pairwise((pair.ann, pair.snn), loaded.batches(some, batch_size))
 
-    found = torch.cat([task.differences(*both(x)).cpu() for x, _ in loaded.batches(items, batch_size)])
+    found = torch.cat([task.differences(*outputs).cpu() for _, _, outputs in both(items)])
     order, apart = found.argsort(descending=True, stable=True).tolist(), int((found > 0).sum())
     half = min(apart, max(EXAMPLES // 2, EXAMPLES - (len(order) - apart)))
     shown = []
     for item in (items[place] for place in [*order[:half], *order[apart:]][:EXAMPLES]):
-        inputs, _ = next(loaded.batches(dataclasses.replace(items, items=(item,)), 1))
-        example = task.example(item, *both(inputs), items, loaded)
+        [(inputs, _, (expected, actual))] = both(dataclasses.replace(items, items=(item,)))
+        example = task.example(item, expected, actual, items, loaded)
         steps = [[site, round(db, 2)] for site, db in trail(pair.snn, inputs)]
         shown.append({"name": item.name, **example, "trail": steps})
     return shown

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
 from onespike.deploy.exports.comparison import in_form_of
 from onespike.deploy.integer import optimize
 from onespike.errors import OnespikeError, UsageError, out_of_memory, unknown
+from onespike.evaluation.pairwise import pairwise
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
 from onespike.runs.evaluating import metric_for
@@ -105,10 +107,11 @@ def benchmark_pair(
             except OnespikeError as error:
                 rows[name] = Row(name, refused=str(error))
         metrics = {form.name: metric_for(pair, items) for form in made}
-        for inputs, labels in progress("scoring", len(batches))(batches):
-            expected = call(pair.ann, inputs)
-            for form in made:
-                metrics[form.name].update(expected, form.run(inputs), labels)
+        scored = progress("scoring", len(batches))(batches)
+        runs: list[Callable[[Any], Any]] = [partial(call, pair.ann), *(form.run for form in made)]
+        for _, labels, (expected, *outputs) in pairwise((pair.ann, pair.snn), scored, runs):
+            for form, output in zip(made, outputs, strict=True):
+                metrics[form.name].update(expected, output, labels)
         for _ in range(ROUNDS):
             for form in made:
                 started = time.perf_counter()

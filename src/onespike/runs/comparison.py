@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,11 @@ from torch import nn
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
 from onespike.energy.columns import COLUMNS, integer_reading
 from onespike.energy.ledger import known
+from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
 from onespike.runs.pair import NetworkPair
-from onespike.runtime.batches import call, to
-from onespike.runtime.forward import device_of, evaluating
 from onespike.tasks import Items, Metric
 
 SPIKING, INTEGER = "spiking", "spiking, 8-bit weights"
@@ -89,18 +87,11 @@ def compared(
         metric: makes a metric of two networks; with `difference` and `standard_error` where it pairs them.
     """
     against, beside = ({name: metric() for name in networks} for _ in range(2))
-    device = device_of(model)
-    with ExitStack() as stack:
-        for network in (model, *(rival.network for rival in networks.values())):
-            stack.enter_context(evaluating(network))
-        for inputs, labels in batches:
-            inputs = to(inputs, device)
-            original, first = call(model, inputs), None
-            for name, rival in networks.items():
-                output = call(rival.network, inputs)
-                first = output if first is None else first
-                against[name].update(original, output, labels)
-                beside[name].update(first, output, labels)
+    everyone = (model, *(rival.network for rival in networks.values()))
+    for _, labels, (original, *outputs) in pairwise(everyone, batches):
+        for name, output in zip(networks, outputs, strict=True):
+            against[name].update(original, output, labels)
+            beside[name].update(outputs[0], output, labels)
     return [
         {"network": name, "column": rival.column, **against[name].compute(), "beside": beside[name].compute()}
         for name, rival in networks.items()

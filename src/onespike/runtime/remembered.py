@@ -52,6 +52,11 @@ class Once(nn.Module):
         super().__init__()
         self.model, self.answers, self.place = model, Remembered(), 0
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the next answer is kept."""
+        return self.place in self.answers.kept
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         self.place += 1
         return self.answers(self.place - 1, lambda: self.model(*inputs, **named))

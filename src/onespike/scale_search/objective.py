@@ -13,9 +13,10 @@ from onespike.energy.columns import column_of
 from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
 from onespike.errors import DataError
+from onespike.evaluation.pairwise import pairwise
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.remembered import Remembered
+from onespike.runtime.remembered import Once
 from onespike.scale_search import LOWEST, Hopeless, Measurement
 from onespike.tasks import Objective, Score
 
@@ -61,54 +62,45 @@ class ScaleObjective:
     ) -> None:
         self.snn, self.objective, self.score, self.energy = snn, objective, score, energy
         self.run: Callable[..., Any] = torch.compile(snn) if compiled else snn
-        self.ann, self.answers = ann, Remembered()
-        self.parts: list[tuple[Any, Any]] = []
-        self.images = self.forwards = 0
         device = device_of(ann)
-        with evaluating(ann):
-            for inputs, labels in batches:
-                inputs, size = to(inputs, device), count(inputs)
-                if objective.labeled and labels is None:
-                    raise DataError(
-                        "search: the images have no labels. Use --objective kl, which needs none."
-                    )
-                self.parts.append((inputs, labels))
-                if objective.compares:
-                    self._expected(len(self.parts) - 1)
-                self.images += size
+        self.parts = [(to(inputs, device), labels) for inputs, labels in batches]
+        self.images, self.forwards = sum(count(inputs) for inputs, _ in self.parts), 0
+        if objective.labeled and any(labels is None for _, labels in self.parts):
+            raise DataError("search: the images have no labels. Use --objective kl, which needs none.")
         if not self.images:
             raise DataError(
                 "search: there are no images to search on. Give a folder with images of their own."
             )
-
-    def _expected(self, place: int) -> Any:
-        """Return the original network's output: kept, or computed again if it is large."""
-
-        def compute() -> Any:
-            inputs, _ = self.parts[place]
-            self.forwards += count(inputs)
-            with evaluating(self.ann):
-                return call(self.ann, inputs)
-
-        return self.answers(place, compute) if self.objective.compares else None
+        self.original = Once(ann)
+        if objective.compares:
+            self.forwards += sum(count(inputs) for inputs, _, _ in pairwise((self.original,), self.parts))
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
         score, ledger = self.score(), Ledger(every=every_of(self.energy))
+        ledgers = iter(() if self.energy is None else (ledger,))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
-        with evaluating(self.snn):
-            for step, (inputs, labels) in enumerate(self.parts, 1):
-                if step == 1 and self.energy is not None:
-                    with metered(self.snn, ledger):
-                        output = call(self.snn, inputs)
-                else:
-                    output = call(self.run, inputs)
-                score.update(self._expected(step - 1), output, labels, count(inputs))
-                self.forwards += count(inputs)
-                # where energy counts too, a trial with a poor metric may be on the front
-                asks = self.energy is None and self.objective.partial and step in quarters
-                if asks and step < len(self.parts) and hopeless(step, score.value()):
-                    return Measurement(score.value(), finished=False)
+
+        def original(inputs: Any) -> Any:
+            if not self.objective.compares:
+                return None
+            self.forwards += 0 if self.original.remembers else count(inputs)
+            return call(self.original, inputs)
+
+        def spiking(inputs: Any) -> Any:
+            self.forwards += count(inputs)
+            if next(ledgers, None) is None:
+                return call(self.run, inputs)
+            with metered(self.snn, ledger):  # the first batch
+                return call(self.snn, inputs)
+
+        answered = pairwise((self.original, self.snn), self.parts, (original, spiking))
+        for step, (inputs, labels, (expected, actual)) in enumerate(answered, 1):
+            score.update(expected, actual, labels, count(inputs))
+            # where energy counts too, a trial with a poor metric may be on the front
+            asks = self.energy is None and self.objective.partial and step in quarters
+            if asks and step < len(self.parts) and hopeless(step, score.value()):
+                return Measurement(score.value(), finished=False)
         return Measurement(score.value(), None if self.energy is None else ledger.ratio(self.energy))
 
 

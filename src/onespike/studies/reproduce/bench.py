@@ -178,7 +178,6 @@ class Bench:
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)
-        self.original.place = 0
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         result = evaluate(
             self.original,
