@@ -78,8 +78,7 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     from onespike.passes import improve
     from onespike.runtime.batches import call
     from onespike.runtime.devices import place_
-    from onespike.runtime.forward import evaluating
-    from onespike.runtime.lockstep import in_turn
+    from onespike.runtime.forward import evaluating, in_turn
 
     torch.set_num_threads(1)
     spec, weights, calibration, test, count, size, length, passes = NETWORKS[name]
@@ -97,7 +96,7 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     loaded = load_model(spec, **given, on_disk=in_blocks)
     loaded = loaded if length is None else loaded.with_length(length)
     parameters = sum(p.numel() for p in loaded.model.parameters())
-    model = place_(loaded.model, device_map="blocks" if in_blocks else None, stored=loaded.stored)
+    model = place_(loaded.model, device_map="blocks" if in_blocks else None)
     items = runs.choose(data[calibration], count, loaded.task)
     inputs = list(runs.Inputs(items, loaded))
     recipe = preset("fast" if passes else "sformer").replace(passes=passes)

@@ -21,12 +21,9 @@ from onespike.errors import CalibrationError, LoadError, UsageError
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.statistics import fisher
 from onespike.runtime.batches import call
-from onespike.runtime.blocks import blocks_of, lie_in_blocks_
 from onespike.runtime.devices import place_
-from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.lockstep import in_turn
-from onespike.runtime.memory import parse_size
-from onespike.runtime.stored import Stored, stored_in, write
+from onespike.runtime.forward import device_of, evaluating, in_turn
+from onespike.runtime.offload import Stored, blocks_of, lie_in_blocks_, parse_size, stored_in, write
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -185,9 +182,7 @@ def test_batches_that_do_not_fit_together_go_one_after_the_other(reads):
         match=r"^blocks: .* for the largest block, blocks\.0, and 2\.05 KB for one batch do not fit",
     ):
         calibrate(model, batches())
-    with pytest.raises(
-        UsageError, match=r"do not fit into .*\. Give a smaller --batch-size, or more memory\.$"
-    ):
+    with pytest.raises(UsageError, match=r"do not fit into .*\. Give smaller batches, or more memory\.$"):
         place_(stack(), device_map="blocks:1KB")
 
 
@@ -233,7 +228,7 @@ def test_a_network_from_its_files(tmp_path):
     loaded = load_model(f"transformers:{folder}", pretrained=True, on_disk=True)
     assert all(p.is_meta for p in loaded.model.parameters())
     assert loaded.weights == loaded.with_length(8).weights == "pretrained"
-    model = place_(loaded.model, device_map="blocks:1MB", stored=loaded.with_length(8).stored)
+    model = place_(loaded.model, device_map="blocks:1MB")
     plain = load_model(f"transformers:{folder}", pretrained=True).model
     ids = {"input_ids": torch.arange(16).view(2, 8), "use_cache": False}
     thresholds = calibrate(plain, [ids])
@@ -296,7 +291,7 @@ loaded = load_model(spec, pretrained=True, on_disk=True)
 weights = sum(p.numel() * 4 for p in loaded.model.parameters())
 resource.setrlimit(resource.RLIMIT_DATA, (data() + weights // 2, resource.RLIM_INFINITY))
 ids = [{"input_ids": torch.arange(16).view(2, 8) + i, "use_cache": False} for i in range(3)]
-print(weights, len(calibrate(place_(loaded.model, device_map="blocks", stored=loaded.stored), ids)))
+print(weights, len(calibrate(place_(loaded.model, device_map="blocks"), ids)))
 try:
     calibrate(load_model(spec, pretrained=True).model, ids)
 except Exception as error:

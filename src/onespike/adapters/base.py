@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, unknown
-from onespike.runtime.stored import Stored
 from onespike.tasks import Classification, Items, Task, batches
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ class LoadedModel:
         length: tokens that the network is fed with at once; None for one that does not read text.
         of_length: the same network, fed with another number of tokens.
         size: the shorter side that images are resized to and the crop, where the user gave them.
-        stored: where its parameters are, if they stay on disk; the network then has none in memory.
         doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
     """
 
@@ -69,7 +67,6 @@ class LoadedModel:
     of_length: Callable[[int], LoadedModel] | None = None
     size: tuple[int, int] | None = None
     doubt: str = ""
-    stored: Mapping[str, Stored] | None = None
 
     def with_length(self, length: int) -> LoadedModel:
         """Return the same network for this many tokens per input."""

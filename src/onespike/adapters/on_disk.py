@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from onespike.adapters.base import ADAPTERS, LoadedModel, Source, require
 from onespike.adapters.checkpoints import REAL, refuse_differences
 from onespike.errors import LoadError
-from onespike.runtime.stored import Stored, stored_in
+from onespike.runtime.offload import Stored, built_without_weights, stored_in
 
 
 def files_of(name: str, source: Source) -> list[Path]:
@@ -28,7 +28,8 @@ def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) 
     model: Any = loaded.model
     if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
         model.tie_weights()
-    return _stored(loaded, _matching(f"{files[0].parent}", loaded, stored_in(files)), source.describe())
+    built_without_weights(model, _matching(f"{files[0].parent}", loaded, stored_in(files)))
+    return _described(loaded, source.describe())
 
 
 def _matching(place: str, loaded: LoadedModel, found: dict[str, Stored]) -> dict[str, Stored]:
@@ -60,7 +61,7 @@ def _matching(place: str, loaded: LoadedModel, found: dict[str, Stored]) -> dict
     return known
 
 
-def _stored(loaded: LoadedModel, tensors: Mapping[str, Stored], weights: str) -> LoadedModel:
+def _described(loaded: LoadedModel, weights: str) -> LoadedModel:
     longer = loaded.of_length
-    again = None if longer is None else lambda length: _stored(longer(length), tensors, weights)
-    return dataclasses.replace(loaded, stored=tensors, weights=weights, of_length=again)
+    again = None if longer is None else lambda length: _described(longer(length), weights)
+    return dataclasses.replace(loaded, weights=weights, of_length=again)

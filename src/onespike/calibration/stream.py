@@ -18,9 +18,7 @@ from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS, parse_levels
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, readable, to
-from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import check_network, device_of, evaluating
-from onespike.runtime.lockstep import in_turn
+from onespike.runtime.forward import check_network, device_of, evaluating, in_memory, in_turn
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
@@ -147,7 +145,7 @@ def calibrate(
                 facts.first = number
             samples, trace = samples + size, joined(trace, of_batch)
             varying.update(site for site, facts in trace.sites.items() if facts.varies)
-        if first and blocks_of(model) is None:
+        if first and in_memory(model):
             trace.sites |= decoding_sites(model, first[0], trace, partial(observe, None))
     trace = merge_traces(processes.exchange(trace))
     samples, outputs = sum(processes.exchange(samples)), reduce(_Variation.merge, processes.exchange(outputs))

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_map_only
 from onespike.conversion.attach import Neurons, detach_
 from onespike.errors import UsageError
 from onespike.runtime.batches import call, count, logits, take, to
-from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.forward import device_of, evaluating, in_memory
 from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.rules import is_leaf
 
@@ -138,7 +137,7 @@ def _original(network: nn.Module) -> nn.Module:
         raise UsageError(
             "dead work is looked for with gradients, and these weights are integers. Leave it out."
         )
-    if blocks_of(network) is not None or any(hasattr(module, "_hf_hook") for module in network.modules()):
+    if not in_memory(network) or any(hasattr(module, "_hf_hook") for module in network.modules()):
         raise UsageError(
             "dead work is looked for in networks that lie on one device. Leave it out for this one."
         )

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from onespike.runtime.batches import call, to
-from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.lockstep import in_turn
+from onespike.runtime.forward import device_of, evaluating, in_turn
 from onespike.runtime.remembered import Once
 
 

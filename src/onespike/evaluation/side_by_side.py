@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,7 @@ from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.runtime.batches import call, count, labeled, readable
-from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import check_module, device_of
-from onespike.runtime.lockstep import waited
+from onespike.runtime.forward import check_module, clock, device_of, in_memory
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Accuracy, Metric
 
@@ -91,7 +88,7 @@ def evaluate(
         )
     total = ledger if ledger is not None else Ledger()
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
-    apart = blocks_of(ann) is not None  # batches in blocks are counted side by side
+    apart = not in_memory(ann)  # then several batches are counted side by side
 
     def original(inputs: Any) -> Any:
         with readable("evaluate", inputs):
@@ -148,10 +145,10 @@ def _timed(model: nn.Module, inputs: Any) -> tuple[Any, float]:
     """The output, and the seconds it took, without those in which others had their turn."""
     device = device_of(model)
     _synchronize(device)
-    started, before = time.perf_counter(), waited()
+    started = clock()
     output = call(model, inputs)
     _synchronize(device)
-    return output, time.perf_counter() - started - (waited() - before)
+    return output, clock() - started
 
 
 def _synchronize(device: torch.device) -> None:

@@ -19,8 +19,7 @@ from onespike.errors import UsageError, unknown
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
 from onespike.runtime.batches import call, split, take_first, to
-from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.lockstep import in_turn
+from onespike.runtime.forward import device_of, evaluating, in_turn
 
 IMAGES, PART = 32, 4
 """Inputs that the energy is measured on, and how many of them give one sample of its spread."""

@@ -22,8 +22,7 @@ from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spend
 from onespike.passes.statistics import fisher, samples
 from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
-from onespike.runtime.blocks import blocks_of
-from onespike.runtime.forward import in_order
+from onespike.runtime.forward import in_memory, in_order
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Site
 from onespike.sites.padding import token_lengths
@@ -54,7 +53,7 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
 
 def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
     """Refuse what needs all weights in memory of a network that lies in blocks."""
-    if blocks_of(model) is None:
+    if in_memory(model):
         return
     whole = [name for name in recipe.passes if name in WHOLE]
     if whole:

@@ -19,9 +19,7 @@ from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
-from onespike.runtime.forward import device_of
-from onespike.runtime.lockstep import in_turn
-from onespike.runtime.way_back import Work, backwards
+from onespike.runtime.forward import Around, backwards, device_of, in_turn
 from onespike.sites import Operand, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
 from onespike.tasks.base import Drawing
@@ -159,13 +157,13 @@ def gradients(
             value = drawn(call(model, to(part, device_of(model))), places)
         return value if value.requires_grad else value.requires_grad_()  # no site has a way to the output
 
-    def works() -> Iterator[Work]:
+    def works() -> Iterator[tuple[Callable[[], Tensor], Around]]:
         for batch in given.progress(title, len(batches))(batches):
             drawn = given.task.drawing(count_of(batch), generator)
             for places in torch.arange(count_of(batch)).split(PART):
                 part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
                 seen = partial(probing, model, partial(visit, mask_of(part)))
-                yield Work(partial(log_probability, part, places, drawn), seen)
+                yield partial(log_probability, part, places, drawn), seen
 
     backwards(model, works())
 

@@ -24,10 +24,8 @@ from onespike.runs.inputs import Inputs, batches_of, steps
 from onespike.runs.own import convert
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, to
-from onespike.runtime.blocks import Estimate, blocks_of
 from onespike.runtime.devices import place_
-from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.lockstep import estimate
+from onespike.runtime.forward import device_of, estimate, evaluating
 from onespike.runtime.processes import ALONE, Processes
 from onespike.runtime.provenance import versions
 from onespike.tasks import Items
@@ -49,7 +47,7 @@ def convert_network(
     processes: Processes = ALONE,
     work: Path | None = None,
     validation: Items | None = None,
-    told: Callable[[Estimate], None] = lambda estimate: None,
+    told: Callable[[str], None] = lambda estimate: None,
 ) -> NetworkPair:
     """Calibrate a loaded network on images, apply the recipe's passes, and convert a copy of it.
 
@@ -59,7 +57,7 @@ def convert_network(
     takes before anything else is computed.
     """
     check_batch_size(batch_size)
-    ann = place_(loaded.model, device, device_map, loaded.stored)
+    ann = place_(loaded.model, device, device_map)
     check_forward(loaded, ann, items, told)
     inputs = Inputs(items, loaded)
     if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
@@ -114,7 +112,7 @@ def check_forward(
     loaded: LoadedModel,
     ann: nn.Module,
     items: Items,
-    told: Callable[[Estimate], None] = lambda estimate: None,
+    told: Callable[[str], None] = lambda estimate: None,
 ) -> None:
     """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours.
 
@@ -141,10 +139,8 @@ def check_forward(
 
 def estimate_of(
     loaded: LoadedModel, ann: nn.Module, items: Items, batch_size: int | None = None
-) -> Estimate | None:
+) -> str | None:
     """What a network in blocks takes for these inputs, by default in the parts of passes; None for one in memory."""
-    if blocks_of(ann) is None:
-        return None
     size = Inputs(items, loaded).size if batch_size is None else batch_size
 
     def forward() -> Any:

@@ -61,7 +61,7 @@ def load_run(
             loaded = filled(run, model)
         else:
             loaded = _load_network(run, model or run.network["spec"], on_disk=in_blocks(device_map))
-        ann = place_(loaded.model, device, device_map, loaded.stored)
+        ann = place_(loaded.model, device, device_map)
         snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
     return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
 

@@ -18,9 +18,7 @@ from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
 from onespike.runs.schema import RunRecord
 from onespike.runtime.atomic import atomic_directory, damage, digests, sha256, write_atomically
-from onespike.runtime.blocks import blocks_of
-from onespike.runtime.devices import state_of
-from onespike.runtime.stored import write
+from onespike.runtime.devices import save_weights
 from onespike.runtime.validated import read_version, sealed, understood
 
 VERSION = 1
@@ -82,7 +80,7 @@ def save(
     with atomic_directory(folder) as partial:
         save_file(_tensors(thresholds), partial / THRESHOLDS)
         if reference_weights is None:
-            _save_weights(partial / WEIGHTS, model)
+            save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
         files = digests(partial)
@@ -104,35 +102,6 @@ def save(
         (partial / RECORD).write_text(sealed(record), encoding="utf-8")
         for name in inside:  # safetensors makes its files unreadable for others
             shutil.copymode(partial / RECORD, partial / name)
-
-
-def _save_weights(file: Path, model: nn.Module) -> None:
-    """All weights in one file, tied ones once; those of a network in blocks are copied one by one."""
-    from safetensors.torch import save_file
-
-    blocks = blocks_of(model)
-    state: dict[str, Any] = (
-        state_of(model)
-        if blocks is None
-        else {n: blocks.names[n] if t.is_meta else t for n, t in model.state_dict().items()}
-    )
-    tied = _tied(state)
-    state = {name: tensor for name, tensor in state.items() if name not in tied}
-    if blocks is not None:
-        write(file, state, tied)
-        return
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    save_file(_unshared(state), file, metadata=tied or None)
-
-
-def _tied(state: dict[str, Any]) -> dict[str, str]:
-    """Return the names of tensors that lie where an earlier one lies, and that one's name."""
-    first, tied = dict[Any, str](), dict[str, str]()
-    for name, x in state.items():
-        place = (x.data_ptr(), x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
-        if first.setdefault(place, name) != name:
-            tied[name] = first[place]
-    return tied
 
 
 def replace_recipe(folder: Path, recipe: Recipe) -> None:

@@ -17,12 +17,8 @@ from onespike.errors import LoadError, UsageError
 from onespike.runtime.validated import read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-    from torch import Tensor, nn
-
-    from onespike.runtime.stored import Stored
+    from torch import nn
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 BLOCKS = "blocks"
@@ -50,28 +46,21 @@ def check_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def place_(
-    model: nn.Module,
-    device: str = "cpu",
-    device_map: str | None = None,
-    stored: Mapping[str, Stored] | None = None,
-) -> nn.Module:
+def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None) -> nn.Module:
     """Put a network on one device or, with a device map, on several, or on disk.
 
     Args:
-        model: the network, all of it in memory.
+        model: the network, in memory or, for `blocks`, loaded with `on_disk=True`.
         device: where it goes as a whole, or one block at a time.
         device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
             (a number, a device's name, `cpu` or `disk`); `blocks` for one block at a time, `blocks:8GB` within so much.
-        stored: for `blocks`, where the parameters are on disk already, of a network that has none in memory.
     """
     if device_map is not None and in_blocks(device_map):
-        from onespike.runtime.blocks import lie_in_blocks_
-        from onespike.runtime.memory import parse_size
+        from onespike.runtime.offload import lie_in_blocks_, parse_size
 
         size = device_map.partition(":")[2]
         memory = parse_size(size) if size else None
-        return lie_in_blocks_(model, stored, device=check_device(device), memory=memory)
+        return lie_in_blocks_(model, device=check_device(device), memory=memory)
     if device_map is None:
         return model.to(check_device(device))
     if device != "cpu":
@@ -143,11 +132,16 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
     return found
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights by name, including those that accelerate keeps elsewhere until needed."""
-    state: dict[str, Tensor] = model.state_dict()
-    if not any(tensor.is_meta for tensor in state.values()):
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Return all weights by name, including those that accelerate keeps elsewhere; of a network in blocks, where they are."""
+    from onespike.runtime.offload import blocks_of
+
+    state: dict[str, Any] = model.state_dict()
+    absent = [name for name, tensor in state.items() if tensor.is_meta]
+    if not absent:
         return state
+    if (blocks := blocks_of(model)) is not None:
+        return state | {name: blocks.tensors[name] for name in absent}
     from accelerate.utils.modeling import get_state_dict_offloaded_model
 
     state |= get_state_dict_offloaded_model(model)
@@ -158,3 +152,17 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
             "Keep them off the disk in the device map, or give --reference-weights."
         )
     return state
+
+
+def save_weights(file: Path, model: nn.Module) -> None:
+    """Write all weights into one safetensors file, tied ones once; those that are on disk are copied one by one."""
+    from torch import Tensor
+
+    from onespike.runtime.offload import write
+
+    state, first, tied = state_of(model), dict[Any, str](), dict[str, str]()
+    for name, x in state.items():
+        place = (x.data_ptr(), x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
+        if first.setdefault(place, name) != name:
+            tied[name] = first[place]
+    write(file, {name: x for name, x in state.items() if name not in tied}, tied)

@@ -1,13 +1,15 @@
-"""Run a network in evaluation mode, on its device."""
+"""Run a network in evaluation mode, on its device, by its schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -16,12 +18,86 @@ from torch.utils._python_dispatch import (
 
 from onespike.errors import UsageError
 
+T = TypeVar("T")
+Around = Callable[[], AbstractContextManager[None]]
+SCHEDULE = "_schedule"
+"""Where a network keeps its schedule, if it has one of its own."""
 SPLIT = {
     "_convolution", "_linalg_solve_ex", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "convolution", "convolution_backward", "kl_div", "linalg_norm", "linalg_solve", "linalg_solve_ex", "linalg_vector_norm",
     "mean", "mse_loss", "norm", "prod", "std", "sum", "var",
 }  # fmt: skip
 """Operations that sum in an order which depends on the number of threads; inference mode hands composite ones on whole."""
+
+
+class Schedule(Protocol):
+    """How the forwards of a network run that cannot run one after the other, since its weights are not in memory."""
+
+    def in_turn(self, works: Iterable[Callable[[], T]]) -> Iterator[T]: ...
+    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None: ...
+    def estimate(self, work: Callable[[], Any], batch_count: int) -> str: ...
+
+
+def _schedule(model: nn.Module) -> Schedule | None:
+    schedule: Schedule | None = model.__dict__.get(SCHEDULE)
+    return schedule
+
+
+def in_memory(model: nn.Module) -> bool:
+    """Whether all weights of a network are there, whoever asks for them."""
+    return _schedule(model) is None
+
+
+def in_turn(model: nn.Module, works: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """The results of pieces of work in their order, each of which runs forwards of a network or of its copies.
+
+    They may go through the network together, so what else one of them does must not depend on how far others are.
+    """
+    schedule = _schedule(model)
+    if schedule is None:
+        yield from (work() for work in works)
+    else:
+        yield from schedule.in_turn(works)
+
+
+def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
+    """Take the gradients of what each piece of work returns; it and its way back run within its context.
+
+    Parts of the network may run twice, first without gradients.
+    """
+    schedule = _schedule(model)
+    if schedule is not None:
+        return schedule.backwards(works)
+    for forward, around in works:
+        with around():
+            forward().backward()
+    return None
+
+
+def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str | None:
+    """What so many batches take of memory, in words, by the first one; nothing where all weights are there."""
+    schedule = _schedule(model)
+    return None if schedule is None else schedule.estimate(work, batch_count)
+
+
+class _Turn(threading.local):
+    """Of a thread that runs one of several forwards: on whose behalf, and the seconds that it waited for others."""
+
+    family: int | None = None
+    waited = 0.0
+
+
+TURN = _Turn()
+
+
+def family() -> int:
+    """The thread on whose behalf this one runs: who visits there, visits here."""
+    return threading.get_ident() if TURN.family is None else TURN.family
+
+
+def clock() -> float:
+    """Seconds in which this thread had its turn, from any moment on."""
+    return time.perf_counter() - TURN.waited
 
 
 @contextmanager

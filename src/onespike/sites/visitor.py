@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onespike.errors import UsageError
-from onespike.runtime.lockstep import family
+from onespike.runtime.forward import family
 from onespike.sites.coverage import Coverage, Owners
 from onespike.sites.product import Operand, Product
 from onespike.sites.rules import rule_of

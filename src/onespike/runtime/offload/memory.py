@@ -16,31 +16,28 @@ def available(device: torch.device) -> int | None:
     """Bytes that may still be taken on a device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = [_meminfo(), _group()]
-    known = [number for number in found if number is not None]
-    return min(known) if known else None
+    limits = [_of_system(), _of_group()]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _meminfo() -> int | None:
+def _of_system() -> int | None:
     """What Linux expects to be able to give out without swapping."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return None if found is None else 1024 * int(found[1])
+    line = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return None if line is None else 1024 * int(line[1])
 
 
-def _group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What the container or the batch job of this process may still take."""
     try:
-        most, now = (
-            (folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current")
+        limit, used, details = (
+            (folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
         )
-        cached = re.search(
-            r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(encoding="ascii"), re.M
-        )
-        return int(most) - int(now) + (int(cached[1]) if cached else 0)
+        cached = re.search(r"^inactive_file (\d+)$", details, re.M)
+        return int(limit) - int(used) + (int(cached[1]) if cached else 0)
     except (OSError, ValueError):  # no such group, or one without a limit ("max")
         return None
 
@@ -51,11 +48,8 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5GB"), parse_size("200 mb")
     (1500000000, 200000000)
     """
-    found = re.fullmatch(r"([0-9.]+)\s*([KMGT]B)", text.strip().upper())
-    try:
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    except ValueError:
-        size = 0
+    parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([KMGT]B)", text.strip().upper())
+    size = int(float(parts[1]) * UNITS[parts[2]]) if parts else 0
     if size <= 0:
         raise UsageError(f"{text!r} is no size of memory. Write for example 8GB or 500MB.")
     return size

@@ -1,0 +1,206 @@
+"""A network whose weights stay on disk, and come into memory one block at a time.
+
+Blocks are what repeats in the network: the members of its outermost lists in which two are built alike. What else is
+large (an embedding, an output layer) comes and goes by itself, and the rest stays in memory. Hooks load the weights
+before a forward and drop them behind it, so that every forward works; `lockstep` takes many batches through the
+network with one reading of the weights.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.errors import UsageError
+from onespike.runtime.forward import SCHEDULE, Around
+from onespike.runtime.offload.lockstep import Conductor, arrive, in_turn, leave
+from onespike.runtime.offload.memory import available, in_words
+from onespike.runtime.offload.stored import Stored, Unit, stored_in, write
+from onespike.runtime.offload.way_back import backwards
+
+SMALL = 1 / 16
+"""What is smaller than this part of the largest block stays in memory."""
+SHARE = 3 / 4
+"""The part of the free memory that weights and activations between blocks may take; a block's own work needs the rest."""
+MOST = 64
+"""Batches at once, each in a thread of its own."""
+TENSORS = "_stored_tensors"
+"""Where a network that was built without memory for its parameters keeps where these are."""
+
+
+@dataclass(eq=False)
+class Blocks:
+    """How a network lies on disk, and the schedule by which its forwards run.
+
+    Attributes:
+        resident: bytes of the weights that stay in memory.
+        memory: bytes that weights and activations between blocks may take; None for a part of what is free.
+        tensors: where each parameter is stored, by its name.
+    """
+
+    units: list[Unit]
+    resident: int
+    device: torch.device
+    memory: int | None
+    tensors: dict[str, Stored]
+
+    def __deepcopy__(self, memo: Any) -> Blocks:
+        return self  # a converted copy lies on the same disk
+
+    @property
+    def largest(self) -> Unit:
+        return max(self.units, key=lambda unit: unit.size)
+
+    def fitting(self, carried: int) -> int:
+        """How many batches go through the network together, if each carries so many bytes; at least one must fit."""
+        room, largest = self._room(), self.largest
+        if room is None:
+            return MOST
+        if largest.size + carried > room:
+            raise UsageError(
+                f"blocks: {in_words(largest.size)} for the largest block, {largest.name}, and {in_words(carried)} for one "
+                f"batch do not fit into {in_words(max(room, 0))}. Give smaller batches, or more memory."
+            )
+        return min(MOST, (room - largest.size) // carried) if carried else MOST
+
+    def _room(self) -> int | None:
+        if self.memory is not None:
+            return self.memory - self.resident
+        free = available(self.device)
+        return None if free is None else int(SHARE * free)
+
+    def in_turn(self, works: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+        return in_turn(self.fitting, iter(works))
+
+    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
+        copies = sum(unit.repeats for unit in self.units) or len(self.units)
+        backwards(self.fitting, works, copies)
+
+    def estimate(self, work: Callable[[], Any], batch_count: int) -> str:
+        """What so many batches take, by the first one on its way to the first block; refused where it does not fit."""
+        with Conductor(self.fitting) as conductor:
+            conductor.start(work)
+            carried = conductor.carried()
+        at_once, room, largest = min(self.fitting(carried), batch_count), self._room(), self.largest
+        weights = self.resident + sum(unit.size for unit in self.units)
+        return (
+            f"weights {in_words(weights)} in {len(self.units)} parts; in memory {in_words(self.resident)} always, "
+            f"{in_words(largest.size)} for {largest.name}, {in_words(carried)} carried per batch; "
+            f"available {'unknown' if room is None else in_words(room)}: {at_once} batches at once"
+        )
+
+
+def blocks_of(model: nn.Module) -> Blocks | None:
+    """How a network lies on disk; None for one that is in memory, or spread otherwise."""
+    schedule: Blocks | None = model.__dict__.get(SCHEDULE)
+    return schedule
+
+
+def built_without_weights(model: nn.Module, tensors: Mapping[str, Stored]) -> nn.Module:
+    """Tell a network without memory for its parameters where its parameters and buffers are."""
+    model.__dict__[TENSORS] = tensors
+    return model
+
+
+def lie_in_blocks_(
+    model: nn.Module, *, device: torch.device | str = "cpu", memory: int | None = None
+) -> nn.Module:
+    """Leave a network's weights on disk, to be read block by block; it computes on one device.
+
+    A network that is in memory is written to a temporary file first.
+    """
+    device = torch.device(device)
+    written = model.__dict__.pop(TENSORS, None)
+    tensors: Mapping[str, Stored] = _written(model) if written is None else written
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # tied ones are stored once
+        if name in tensors or id(parameter) not in first:
+            first[id(parameter)] = name
+    names = {n: tensors[first[id(p)]] for n, p in model.named_parameters(remove_duplicate=False)}
+    units = []
+    for name, module, repeats in _coming_and_going(model):
+        weights = {
+            path: (tensors[first[id(parameter)]], parameter.dtype)
+            for path, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        units.append(Unit(name, weights, repeats, device))
+        module.register_forward_pre_hook(partial(arrive, units[-1]), with_kwargs=True)
+        module.register_forward_hook(partial(leave, units[-1]), with_kwargs=True, always_call=True)
+    if not units:
+        raise UsageError("blocks: this network has no weights. Leave the device map out.")
+    away = {id(part) for unit in units for part in model.get_submodule(unit.name).modules()}
+    resident = 0
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(module) in away:
+                value = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            else:
+                value = names[prefix + name].read().to(device, parameter.dtype)
+                resident += value.numel() * value.itemsize
+            setattr(module, name, nn.Parameter(value, requires_grad=False))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            stored = tensors.get(prefix + name)
+            setattr(module, name, (buffer if stored is None else stored.read().to(buffer.dtype)).to(device))
+        module.__dict__["_execution_device"] = device
+    blocks = model.__dict__[SCHEDULE] = Blocks(units, resident, device, memory, names)
+    blocks.fitting(0)
+    return model
+
+
+def _coming_and_going(model: nn.Module) -> list[tuple[str, nn.Module, bool]]:
+    """The modules whose weights come and go, and whether they repeat: blocks, and what else is large and has no parts."""
+    blocks = list(_repeating(model))
+    inside = {id(part) for _, block in blocks for part in block.modules()}
+    alone = [
+        (name, module)
+        for name, module in model.named_modules()
+        if id(module) not in inside and not any(True for _ in module.children())
+    ]
+    least = max(1, SMALL * max((_bytes(module) for _, module in blocks or alone), default=0))
+    large = [(name, module, False) for name, module in alone if _bytes(module) >= least]
+    return [*((name, block, True) for name, block in blocks), *large]
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
+
+
+def _repeating(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """What repeats in a network: members of its outermost lists in which two have children and are built alike."""
+    for name, child in model.named_children():
+        members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
+        kinds = [_kind(member) for member in members if any(True for _ in member.children())]
+        inner = _members if len(set(kinds)) < len(kinds) else _repeating
+        yield from inner(child, f"{prefix}{name}.")
+
+
+def _members(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The members of a list that hold weights; of those that are lists themselves, and have no forward, theirs."""
+    for name, member in parent.named_children():
+        if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
+            yield from _members(member, f"{prefix}{name}.")
+        elif any(True for _ in member.parameters()):
+            yield f"{prefix}{name}", member
+
+
+def _kind(module: nn.Module) -> tuple[Any, ...]:
+    return type(module), tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+
+
+def _written(model: nn.Module) -> dict[str, Stored]:
+    """The parameters in a temporary file, which goes when the process ends."""
+    folder = tempfile.mkdtemp(prefix="onespike-blocks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = Path(folder) / "weights.safetensors"
+    write(file, dict(model.named_parameters()))
+    return stored_in([file])

@@ -1,0 +1,148 @@
+"""Tensors that stay in their safetensors files until they are needed, and the units in which they come into memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onespike.errors import LoadError
+
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+HELD = "_held_for_blocks"
+"""Where a module whose weights are there keeps what stood in their place."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file: where its bytes begin, its type and its shape."""
+
+    file: Path
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own: a mapped file would stay in memory as a whole."""
+        data = bytearray(self.numel() * self.itemsize)
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            if file.readinto(data) != len(data):
+                raise _broken(self.file, "it is shorter than its header says")
+        if not data:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(data, dtype=self.dtype).view(self.shape)
+
+
+def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
+    """The tensors of safetensors files by their names; only the headers are read."""
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(length)) if length < file.stat().st_size else None
+            if not isinstance(header, dict):
+                raise _broken(file, "it has no header")
+            header.pop("__metadata__", None)
+            tensors |= {name: _entry(file, 8 + length, facts) for name, facts in header.items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise _broken(file, "its header cannot be read") from error
+    return tensors
+
+
+def _entry(file: Path, start: int, facts: Any) -> Stored:
+    if facts["dtype"] not in TYPES:
+        raise LoadError(
+            f"{file}: it holds numbers of type {facts['dtype']}, which are not read block by block. "
+            "Save the weights as floating-point numbers."
+        )
+    begin, end = facts["data_offsets"]
+    entry = Stored(file, start + begin, TYPES[facts["dtype"]], tuple(facts["shape"]))
+    if entry.numel() * entry.itemsize != end - begin or start + end > file.stat().st_size:
+        raise _broken(file, "it is shorter than its header says")
+    return entry
+
+
+def _broken(file: Path, reason: str) -> LoadError:
+    return LoadError(f"{file}: the file is damaged or cut short ({reason}). Fetch or copy it again.")
+
+
+def write(path: Path, tensors: Mapping[str, Stored | Tensor], tied: Mapping[str, str] | None = None) -> None:
+    """A safetensors file of tensors in memory and on disk, of which one at a time is read.
+
+    `tied` has further names of tensors, in the form of safetensors' `save_model`.
+    """
+    header, place = dict[str, Any]({"__metadata__": dict(tied)} if tied else {}), 0
+    # every tensor begins at a multiple of the size of its numbers
+    ordered = sorted(tensors.items(), key=lambda entry: -entry[1].itemsize)
+    for name, tensor in ordered:
+        end = place + tensor.numel() * tensor.itemsize
+        facts = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+        header[name], place = facts, end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            whole = tensor.read() if isinstance(tensor, Stored) else tensor.detach().cpu()
+            file.write(whole.contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+class Unit:
+    """Weights that come and go together: those of one module, and of its copy in a converted network.
+
+    While `held`, somebody who takes many forwards through it keeps them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: Mapping[str, tuple[Stored, torch.dtype]],
+        repeats: bool,
+        device: torch.device,
+    ) -> None:
+        self.name, self.weights, self.repeats, self.device = name, weights, repeats, device
+        self.size = sum(stored.numel() * dtype.itemsize for stored, dtype in weights.values())
+        self.held = False
+
+    def __deepcopy__(self, memo: Any) -> Unit:
+        return self  # a copy of the network has the same weights
+
+    def load(self, modules: Iterable[nn.Module]) -> None:
+        """Read the weights once, for these modules."""
+        missing = [module for module in modules if HELD not in module.__dict__]
+        for module in missing:
+            module.__dict__[HELD] = []
+        for path, (stored, dtype) in self.weights.items() if missing else ():
+            whole = stored.read().to(self.device, dtype)
+            owner_path, _, name = path.rpartition(".")
+            for module in missing:
+                owner = module.get_submodule(owner_path)
+                module.__dict__[HELD].append((owner, name, getattr(owner, name)))
+                setattr(owner, name, nn.Parameter(whole, requires_grad=False))
+
+    def free(self, modules: Iterable[nn.Module]) -> None:
+        """Drop the weights."""
+        for module in modules:
+            for owner, name, placeholder in module.__dict__.pop(HELD, ()):
+                setattr(owner, name, placeholder)
