@@ -13,8 +13,7 @@ from onespike.conversion.attach import Neurons
 from onespike.diagnosis.drift import trail
 from onespike.diagnosis.probe import Probe, analog
 from onespike.energy.ledger import Ledger
-from onespike.energy.site_statistics import Survey
-from onespike.energy.site_survey import BINS
+from onespike.energy.survey import BINS, Survey
 from onespike.neurons import ScaleFire
 from onespike.recipe import DEFAULT, preset
 from onespike.runs.as_command import recipe_options

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import onespike
 from onespike import Recipe, calibrate, convert, discover, kernels, metered
 from onespike.conversion.attach import Neurons
-from onespike.energy.site_statistics import Survey
+from onespike.energy.survey import Survey
 from onespike.neurons import ScaleFire
 from onespike.sites import Rows, Sites, Visit, attention
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from contract.networks import mlp, rows
 from onespike import calibrate, convert
-from onespike.conversion.attach import Neurons
 from onespike.energy.dead_work import dead_work
 from onespike.errors import UsageError
 
@@ -18,10 +17,8 @@ def images(n: int = 4) -> Tensor:
     return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("converted", [False, True])
-def test_the_last_block_of_all_tokens_but_the_first(converted):
-    model = ViT().eval()
-    network = convert(model, calibrate(model, [images()])) if converted else model
+def test_the_last_block_of_all_tokens_but_the_first():
+    network = ViT().eval()
     block = TOKENS * (4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN) + 2 * TOKENS * TOKENS * WIDTH
     whole = 2 * block + 9 * WIDTH * 3 * 16 + WIDTH * CLASSES
     others = TOKENS - 1
@@ -75,16 +72,9 @@ class Detector(nn.Module):
         return list(self.layer(x))
 
 
-def test_what_selects_by_value_has_no_dead_work_and_says_so():
+def test_where_it_is_unknown_it_says_so():
     with pytest.raises(UsageError, match=r"^dead work is known for networks whose output is a tensor\."):
         dead_work(Detector(), torch.randn(2, 6))
-
-
-def test_integer_weights_have_no_gradient_and_say_so():
     model = mlp()
-    snn = convert(model, calibrate(model, [rows()]))
-    next(m for m in snn.modules() if isinstance(m, Neurons)).weights = "integers"
-    with pytest.raises(
-        UsageError, match=r"^dead work is looked for with gradients, and these weights are integers"
-    ):
-        dead_work(snn, rows())
+    with pytest.raises(UsageError, match=r"^dead work is that of the original network\. Give that one"):
+        dead_work(convert(model, calibrate(model, [rows()])), rows())

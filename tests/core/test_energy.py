@@ -15,8 +15,8 @@ import onespike
 from contract.conversion_contract import randomize_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
+from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.columns import COLUMNS
-from onespike.energy.signed_digits import naf_weight
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.sites import Places

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from contract.neuron_contract import bits, needs_cpp
-from onespike.energy.signed_digits import naf_weight
+from onespike.energy.binary_lanes import naf_weight
 from onespike.errors import UsageError
 from onespike.neurons import (
     bounds,

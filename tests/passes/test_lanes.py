@@ -8,8 +8,7 @@ from small_networks import attention, convolutional, start, tokens
 from torch import nn
 
 from onespike import convert, metered
-from onespike.energy.binary_lanes import digits, fixed_point, prove, shift_and_add
-from onespike.energy.signed_digits import naf_weight
+from onespike.energy.binary_lanes import digits, fixed_point, naf_weight, prove, shift_and_add
 from onespike.errors import ConversionError
 from onespike.passes import chain
 from onespike.runtime.forward import evaluating

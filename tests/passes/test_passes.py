@@ -137,7 +137,7 @@ def test_thrifty_neurons_fire_the_nearest_level_where_spikes_are_counted():
 
 
 def test_levels_of_few_digits():
-    from onespike.energy.signed_digits import naf_weight
+    from onespike.energy.binary_lanes import naf_weight
 
     levels = digit_levels(2, 300)
     assert set(range(1, 301)) - set(levels) == {

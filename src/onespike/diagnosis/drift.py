@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onespike.energy.site_survey import decibels
+from onespike.energy.survey import decibels
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting

@@ -19,7 +19,7 @@ from onespike.adapters import KNOWN, Normalization, exchanged, normalization
 from onespike.conversion.attach import named_neurons
 from onespike.diagnosis.outliers import outliers
 from onespike.diagnosis.probe import Probe, analog, beyond_chance
-from onespike.energy.site_statistics import Survey
+from onespike.energy.survey import Survey
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
-from onespike.energy.ledger import known
+from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
 from onespike.evaluation.pairwise import pairwise
 from onespike.runs import Progress, no_progress
@@ -82,7 +82,7 @@ class Probe:
             with evaluating(snn), metered(snn) as ledger:
                 call(snn, take(self.parts[0], slice(0, COUNTED)))
             agreement = 100 * float(found.agrees.double().mean())
-            energy = known(ledger.ratio(column))
+            energy = or_none(ledger.ratio(column))
             figures = {"kl": found.kl, "agreement": agreement, "energy": energy}
             rows.append({"scale": scale, **figures, "better": found.beats(before)})
         set_scale_(snn, own)

@@ -9,4 +9,4 @@ from onespike.energy.ledger import Ledger as Ledger
 from onespike.energy.metering import metered as metered
 from onespike.energy.profiles import Profile as Profile
 from onespike.energy.profiles import profile as profile
-from onespike.energy.site_count import SiteCount as SiteCount
+from onespike.energy.spike_counts import SiteCount as SiteCount

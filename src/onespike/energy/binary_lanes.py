@@ -40,6 +40,35 @@ def digits(counts: Tensor) -> list[Tensor]:
     return lanes
 
 
+def naf_weight(counts: Tensor) -> Tensor:
+    """Return how many nonzero digits integers have in non-adjacent form, which has the fewest.
+
+    >>> naf_weight(torch.tensor([0, 1, 3, 7, 11, 263])).tolist()
+    [0, 1, 2, 2, 3, 3]
+    """
+    return sum((digit.abs() for digit in digits(counts)), torch.zeros_like(counts, dtype=torch.long))
+
+
+def naf_length(largest: int) -> int:
+    """Return how many digits, zeros included, the integers up to `largest` need: the number of lanes.
+
+    >>> [naf_length(n) for n in (1, 2, 3, 5, 7, 263)]
+    [1, 2, 3, 3, 4, 9]
+    """
+    return (3 * largest).bit_length() - 1
+
+
+def digits_of(counts: Tensor) -> Tensor:
+    """Return `naf_weight` of each magnitude in a tensor of many counts, by a table.
+
+    >>> digits_of(torch.tensor([[0.0, -1.0], [7.0, 11.0]])).tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    sizes = counts.abs().to(torch.int32)
+    table = naf_weight(torch.arange(int(sizes.max()) + 1 if sizes.numel() else 1))
+    return table.float().to(sizes.device)[sizes]
+
+
 def shift_and_add(product: Callable[[Tensor], Tensor], counts: Tensor) -> tuple[Tensor, float]:
     """Return Σ_k 2^k·product(d_k) and the number of 0/±1 spikes sent."""
     total, sent = product(torch.zeros_like(counts)), 0.0
@@ -76,10 +105,10 @@ def _product(operand: Operand, step: Tensor) -> Callable[[Tensor], Tensor] | Non
     if role == "lhs":
         other = fixed_point(product.operands["rhs"])
     elif role == "input" and "weight" in product.operands:
-        given, groups = product.operands["weight"], product.groups
+        weight, groups = product.operands["weight"], product.groups
         by_group = step.reshape(groups, 1, -1) if step.numel() > 1 else step.reshape(1, 1, 1)
-        scale = by_group.expand(groups, len(given) // groups, -1).reshape(len(given), -1)
-        other = fixed_point(given * scale.view(*scale.shape, *[1] * (given.dim() - 2)))
+        scale = by_group.expand(groups, len(weight) // groups, -1).reshape(len(weight), -1)
+        other = fixed_point(weight * scale.view(*scale.shape, *[1] * (weight.dim() - 2)))
     else:
         return None
     return lambda spikes: product.multiply(spikes, other)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from onespike.energy.analog_functions import PRODUCT
+from onespike.energy.binary_lanes import digits_of, naf_length
 from onespike.energy.profiles import profile
-from onespike.energy.signed_digits import digits_of, naf_length
 from onespike.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -36,23 +36,18 @@ FOR_WHOM = (
 
 @dataclass(frozen=True)
 class Reading:
-    """The number of additions per spike at each synapse behind it.
-
-    Attributes:
-        name: the ledger's key for the sum over all spikes.
-        additions: the additions of each count in a tensor; the sign does not matter.
-        pairs: what is counted where both operands of a product spike, in words.
-        elasticity: how fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm.
-        by_digits: a spike is charged by its signed binary digits, so few digits save more than few spikes.
-        over_steps: pairs are known beyond the first timestep.
-    """
+    """The number of additions per spike at each synapse behind it, from the count alone: the sign does not matter."""
 
     name: str
     additions: Callable[[Tensor], Tensor]
     pairs: str
+    """What is counted where both operands of a product spike, in words."""
     elasticity: float = 1.0
+    """How fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm."""
     by_digits: bool = False
+    """A spike is charged by its signed binary digits, so few digits save more than few spikes."""
     over_steps: bool = False
+    """Pairs are counted beyond the first timestep."""
 
     def lanes(self, largest: int) -> int:
         """Return the number of lanes, each with one sum, for counts up to `largest`."""
@@ -83,30 +78,22 @@ Rule = Callable[["Ledger", bool], list[Item]]
 
 @dataclass(frozen=True)
 class Column:
-    """One way to count the energy of a network.
-
-    Attributes:
-        name: its name in commands, records and reports.
-        meaning: its meaning in one line.
-        rule: the operations that it charges.
-        reading: how it reads a spike; None for a comparator, which has no spikes.
-        addition: the operation for one addition of a spike.
-        sampled: whether a part of the elements is enough to estimate it, as in searches.
-        budget: whether passes can hold it.
-        integer_of: the column that this one is the integer reading of. It needs 8-bit weights, which make a different
-            network with a different accuracy.
-        bits: the bits of weights and activations, for a comparator that is a network to measure.
-    """
+    """One way to count the energy of a network: its meaning in one line, and the operations that it charges."""
 
     name: str
     meaning: str
     rule: Rule
     reading: Reading | None = None
+    """How it reads a spike; None for a comparator, which has no spikes."""
     addition: str = "float32 add"
     sampled: bool = True
+    """Whether a part of the elements is enough to estimate it, as in searches."""
     budget: bool = True
+    """Whether passes can hold it."""
     integer_of: str = ""
+    """The column that this one is the integer reading of, with 8-bit weights: a network with another accuracy."""
     bits: int = 0
+    """The bits of weights and activations, for a comparator that is a network to measure."""
 
 
 COLUMNS: dict[str, Column] = {}
@@ -212,7 +199,11 @@ def _spikes(reading: str, addition: str, width: str) -> Rule:
         additions = ledger.accumulates(reading, double)
         return [
             Item("spikes", additions, addition),
-            Item("row sums for offsets", ledger.constant_macs, f"{width} multiply-add"),
+            Item(
+                "row sums for offsets",
+                sum(row.constant_macs for row in ledger.sites.values()),
+                f"{width} multiply-add",
+            ),
             Item("weights read", additions, f"{width} read"),
             Item("spikes sent", ledger.events(reading), "spike"),
             Item("layers", ledger.layers, "layer"),
@@ -229,20 +220,21 @@ def _strict(reading: str, addition: str, width: str) -> Rule:
     spikes = _spikes(reading, addition, width)
 
     def rule(ledger: Ledger, double: bool) -> list[Item]:
+        rows, beyond = ledger.sites.values(), ledger.beyond(reading)
         functions = {name: float(macs) for name, macs in ledger.functions.items()}
         if PRODUCT in functions:  # a product that is summed next is an analog product already
             summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
             functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
         return [
             *spikes(ledger, False),
-            Item("pairs of spikes", ledger.beyond(reading), addition),
-            Item("pairs read", ledger.beyond(reading), f"{width} read"),
+            Item("pairs of spikes", beyond, addition),
+            Item("pairs read", beyond, f"{width} read"),
             Item("analog products", ledger.analog_products, "float32 multiply-add"),
             *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
-            Item("lanes and signs joined", ledger.joined(reading), addition),
-            Item("neuron updates", ledger.updates, "neuron update"),
-            Item("thresholds compared", ledger.compared, addition),
-            Item("rows measured and shifted", ledger.measured, addition),
+            Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
+            Item("neuron updates", sum(row.elements for row in rows if row.spiking), "neuron update"),
+            Item("thresholds compared", sum(row.compared for row in rows), addition),
+            Item("rows measured and shifted", sum(row.measured for row in rows), addition),
         ]
 
     return rule

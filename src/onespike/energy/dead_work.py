@@ -6,9 +6,8 @@ are found by gradient: where it is zero, the product's result cannot reach the o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from onespike.conversion.attach import Neurons, detach_
+from onespike.conversion.network import is_converted
 from onespike.errors import UsageError
 from onespike.runtime.batches import call, count, logits, take, to
 from onespike.runtime.forward import device_of, evaluating, in_memory
@@ -32,24 +31,16 @@ def _smooth(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _average(
-    x: Tensor,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil: bool = False,
-    **options: Any,
-) -> Tensor:
+    x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
     pool: Any = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.dim()]
-    stride, padding = options.get("stride", stride), options.get("padding", padding)
-    result: Tensor = pool(x, kernel, stride or kernel, padding, options.get("ceil_mode", ceil))
-    return result
+    return pool(x, kernel, stride or kernel, padding, ceil_mode)
 
 
-def _mean(x: Tensor, size: Any, **options: Any) -> Tensor:
+def _mean(x: Tensor, size: Any, **options: Any) -> Any:
     pool: Any = {3: F.adaptive_avg_pool1d, 4: F.adaptive_avg_pool2d, 5: F.adaptive_avg_pool3d}[x.dim()]
-    result: Tensor = pool(x, size)
-    return result
+    return pool(x, size)
 
 
 OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -67,13 +58,19 @@ OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that block some values, and their stand-ins: a path that is blocked now is not dead."""
 
 
+class _Result(NamedTuple):
+    product: str
+    macs: int
+    value: Tensor
+
+
 class _Products(TorchFunctionMode, Visitor):
-    """Keep the result of every product, and its MACs, taken from the visit to its operands."""
+    """Collect the result of every product, and its MACs, taken from the visit to its operands."""
 
     def __init__(self) -> None:
         super().__init__()
         self.product, self.macs = "", 0
-        self.found: list[tuple[str, int, Tensor]] = []
+        self.results: list[_Result] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         self.product, self.macs = operand.site.product, operand.synapses.macs
@@ -84,23 +81,16 @@ class _Products(TorchFunctionMode, Visitor):
     ) -> Any:
         result = OPEN.get(function, function)(*args, **(kwargs or {}))
         if is_leaf(function) and isinstance(result, Tensor) and result.requires_grad:
-            self.found.append((self.product, self.macs, result))
+            self.results.append(_Result(self.product, self.macs, result))
             return result.clone()  # later code may change it in place
         return result
 
 
 def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
-    """Return the dead share of the network's MACs by product; products that all reach the output are left out.
+    """Return the dead share of the original network's MACs by product; products that all reach the output are left out.
 
-    A converted network is examined as it was before its conversion.
-
-    Args:
-        network: any network whose output is a tensor (or has one as `logits`). A network that selects among its results
-            by value, as detectors do, has no work that is always dead.
-        batch: inputs; the first few are used.
-
-    Raises:
-        UsageError: the output is not a tensor, or the weights are integers by now.
+    Its output must be a tensor (or have one as `logits`): a network that selects among its results by value, as
+    detectors do, has no work that is always dead. The first inputs of the batch are used.
 
     >>> class First(nn.Module):
     ...     def __init__(self):
@@ -111,8 +101,13 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
     >>> dead_work(First(), torch.randn(2, 5, 3))
     {'a:linear0': 0.48, 'b:linear0': 0.32}
     """
-    network, seen = _original(network), _Products()
-    batch = to(take(batch, slice(0, INPUTS)), device_of(network))
+    if is_converted(network):
+        raise UsageError("dead work is that of the original network. Give that one.")
+    if not in_memory(network) or any(hasattr(module, "_hf_hook") for module in network.modules()):
+        raise UsageError(
+            "dead work is looked for in networks that lie on one device. Leave it out for this one."
+        )
+    seen, batch = _Products(), to(take(batch, slice(0, INPUTS)), device_of(network))
     with evaluating(network), torch.inference_mode(False), torch.enable_grad():
         batch = tree_map_only(Tensor, Tensor.clone, batch)  # it may have been made without gradients
         with seen, visiting(network, seen):
@@ -122,30 +117,12 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
             "dead work is known for networks whose output is a tensor. Leave it out for this one."
         )
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-    gradients = torch.autograd.grad(output, [x for *_, x in seen.found], noise, allow_unused=True)
-    whole, dead = sum(macs for _, macs, _ in seen.found), dict[str, float]()
-    for (product, macs, _), gradient in zip(seen.found, gradients, strict=True):
+    gradients = torch.autograd.grad(output, [x.value for x in seen.results], noise, allow_unused=True)
+    whole, dead = sum(result.macs for result in seen.results), dict[str, float]()
+    for (product, macs, _), gradient in zip(seen.results, gradients, strict=True):
         if (share := _dead(gradient, count(batch))) > 0:
             dead[product] = dead.get(product, 0.0) + share * macs / whole
     return dead
-
-
-def _original(network: nn.Module) -> nn.Module:
-    """Return the network before its conversion, on the same weights."""
-    places = [module for module in network.modules() if isinstance(module, Neurons)]
-    if any(place.weights != Neurons.weights for place in places):
-        raise UsageError(
-            "dead work is looked for with gradients, and these weights are integers. Leave it out."
-        )
-    if not in_memory(network) or any(hasattr(module, "_hf_hook") for module in network.modules()):
-        raise UsageError(
-            "dead work is looked for in networks that lie on one device. Leave it out for this one."
-        )
-    if places:
-        kept = [*network.parameters(), *network.buffers()]
-        network = copy.deepcopy(network, {id(tensor): tensor for tensor in kept})
-        detach_(network)
-    return network
 
 
 def _dead(gradient: Tensor | None, inputs: int) -> float:

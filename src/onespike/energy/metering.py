@@ -2,21 +2,142 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from onespike.conversion.attach import Analog, Neurons
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.ledger import Ledger
+from onespike.energy.operand_pairs import Pairs
+from onespike.energy.spike_counts import SiteCount, add_up, sample, totals, totals_of
+from onespike.neurons import Neuron
 from onespike.runtime.batches import count
-from onespike.sites import visiting
+from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.coverage import Coverage, Operations, Owners
-from onespike.sites.padding import mask_of
+from onespike.sites.padding import mask_of, real
+
+
+class Waiting(NamedTuple):
+    """A sample of one site that waits to be counted with those of all others; it stands for `each` times as much."""
+
+    row: SiteCount
+    fan_out: int
+    each: float
+    largest: int
+    fired: Tensor
+
+
+class Meter(Visitor):
+    """Let every neuron fire once, and write into a ledger what that counts."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.pairs, self.blockwise = ledger, Pairs(), ledger.blockwise
+        self.waiting: list[Waiting] = []
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        ledger, site, place = self.ledger, operand.site, operand.place
+        with ledger.counting():
+            neuron = operand.neuron(x)
+            if site not in ledger.sites:
+                role = place.roles.get(site.key, "")
+                ledger.sites[site] = SiteCount(site, role, isinstance(neuron, Neuron))
+            row, synapses, tokens = ledger.sites[site], operand.synapses, self._tokens(operand, x)
+            share = 1.0 if tokens is None else _share(operand, tokens)
+            if place.now == 1:  # the original network, the base of the ratio, runs once
+                row.macs += round(share * synapses.macs)
+            row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
+            row.visits += not operand.again
+            # the softmax of a rule; others are seen as functions
+            if operand.product.weighted and site.role == "lhs":
+                add_up(ledger.functions, {"softmax": 2 * x.numel()})
+        if not isinstance(neuron, Neuron):
+            return x
+        code = neuron.code()
+        if code.offset is not None and site.operation not in ("linear", "conv"):
+            row.constant_macs += share * synapses.macs / _shared(code.offset, x)
+        by_row = place[site.key].settles
+        row.fire(code, round(share * x.numel()), round(share * synapses.outputs), by_row)
+        if ledger.every > 1:
+            return self._sampled(row, operand, neuron, x)
+        # where weights are integers the product fires its operand, and this only counts
+        with ledger.counting() if place.weights == "integers" else nullcontext():
+            fired, output = operand.fire(x)
+        with ledger.counting():
+            fired = fired if tokens is None else fired * tokens
+            self._add(row, place.now, neuron.largest, fired, synapses.fan_out)
+            self._count_pairs(operand, fired, output)
+            ledger.observe(operand, neuron, x, fired, output)
+        return output
+
+    def _tokens(self, operand: Operand, x: Tensor) -> Tensor | None:
+        """Return which elements are not padding; None for all."""
+        mask, rows = self.ledger.padding, operand.rows
+        if mask is not None and rows is not None and rows.of == mask.shape[1]:
+            mask = mask[:, rows.start : rows.stop]
+        return real(operand.site, x, mask)
+
+    def _sampled(self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor) -> Tensor:
+        """Count a part of the elements; if all have one threshold, the others are not even counted."""
+        place, every, fan_out = operand.place, self.ledger.every, operand.synapses.fan_out
+        one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
+        fired, output = (None, neuron(x)) if place.clock is None and one else operand.fire(x)
+        with self.ledger.counting():
+            tokens = self._tokens(operand, x)
+            if tokens is not None:
+                fired = (neuron.counts(x) if fired is None else fired) * tokens
+            fired = neuron.counts(sample(x, every)) if fired is None else sample(fired, every)
+            each = x.numel() / max(len(fired), 1)
+            if isinstance(fan_out, Tensor):
+                fan_out = sample(fan_out.expand_as(x), every)
+            if isinstance(fan_out, int) and place.now == 1:  # all sites at once cost far less than one by one
+                self.waiting.append(Waiting(row, fan_out, each, neuron.largest, fired.detach()))
+            else:
+                self._add(row, place.now, neuron.largest, fired.detach(), fan_out, each)
+        return output
+
+    def settle(self) -> None:
+        """Count the samples that wait."""
+        with self.ledger.counting():
+            sums = totals_of([(sampled.largest, sampled.fired) for sampled in self.waiting])
+            for (row, fan_out, each, *_), total in zip(self.waiting, sums, strict=True):
+                row.take(total.times(each * fan_out), total.times(each))
+
+    def _add(
+        self, row: SiteCount, now: int, largest: int, fired: Tensor, fan_out: int | Tensor, each: float = 1.0
+    ) -> None:
+        """Add counts, each of which represents `each` elements."""
+        total = totals(largest, fired)
+        weighted = total.times(fan_out) if isinstance(fan_out, int) else totals(largest, fired, fan_out)
+        row.take(weighted.times(each), total.times(each), later=now > 1)
+
+    def _count_pairs(self, operand: Operand, fired: Tensor, output: Tensor) -> None:
+        """Count both operands of a product once the second is there; the sum stands at the first."""
+        pairs = self.pairs.update(operand, fired, output)
+        if pairs is not None:
+            first = operand.site.operand(next(iter(operand.product.operands)))
+            add_up(self.ledger.sites[first].pairs, pairs)
+
+
+def _share(operand: Operand, tokens: Tensor) -> float:
+    """Return the part of a product that is made for tokens, not for padding."""
+    visible, lhs = operand.product.visible, operand.product.operands.get("lhs")
+    if lhs is None or visible is None or operand.site.role != "lhs":
+        return float(tokens.double().mean())
+    rows = visible & tokens  # a padding query asks for nothing
+    return int(rows.sum()) / max(int(visible.expand_as(rows).sum()), 1)
+
+
+def _shared(offset: Tensor, x: Tensor) -> int:
+    """Return how many rows or columns of an operand share one constant, and so one product."""
+    return math.prod(
+        x.shape[axis] for axis in (-2, -1) if offset.dim() < -axis or offset.shape[axis] < x.shape[axis]
+    )
 
 
 def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -53,23 +174,20 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     1152
     """
     ledger = ledger if ledger is not None else Ledger()
-    places = [module for module in model.modules() if isinstance(module, Neurons)]
+    meter, places = Meter(ledger), [module for module in model.modules() if isinstance(module, Neurons)]
     watch = any(_has_unruled(place) for place in places) if watch is None else watch
     with ExitStack() as stack:
         if places:
-            stack.enter_context(visiting(model, ledger))
-        forwards = model.register_forward_pre_hook(
-            partial(_count_inputs, ledger, get_ident()), with_kwargs=True
-        )
-        stack.callback(forwards.remove)
+            stack.enter_context(visiting(model, meter))
+        counting = partial(_count_inputs, ledger, get_ident())
+        stack.callback(model.register_forward_pre_hook(counting, with_kwargs=True).remove)
         if ledger.every == 1:
             stack.enter_context(AnalogFunctions(ledger.functions))
         if watch:
-            owners, ledger.coverage = Owners(model), Coverage()
-            stack.callback(setattr, ledger, "coverage", None)
+            owners, meter.coverage = Owners(model), Coverage()
             stack.enter_context(owners.following())
             # the original network, whose MACs these are, runs once
             once = lambda: not places or places[0].now == 1  # noqa: E731
-            stack.enter_context(Operations(owners, ledger.coverage, ledger.unruled, once))
+            stack.enter_context(Operations(owners, meter.coverage, ledger.unruled, once))
         yield ledger
-        ledger.settle()
+        meter.settle()

@@ -37,13 +37,7 @@ FREE = ("float32 read", "int8 read", "int4 read", "spike", "layer")
 
 @dataclass(frozen=True)
 class Profile:
-    """Prices in picojoules by operation.
-
-    Attributes:
-        name: the label of every ratio.
-        source: the source of the figures.
-        pj: operation → price; operations that the hardware lacks are left out.
-    """
+    """Prices in picojoules by operation, and the source of the figures; operations that the hardware lacks are left out."""
 
     name: str
     source: str

@@ -1,17 +1,29 @@
-"""How many spikes a tensor of counts holds, and how many additions they make in each reading of a spike."""
+"""Spikes counted: how many a tensor holds, their additions in each reading, and the sums of one site."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from onespike import kernels
 from onespike.energy.columns import READINGS
+from onespike.sites import Site
+from onespike.spikes import SpikeCode
+
+Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
+
+
+def add_up(totals: dict[Key, Number], more: Mapping[Key, Number]) -> None:
+    """Add numbers to totals of the same names."""
+    for name, number in more.items():
+        totals[name] = totals[name] + number if name in totals else number
 
 
 class Tally(NamedTuple):
@@ -67,10 +79,7 @@ def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
         return []
     width = 1 + max(largest for largest, _ in parts)
     device = parts[0][1].device  # a network may be on several devices
-    sizes = [
-        fired.abs().to(device, torch.int32).flatten() + place * width
-        for place, (_, fired) in enumerate(parts)
-    ]
+    sizes = [fired.abs().to(device, torch.int32).flatten() + i * width for i, (_, fired) in enumerate(parts)]
     number = torch.bincount(torch.cat(sizes), minlength=len(parts) * width).double().cpu()
     worth = torch.stack([_worth(largest, width) for largest, _ in parts])
     return [_tally(sums) for sums in (worth * number.view(-1, 1, width)).sum(-1).tolist()]
@@ -80,7 +89,7 @@ def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
 def _rows(shape: tuple[int, ...], every: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return one row in `every`, drawn at random but always the same: row numbers, and places in this shape."""
     rows = math.prod(shape)
-    with torch.inference_mode(False):  # kept, and then used in any mode
+    with torch.inference_mode(False):  # stored, and then used in any mode
         chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // every]
         chosen = chosen.sort().values
         return chosen, torch.unravel_index(chosen, shape)
@@ -98,3 +107,59 @@ def sample(x: Tensor, every: int) -> Tensor:
     if x.is_contiguous() and x.device.type == "cpu":  # five times as fast
         return x.view(-1, x.shape[-1]).index_select(0, numbers).flatten()
     return x[places].flatten()
+
+
+@dataclass
+class SiteCount:
+    """The counts of one site, summed over all inputs: one line of a ledger."""
+
+    site: Site
+    role: str
+    spiking: bool
+    macs: int = 0
+    elements: int = 0
+    additions: dict[str, float] = field(default_factory=dict)
+    """By reading, as all that follow in dictionaries."""
+    pairs: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    """Spikes that leave the site: the additions without their fan-out."""
+    joined: dict[str, float] = field(default_factory=dict)
+    """Additions that join the sums of lanes and of both signs at each output."""
+    compared: float = 0.0
+    """Comparisons with thresholds."""
+    measured: float = 0.0
+    """Additions that measure rows with separate steps, and one shift per output."""
+    spikes: float = 0.0
+    active: int = 0
+    saturated: int = 0
+    visits: int = 0
+    later: dict[str, float] = field(default_factory=dict)
+    """The part of the additions that came after the first timestep."""
+    constant_macs: float = 0.0
+    """Multiply-accumulates of constant parts of activations with other activations."""
+
+    def take(self, weighted: Tally, total: Tally, later: bool = False) -> None:
+        """Add a tally of spikes, and the same one weighted by fan-out."""
+        add_up(self.additions, weighted.additions)
+        add_up(self.sent, total.additions)
+        if later:
+            add_up(self.later, weighted.additions)
+        self.spikes += total.spikes
+        self.active += round(total.active)
+        self.saturated += round(total.saturated)
+
+    def fire(self, code: SpikeCode, elements: int, outputs: int, by_row: bool = False) -> None:
+        """Add the fixed cost of firing: comparisons, and the sums that its product joins."""
+        self.compared += elements * len(code.levels).bit_length()  # a binary search among the levels
+        self.measured += elements + outputs if by_row else 0
+        sums = {name: reading.lanes(code.largest) * code.worths for name, reading in READINGS.items()}
+        add_up(self.joined, {name: float(outputs * (number - 1)) for name, number in sums.items()})
+
+    def merge(self, other: SiteCount) -> None:
+        """Add the counts of the same site elsewhere; fields that are not numbers are the same for both."""
+        for column in fields(self):
+            mine, more = getattr(self, column.name), getattr(other, column.name)
+            if isinstance(mine, dict):
+                add_up(mine, more)
+            elif column.name not in ("site", "role", "spiking"):
+                setattr(self, column.name, mine + more)

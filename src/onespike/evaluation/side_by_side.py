@@ -11,7 +11,7 @@ from torch import nn
 
 from onespike.conversion.network import scale_of, steps_of
 from onespike.energy.dead_work import dead_work
-from onespike.energy.ledger import Ledger, known
+from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
@@ -19,6 +19,7 @@ from onespike.evaluation.pairwise import pairwise
 from onespike.runtime.batches import call, count, labeled, readable
 from onespike.runtime.forward import check_module, clock, device_of, in_memory
 from onespike.runtime.processes import ALONE, Processes
+from onespike.runtime.remembered import Once
 from onespike.tasks import Accuracy, Metric
 
 
@@ -50,7 +51,7 @@ class Evaluation:
         ratios = self.ledger.ratios(self.prices)
         return {
             **self.metrics,
-            "energy": {k: known(r) for k, r in ratios.items()},
+            "energy": {k: or_none(r) for k, r in ratios.items()},
             "energy_parts": {k: self.ledger.parts(k, self.prices) for k in ratios},
             "profile": self.prices.name,
             "original_pj": self.ledger.original_pj(self.prices),
@@ -107,7 +108,7 @@ def evaluate(
     checked = (labeled("evaluate", batch) for batch in progress(batches))
     for inputs, labels, (expected, (actual, counted)) in pairwise((ann, snn), checked, (original, spiking)):
         if not images and count(inputs):
-            dead = _dead_share(snn, inputs)
+            dead = _dead_share(ann, inputs)
         if counted is not total:
             total.merge(counted)
         metric.update(expected, actual, labels)
@@ -122,9 +123,9 @@ def evaluate(
     return Evaluation(metric.compute(), total, images, scale, seconds, steps_of(snn), dead)
 
 
-def _dead_share(snn: nn.Module, inputs: Any) -> float | None:
+def _dead_share(ann: nn.Module, inputs: Any) -> float | None:
     try:
-        return sum(dead_work(snn, inputs).values(), 0.0)
+        return sum(dead_work(ann.model if isinstance(ann, Once) else ann, inputs).values(), 0.0)
     except UsageError:  # a network for which it is unknown
         return None
 

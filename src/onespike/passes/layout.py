@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from onespike.calibration.thresholds import SiteThreshold
+from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.columns import reading_of
-from onespike.energy.signed_digits import naf_weight
 from onespike.neurons import mixed_levels
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.spikes.fire_functions import recognize

@@ -28,6 +28,7 @@ from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
 from onespike.reports.record import block_of
 from onespike.runs import NetworkPair
+from onespike.sites import Operand
 from onespike.tasks import Items
 
 SIDE = 24
@@ -43,17 +44,8 @@ class Watched(Ledger):
     blockwise = False
     pictures: dict[str, Tensor] = field(default_factory=dict)
 
-    def _add(
-        self,
-        row: Any,
-        now: int,
-        neuron: Neuron,
-        fired: Tensor,
-        fan_out: int | Tensor,
-        each: float = 1.0,
-    ) -> None:
-        super()._add(row, now, neuron, fired, fan_out, each)
-        self.pictures[str(row.site)] = picture(fired)
+    def observe(self, operand: Operand, neuron: Neuron, x: Tensor, fired: Tensor, output: Tensor) -> None:
+        self.pictures[str(operand.site)] = picture(fired)
 
 
 def picture(fired: Tensor, side: int = SIDE) -> Tensor:

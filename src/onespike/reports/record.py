@@ -16,7 +16,7 @@ from onespike.conversion.network import set_scale_, table
 from onespike.diagnosis.drift import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
 from onespike.energy.metering import metered
-from onespike.energy.site_statistics import Survey
+from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
 from onespike.neurons import Neuron

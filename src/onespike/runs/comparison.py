@@ -12,7 +12,7 @@ from torch import nn
 
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
 from onespike.energy.columns import COLUMNS, integer_reading
-from onespike.energy.ledger import known
+from onespike.energy.ledger import or_none
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.passes import no_progress
@@ -128,4 +128,6 @@ def compare_pair(
     rows = compared(
         pair.ann, networks, feed(items, "comparing"), lambda: pair.loaded.task.metric(items, pair.loaded)
     )
-    return [{**row, "ratio": known(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows]
+    return [
+        {**row, "ratio": or_none(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows
+    ]

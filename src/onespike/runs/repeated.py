@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onespike.conversion.network import convert
-from onespike.energy.ledger import known
+from onespike.energy.ledger import or_none
 from onespike.errors import DataError, UsageError
 from onespike.passes import no_progress, prepare
 from onespike.passes.base import Progress
@@ -115,7 +115,7 @@ def evaluate_again(
         headline = loaded.task.headline(result.to_dict())
         title = headline.title
         scores.append(headline.spiking)
-        ratios.append(known(result.ledger.ratio(column)))
+        ratios.append(or_none(result.ledger.ratio(column)))
     return {
         "repeat": repeat, "seed": seed, "inputs": count, "source": source.source, "title": title, "scores": scores,
         "score": spread(scores), "column": column, "ratio": spread(ratios),

@@ -14,7 +14,7 @@ from torch import nn
 
 from onespike import runs
 from onespike.energy.columns import searchable
-from onespike.energy.ledger import known
+from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
@@ -257,7 +257,7 @@ def search_run(
 def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
     with evaluating(snn), metered(snn) as ledger:
         call(snn, inputs)
-    return known(ledger.ratio(column)), ledger.analog_share
+    return or_none(ledger.ratio(column)), ledger.analog_share
 
 
 def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:

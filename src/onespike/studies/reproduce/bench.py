@@ -18,7 +18,7 @@ from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
 from onespike.deploy.post_training import observe
 from onespike.energy.columns import PAPER
-from onespike.energy.ledger import known
+from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import evaluate
@@ -197,7 +197,7 @@ class Bench:
             "agreement": record.get("agreement"),
             "kl": record.get("kl"),
             **record["energy"],
-            "pairs": known(result.ledger.ratio("nonzero", double=True)),
+            "pairs": or_none(result.ledger.ratio("nonzero", double=True)),
             "firing": sum(r.spikes for r in rows) / max(sum(r.elements for r in rows) / recipe.steps, 1),
             "seconds": record["seconds"]["snn"],
             "images": record["images"],

@@ -1,0 +1,192 @@
+"""Statistics of sites: signal, errors by cause, channels and a histogram, over the first few batches of a ledger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onespike.energy.ledger import Ledger
+from onespike.neurons import Neuron
+from onespike.sites import Operand, Site
+
+BINS = 80
+"""Bins of a site's distribution, equally wide in asinh(x / step): linear around zero, logarithmic in the tail."""
+
+OUTLIER = 6.0
+"""A channel is an outlier if its root mean square is this many times the median channel's."""
+
+
+@dataclass
+class SiteSurvey:
+    """Sums over one site's input x and output o. Squared errors are split by where x lies.
+
+    A channel is an index over which the product sums: a feature of a linear map, an input channel of a convolution.
+
+    Attributes:
+        signal: Σx².
+        fine: Σ(x−o)² where the levels are consecutive integers (quantization).
+        tail: Σ(x−o)² in the sparse levels above them (also quantization).
+        clipping: Σ(x−o)² beyond the largest level, or on a side that is off.
+        above: elements beyond the calibrated threshold.
+        row_loss: Σ(1 − row sum) over the rows of a softmax site.
+        channels: signal, noise and number of spikes of each channel, 3 × channels.
+        histogram: elements by asinh(x / step), over ±`span`.
+    """
+
+    role: str
+    levels: tuple[int, ...]
+    steps: tuple[float, float]
+    span: float
+    elements: int = 0
+    signal: float = 0.0
+    fine: float = 0.0
+    tail: float = 0.0
+    clipping: float = 0.0
+    above: int = 0
+    largest: float = 0.0
+    rows: int = 0
+    row_loss: float = 0.0
+    channels: Tensor = field(default_factory=lambda: torch.zeros(3, 0))
+    histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS))
+
+    @classmethod
+    def of(cls, neuron: Neuron, role: str) -> SiteSurvey:
+        code = neuron.code()
+        up, down = (float(unit.float().mean()) for unit in code.units())
+        return cls(role, code.levels, (up, down), math.asinh(2.0 * code.largest))
+
+    def add(self, neuron: Neuron, site: Site, x: Tensor, output: Tensor) -> None:
+        """Add one input of the site and what it passed on."""
+        code = neuron.code()
+        (up, down), seen = code.units(), code.coordinate(x)
+        step = torch.where(seen >= 0, up, down)
+        size, error = seen.abs(), (x - output).square()
+        clipped = size > step * self.levels[-1]
+        sparse = ~clipped & (size > step * (consecutive(self.levels) + 0.5))
+        total, clipping, tail = (
+            float(part.sum(dtype=torch.float64)) for part in (error, error * clipped, error * sparse)
+        )
+        self.elements += x.numel()
+        self.signal += float(x.square().sum(dtype=torch.float64))
+        self.clipping, self.tail = self.clipping + clipping, self.tail + tail
+        self.fine += max(total - clipping - tail, 0.0)
+        self.above += int((size > torch.where(seen >= 0, neuron.positive, neuron.negative)).sum())
+        self.largest = max(self.largest, float(x.abs().max()))
+        if self.role == "softmax":
+            rows = x.sum(-1) > 0  # a fully masked row has nothing to lose
+            self.rows += int(rows.sum())
+            self.row_loss += float((1 - output.sum(-1))[rows].sum(dtype=torch.float64))
+        axis = _channel_axis(site, x)
+        fired = output != (0.0 if code.offset is None else code.offset)
+        sums = torch.stack([_by_channel(part, axis) for part in (x.square(), error, fired)]).cpu()
+        if not self.channels.shape[1]:
+            self.channels = sums
+        elif (
+            self.channels.shape == sums.shape
+        ):  # sequences of another length have other channels in attention
+            self.channels = self.channels + sums
+        unit = torch.where(step > 0, step, torch.maximum(up, down)).clamp_min(1e-30)
+        places = (seen / unit).asinh().clamp(-self.span, self.span)
+        self.histogram = self.histogram + torch.histc(places, BINS, -self.span, self.span).cpu()
+
+    @property
+    def noise(self) -> float:
+        return self.fine + self.tail + self.clipping
+
+    @property
+    def snr_db(self) -> float:
+        """The ratio 10·log10(signal / noise); 99 where nothing is lost."""
+        return decibels(self.signal, self.noise)
+
+    @property
+    def dead_channels(self) -> float:
+        """The share of channels that never fired."""
+        return _share(self.channels[2] == 0)
+
+    @property
+    def outlier_channels(self) -> float:
+        """The share of channels whose root mean square is far above the median."""
+        power = self.channels[0]
+        return _share(power > OUTLIER**2 * power.median()) if power.numel() else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "snr_db": self.snr_db,
+            **{k: getattr(self, k) / (self.noise or 1.0) for k in ("fine", "tail", "clipping")},
+            "above": self.above / max(self.elements, 1),
+            "largest": self.largest,
+            "row_loss": self.row_loss / self.rows if self.rows else None,
+            "dead_channels": self.dead_channels,
+            "outlier_channels": self.outlier_channels,
+            "channels": self.channels.shape[1],
+            "levels": list(self.levels),
+            "steps": list(self.steps),
+            "span": self.span,
+            "histogram": [int(n) for n in self.histogram],
+        }
+
+
+@dataclass
+class Survey(Ledger):
+    """A ledger of everything, and a `SiteSurvey` of the first `visits` visits of each site.
+
+    >>> from torch import nn
+    >>> from onespike import calibrate, convert, metered
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    >>> snn = convert(model, calibrate(model, [x]))
+    >>> with metered(snn, Survey()) as survey:
+    ...     _ = snn(x)
+    >>> list(survey.details)
+    ['2:linear0_input']
+    """
+
+    visits: int = 4
+    details: dict[str, SiteSurvey] = field(default_factory=dict)
+
+    def observe(self, operand: Operand, neuron: Neuron, x: Tensor, fired: Tensor, output: Tensor) -> None:
+        row, name = self.sites[operand.site], str(operand.site)
+        if row.visits <= self.visits and x.numel():
+            if name not in self.details:
+                self.details[name] = SiteSurvey.of(neuron, row.role)
+            self.details[name].add(neuron, operand.site, x.detach().float(), output.detach().float())
+
+
+def consecutive(levels: tuple[int, ...]) -> int:
+    """Return how many levels, from the first on, are consecutive integers.
+
+    >>> consecutive((1, 2, 3, 5, 9))
+    3
+    """
+    return next((i for i, level in enumerate(levels) if level != i + 1), len(levels))
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return the ratio of two powers in decibels, within ±99.
+
+    >>> decibels(1.0, 0.01), decibels(1.0, 0.0), decibels(0.0, 1.0)
+    (20.0, 99.0, -99.0)
+    """
+    if not noise:
+        return 99.0
+    return max(-99.0, min(99.0, 10 * math.log10(signal / noise))) if signal else -99.0
+
+
+def _share(chosen: Tensor) -> float:
+    return float(chosen.double().mean()) if chosen.numel() else 0.0
+
+
+def _channel_axis(site: Site, x: Tensor) -> int:
+    """Return the index over which the product sums."""
+    if site.operation == "conv":
+        return 1 - x.dim()
+    return -2 if site.role == "rhs" and x.dim() > 1 else -1
+
+
+def _by_channel(x: Tensor, axis: int) -> Tensor:
+    return x.double().movedim(axis, 0).flatten(1).sum(1) if x.dim() > 1 else x.double()
