@@ -16,6 +16,7 @@ from onespike.adapters import load_checkpoint_
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.recipe import Recipe
 from onespike.runs import storage
+from onespike.sites import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "run"
 """Written by `ONESPIKE_GOLDEN=write pytest tests/test_storage.py`, which a change of the version number calls for."""
@@ -30,12 +31,13 @@ def model() -> nn.Module:
 
 
 def thresholds() -> Thresholds:
+    first, second = map(Site.parse, ("0:linear0_input", "2:linear0_input"))
     entries = {
-        "0:linear0_input": SiteThreshold(
-            "0:linear0_input", "input", torch.tensor(1.5), torch.tensor(0.5), (1, 2, 4), 2.0, (8, 2), 1.0, 4.0
+        first: SiteThreshold(
+            first, "input", torch.tensor(1.5), torch.tensor(0.5), (1, 2, 4), 2.0, (8, 2), 1.0, 4.0
         ),
-        "2:linear0_input": SiteThreshold(
-            "2:linear0_input", "activation", torch.tensor([0.25, 0.75]), torch.tensor([0.0, 0.0]),
+        second: SiteThreshold(
+            second, "activation", torch.tensor([0.25, 0.75]), torch.tensor([0.0, 0.0]),
             (1, 2, 4), 1.0, (8, 2), 1.0, 2.0,
         ),
     }  # fmt: skip

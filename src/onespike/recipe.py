@@ -29,6 +29,8 @@ from onespike.runtime.options import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from onespike.sites import Site
+
 VERSION = 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 RECIPE, PASS = "Recipe", "Pass"  # panels of the help page that group the options
@@ -213,23 +215,23 @@ class Recipe:
         """Return the rounding that levels are placed for: passes that round take precedence over the recipe's rounding."""
         return "nearest" if {"nearest", "thrifty"} & set(self.passes) else self.rounding
 
-    def chooses(self, site: str) -> bool:
+    def chooses(self, site: Site | str) -> bool:
         """Return whether an include glob names this site and no exclude glob does."""
-        return any(fnmatchcase(site, g) for g in self.include) and not self.excludes(site)
+        return any(fnmatchcase(str(site), glob) for glob in self.include) and not self.excludes(site)
 
-    def excludes(self, site: str) -> bool:
-        return any(fnmatchcase(site, glob) for glob in self.exclude)
+    def excludes(self, site: Site | str) -> bool:
+        return any(fnmatchcase(str(site), glob) for glob in self.exclude)
 
-    def factor(self, site: str) -> float:
+    def factor(self, site: Site | str) -> float:
         """Return the factor by which this site's step exceeds λθ."""
-        return next((factor for glob, factor in self.factors if fnmatchcase(site, glob)), 1.0)
+        return next((factor for glob, factor in self.factors if fnmatchcase(str(site), glob)), 1.0)
 
-    def fixed_threshold(self, site: str) -> tuple[Tensor, Tensor] | None:
+    def fixed_threshold(self, site: Site | str) -> tuple[Tensor, Tensor] | None:
         """Return θ+ and θ− of a site that are given, not calibrated."""
         import torch
 
         for glob, positive, negative in self.fixed:
-            if fnmatchcase(site, glob):
+            if fnmatchcase(str(site), glob):
                 return torch.tensor(float(positive)), torch.tensor(float(negative))
         return None
 

@@ -25,7 +25,6 @@ from onespike.conversion.weights import fold_
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call
 from onespike.runtime.batches import count as count_samples
-from onespike.sites import Site
 
 TOLERANCE = 1e-5
 """Of a network with identity neurons: products are summed in another order than in fused attention."""
@@ -87,8 +86,7 @@ def same_state(model: nn.Module, before: dict[str, Tensor]) -> bool:
 def identity_(model: nn.Module, thresholds: Thresholds) -> nn.Module:
     """Every site passes its operand on; BatchNorms are folded as in a conversion."""
     plan: dict[str, Neurons] = {}
-    for text in thresholds:
-        site = Site.parse(text)
+    for site in thresholds:
         plan.setdefault(site.owner, Neurons(site.owner))[site.key] = Analog("identity")
     fold_(model, thresholds.folds)
     attach_(model, plan)
@@ -214,7 +212,7 @@ class ConversionContract:
         assert macs == pytest.approx(counted, rel=1e-9)
 
     def test_roles(self, case: Case, snn: nn.Module) -> None:
-        roles = {site: t.role for site, t in case.thresholds.items()}
+        roles = {str(site): t.role for site, t in case.thresholds.items()}
         found = SimpleNamespace(
             **{r: tuple(s for s in roles if roles[s] == r) for r in ("input", "head", "softmax", "weight")}
         )
@@ -222,7 +220,7 @@ class ConversionContract:
         assert (len(found.softmax), len(found.weight)) == (self.softmax, self.weights)
         placed = {str(site): neuron for site, neuron in onespike.named_neurons(snn)}
         listed = [f"{o}:{operation.replace('.', '::')}" for o, operation in case.thresholds.uncovered]
-        assert sorted(placed) == sorted([*case.thresholds, *listed])
+        assert sorted(placed) == sorted([*map(str, case.thresholds), *listed])
         spiking = [site for site, neuron in placed.items() if isinstance(neuron, Neuron)]
         assert len(spiking) == self.spiking
         assert not set(spiking) & {*found.input, *found.head, *found.weight}

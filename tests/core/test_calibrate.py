@@ -11,6 +11,7 @@ from contract.networks import mlp, rows, sequences, transformer
 from onespike import Recipe, calibrate, convert, preset
 from onespike.neurons import Scale, ScaleFire
 from onespike.passes.axes import axes
+from onespike.sites import Site
 
 RESOLUTION = 2.0**-10
 """The stated error of the observer."""
@@ -37,7 +38,7 @@ def captured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
         seen[":matmul1_lhs"] = (seen[":matmul0_lhs"] @ k.mT).softmax(-1)
     for handle in handles:
         handle.remove()
-    return {site: value.numpy() for site, value in seen.items()}
+    return {Site.parse(site): value.numpy() for site, value in seen.items()}
 
 
 def top(x: np.ndarray, percentile: float) -> float:
@@ -62,7 +63,7 @@ def test_thresholds_of_the_preset_against_numpy(percentile):
         assert float(threshold.negative) == pytest.approx(
             top(-expected[site], percentile), rel=RESOLUTION + 1e-5
         )
-    assert [t.site for t in found.values() if t.role == "softmax"] == [":matmul1_lhs"]
+    assert [str(t.site) for t in found.values() if t.role == "softmax"] == [":matmul1_lhs"]
 
 
 def test_rectified_activations_have_one_side():
@@ -106,7 +107,7 @@ def test_the_sided_domain_is_a_quantile_of_one_sign():
 def test_channels_have_thresholds_of_their_own():
     model, x = transformer(), sequences(40)
     found = calibrate(model, [x], Recipe(granularity="channel"))
-    values = captured(model, x)["fc2:linear0_input"]
+    values = captured(model, x)[Site.parse("fc2:linear0_input")]
     threshold = found["fc2:linear0_input"].positive
     assert threshold.shape == (32,)
     for channel, value in enumerate(threshold):
@@ -137,7 +138,9 @@ class Two(nn.Module):
 def softmax_thresholds(recipe: Recipe) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = Two().eval()
-    return {s: t.positive for s, t in calibrate(model, [sequences()], recipe).items() if t.role == "softmax"}
+    return {
+        str(s): t.positive for s, t in calibrate(model, [sequences()], recipe).items() if t.role == "softmax"
+    }
 
 
 def test_softmax_options():
@@ -278,7 +281,7 @@ def test_operands_that_never_change_are_weights_or_constants():
             mixed = self.table @ self.table.T
             return self.head(self.stem(x) @ self.weight + mixed[0])
 
-    roles = {site: t.role for site, t in calibrate(Products(), rows().split(32)).items()}
+    roles = {str(site): t.role for site, t in calibrate(Products(), rows().split(32)).items()}
     assert roles == {
         "stem:linear0_input": "input",
         ":matmul0_lhs": "constant",

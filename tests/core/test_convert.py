@@ -16,6 +16,7 @@ from onespike import Recipe, calibrate, convert, convert_, preset, revert_, set_
 from onespike.conversion.attach import Analog
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import Neuron
+from onespike.sites import Site
 
 
 def spiking(model: nn.Module) -> set[str]:
@@ -178,7 +179,7 @@ def test_thresholds_of_another_network():
         "Calibrate this very network."
     )
     thresholds = calibrate(transformer(), [sequences()])
-    thresholds.entries.pop("stem:linear0_input")
+    thresholds.entries.pop(Site.parse("stem:linear0_input"))
     with pytest.raises(ConversionError, match=f"^{re.escape(message)}$"):
         convert(mlp(), thresholds)
 

@@ -29,7 +29,7 @@ def network() -> nn.Module:
 def test_information_is_the_mean_squared_gradient():
     model, x = network(), torch.randn(32, 4)
     state = PassState(calibrate(model, [x], RECIPE), RECIPE)
-    found = fisher(state, PassContext(model, [x], seed=3))["4:linear0_input"]
+    found = fisher(state, PassContext(model, [x], seed=3))[Site.parse("4:linear0_input")]
     with torch.no_grad():
         hidden, chances = model[:4](x), model(x).softmax(-1)
     noise = torch.empty(32, 3).exponential_(generator=torch.Generator().manual_seed(3))
@@ -44,9 +44,8 @@ def test_information_is_the_mean_squared_gradient():
 def test_factors_are_the_ratios_of_steps_and_reach_the_neurons():
     model, x = network(), torch.randn(64, 4)
     state = PassState(calibrate(model, [x], RECIPE), RECIPE)
-    half = state.with_sites(
-        {"2:linear0_input": {"positive": state.thresholds["2:linear0_input"].positive / 2}}
-    )
+    site = Site.parse("2:linear0_input")
+    half = state.with_sites({site: {"positive": state.thresholds[site].positive / 2}})
     pairs = dict(factors(state, half))
     assert pairs["2:linear0_input"] / pairs["4:linear0_input"] == pytest.approx(0.5)
     snn = convert(model, state.thresholds, RECIPE.replace(factors=tuple(pairs.items())))

@@ -31,6 +31,7 @@ from onespike.passes.correct import weighted_mean
 from onespike.passes.layout import digit_levels
 from onespike.passes.statistics import Fisher, fisher, judged
 from onespike.runtime.forward import evaluating
+from onespike.sites import Site
 
 
 def test_centered_neuron_by_hand():
@@ -186,7 +187,7 @@ def test_silent_tokens_do_not_change_the_output():
 def test_information_is_kept_by_position_and_channel():
     model, inputs = attention(), tokens()
     state, given = start(model, inputs)
-    found = fisher(state, given)["blocks.1.fc1:linear0_input"]
+    found = fisher(state, given)[Site.parse("blocks.1.fc1:linear0_input")]
     assert (
         found.information.shape == (9, 16)
         and not found.information[1:].any()
@@ -232,7 +233,7 @@ def test_corrected_channels_have_the_means_of_the_original():
     state, given = start(model, inputs, budget=0.15)
     plain, corrected = (chain(state, given, names) for names in (ALL, (*ALL, "correct")))
     assert spending(corrected, given) == pytest.approx(0.15, rel=0.011)
-    assert all(t.offset is None for s, t in corrected.spiking.items() if "linear" not in s)
+    assert all(t.offset is None for s, t in corrected.spiking.items() if s.operation != "linear")
     judges = inputs[-1:]
     assert divergence(model, corrected, judges) <= divergence(model, plain, judges)
 

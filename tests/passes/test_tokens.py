@@ -149,7 +149,7 @@ def test_passes_ledger_lanes_and_storage(energy, tmp_path):
             assert torch.equal(snn(inputs[0]), expected)
     assert sampled.ratio(energy) == pytest.approx(ledger.ratio(energy), rel=0.2)
     at = [s for s, t in found.thresholds.items() if t.typical is not None]
-    assert at == ["2:linear0_input", "4:linear0_input", "6:linear0_input"]
+    assert [str(site) for site in at] == ["2:linear0_input", "4:linear0_input", "6:linear0_input"]
     elements = 16 * 8 * (16 + 16 + 16) + 16 * 8 * (16 + 16 + 5)
     assert (
         sum(row.measured for row in ledger.sites.values()) == elements

@@ -18,6 +18,7 @@ from onespike.passes.allocate import Curve
 from onespike.passes.budget import spending
 from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
 from onespike.runtime.forward import evaluating
+from onespike.sites import Site
 from onespike.tasks import limit
 
 FAST = ("nearest", "layout", "center", "allocate")
@@ -70,7 +71,7 @@ def test_gradients_meet_errors_at_every_site():
     """Σ J·e by automatic differentiation along the error itself."""
     model, inputs = pooled(), pictures(8, 0)[0].split(4)
     state, given = start(model, list(inputs), budget=0.2)
-    site = "out:linear0_input"
+    site = Site.parse("out:linear0_input")
     found = coherence(state, given)[site]
     generator = torch.Generator().manual_seed(2)
     drawing = given.task.drawing(4, generator)

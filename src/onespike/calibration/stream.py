@@ -109,7 +109,7 @@ def calibrate(
         processes: those that share the work: each gives every n-th batch, and gets the thresholds of all batches.
 
     >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
-    >>> list(thresholds)
+    >>> [str(site) for site in thresholds]
     ['0:linear0_input', '2:linear0_input']
     """
     recipe = recipe or Recipe()
@@ -257,8 +257,8 @@ def _thresholds(
             negative = torch.zeros_like(negative)
         if role == "softmax":
             positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
-        entries[str(site)] = SiteThreshold(
-            str(site), role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
+        entries[site] = SiteThreshold(
+            site, role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
             facts.calls / trace.forwards, facts.macs / samples,
         )  # fmt: skip
     if recipe.softmax == "model":

@@ -31,7 +31,7 @@ class SiteThreshold:
     """What calibration found at one site.
 
     Attributes:
-        site: the place, as `owner:operand`.
+        site: the place.
         role: `activation`, `softmax`, `input`, `head`, `weight` or `constant`.
         positive: θ+, 0 where that side is off; a scalar, or a tensor that broadcasts to the activation.
         negative: θ−, likewise.
@@ -48,7 +48,7 @@ class SiteThreshold:
         change: what is added to the weight behind the spikes and, in a last column, to its bias; None for nothing.
     """
 
-    site: str
+    site: Site
     role: str
     positive: Tensor
     negative: Tensor
@@ -72,7 +72,7 @@ class SiteThreshold:
 
 
 @dataclass(frozen=True)
-class Thresholds(Mapping[str, SiteThreshold]):
+class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance.
 
     Attributes:
@@ -82,15 +82,15 @@ class Thresholds(Mapping[str, SiteThreshold]):
         provenance: model class, number of samples, observer, versions, the recipe's part in calibration, and the passes applied.
     """
 
-    entries: dict[str, SiteThreshold]
+    entries: dict[Site, SiteThreshold]
     uncovered: dict[tuple[str, str], float] = field(default_factory=dict)
     folds: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, site: str) -> SiteThreshold:
-        return self.entries[site]
+    def __getitem__(self, site: Site | str) -> SiteThreshold:
+        return self.entries[Site.parse(site) if isinstance(site, str) else site]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Site]:
         return iter(self.entries)
 
     def __len__(self) -> int:
@@ -104,5 +104,5 @@ class Thresholds(Mapping[str, SiteThreshold]):
     @property
     def macs(self) -> float:
         """Return all multiply-accumulates per input, including those without a rule."""
-        products = {Site.parse(s).product: t.macs for s, t in self.items()}
+        products = {site.product: threshold.macs for site, threshold in self.items()}
         return sum(products.values()) + sum(self.uncovered.values())

@@ -13,7 +13,7 @@ from onespike.sites.coverage import ANALOG
 
 def check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
     """Reject globs that match no site."""
-    known = [*thresholds, *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    known = [*map(str, thresholds), *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
     listed = "`onespike inspect RUN` lists all of them."
     for option, globs, remedy in (
         ("include", recipe.include, listed),

@@ -18,7 +18,6 @@ from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, Neuron, Scale
 from onespike.recipe import Recipe
 from onespike.runtime.forward import check_network, device_of
-from onespike.sites import Site
 from onespike.sites.coverage import ANALOG
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -54,7 +53,7 @@ def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
     """Return why this site stays analog under the recipe, or None if it spikes."""
     if threshold.role in ("weight", "constant"):
         return REASONS[threshold.role]
-    if recipe.placement == "activation" and not Site.parse(threshold.site).is_activation:
+    if recipe.placement == "activation" and not threshold.site.is_activation:
         return REASONS.get(threshold.role, "fed by the neurons in place of ReLUs")
     if recipe.excludes(threshold.site):
         return "excluded"
@@ -93,7 +92,7 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
         scale=scale if scaled else None,
         **threshold.constants,
     )
-    neuron.site = threshold.site
+    neuron.site = str(threshold.site)
     return neuron
 
 
@@ -121,13 +120,12 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
     check_globs(thresholds, recipe)
     scale, plan, changes = Scale(recipe.scale), dict[str, Neurons](), dict[str, Tensor]()
     modules = dict(model.named_modules())
-    for text, threshold in thresholds.items():
-        site = Site.parse(text)
+    for site, threshold in thresholds.items():
         if site.is_activation and recipe.placement == "synapse":
             continue
         if site.owner not in modules:
             raise ConversionError(
-                f"convert: the thresholds name {text}, and the network has no module {site.owner!r}. "
+                f"convert: the thresholds name {site}, and the network has no module {site.owner!r}. "
                 "Calibrate this very network."
             )
         if hasattr(modules[site.owner], "neurons"):

@@ -23,7 +23,6 @@ from onespike.energy.survey import Survey
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
-from onespike.passes.base import kind
 from onespike.passes.chaining import check_recipe
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
@@ -31,6 +30,7 @@ from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.one_call import spike
 from onespike.runs.storage import WEIGHTS
 from onespike.runtime.batches import count, split
+from onespike.sites import Site
 from onespike.tasks import Headline, Items, limit
 
 PROBE_IMAGES = 64
@@ -166,26 +166,26 @@ def checkup(
     )
 
 
-def _spiking(pair: NetworkPair) -> list[str]:
-    return [str(site) for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
+def _spiking(pair: NetworkPair) -> list[Site]:
+    return [site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
 
 
-def _without(pair: NetworkPair, probe: Probe, chosen: Callable[[str], bool]) -> float:
+def _without(pair: NetworkPair, probe: Probe, chosen: Callable[[Site], bool]) -> float:
     with analog(pair.snn, chosen):
         return probe.distance(pair.snn).kl
 
 
 def _kinds(pair: NetworkPair, probe: Probe, progress: Progress) -> dict[str, float]:
-    every = list(dict.fromkeys(kind(site) for site in _spiking(pair)))
+    every = list(dict.fromkeys(site.kind for site in _spiking(pair)))
     shown = progress("one kind of site analog at a time", len(every))(every)
-    return {each: _without(pair, probe, lambda site, each=each: kind(site) == each) for each in shown}  # type: ignore[misc]
+    return {each: _without(pair, probe, lambda site, each=each: site.kind == each) for each in shown}  # type: ignore[misc]
 
 
 def _single(pair: NetworkPair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
     worst = sorted(kinds, key=lambda k: kinds[k])[:WORST_KINDS]
-    every = [site for site in _spiking(pair) if kind(site) in worst]
+    every = [site for site in _spiking(pair) if site.kind in worst]
     shown = progress("one site analog at a time", len(every))(every)
-    return {each: _without(pair, probe, lambda site, each=each: site == each) for each in shown}  # type: ignore[misc]
+    return {str(each): _without(pair, probe, lambda site, each=each: site == each) for each in shown}  # type: ignore[misc]
 
 
 def _variants(

@@ -21,7 +21,7 @@ from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
-from onespike.sites import Operand, Visit, visiting
+from onespike.sites import Operand, Site, Visit, visiting
 from onespike.tasks import Meaning
 from onespike.tasks.base import exact
 
@@ -100,11 +100,11 @@ class Probe:
 
 
 @contextmanager
-def analog(snn: nn.Module, chosen: Callable[[str], bool]) -> Iterator[None]:
+def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> Iterator[None]:
     """Let the chosen sites of a converted network pass their activations on unchanged within this context."""
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
-        return x if chosen(str(operand.site)) else operand.value(x)
+        return x if chosen(operand.site) else operand.value(x)
 
     with visiting(snn, Visit(visit)):
         yield

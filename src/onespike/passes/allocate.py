@@ -12,11 +12,12 @@ from torch import Tensor
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
 from onespike.passes.axes import Axes, reduced
-from onespike.passes.base import PassContext, PassState, calibration_pass, kind
+from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, spending, target
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
 from onespike.passes.tokens import sample_gain
 from onespike.runtime.forward import one_thread
+from onespike.sites import Site
 from onespike.spikes.fire_functions import fire_function
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
@@ -56,12 +57,12 @@ class Choice(NamedTuple):
     additions: float
 
 
-Curves = dict[str, list[Curve]]
+Curves = dict[Site, list[Curve]]
 """Site → its curves, one per candidate layout."""
 
 
 @one_thread()
-def chosen(curves: Curves, multiplier: float) -> dict[str, Choice]:
+def chosen(curves: Curves, multiplier: float) -> dict[Site, Choice]:
     """Return the layout and steps of every site at one price of an addition."""
     return {
         site: min((found.choose(multiplier) for found in of_site), key=lambda choice: choice.objective)
@@ -212,7 +213,7 @@ def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tupl
         ]
         together = torch.cat(ratios)
         if old.role != "softmax" and len(together):
-            logs.setdefault(kind(site) if by == "kind" else site, []).append(float(together.mean()))
+            logs.setdefault(site.kind if by == "kind" else str(site), []).append(float(together.mean()))
     every = [value for group in logs.values() for value in group]
     middle = sum(every) / max(len(every), 1)
     return tuple((glob, exp(sum(group) / len(group) - middle)) for glob, group in logs.items())

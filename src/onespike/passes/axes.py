@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from onespike.calibration.thresholds import SiteThreshold
-from onespike.sites import Site
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
     x·Wᵀ folds a step per channel into W. In q·kᵀ a step can be folded only per head; in A·v the step of a
     channel of v scales the result.
     """
-    site, dims = Site.parse(threshold.site), len(threshold.shape)
+    site, dims = threshold.site, len(threshold.shape)
     heads = (-3,) if dims > 3 else ()
     if site.operation == "linear":
         return Axes((-1,), (-1,), -2 if dims > 2 else None)

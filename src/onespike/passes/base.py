@@ -74,56 +74,44 @@ class PassState:
 
     thresholds: Thresholds
     recipe: Recipe
-    layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    unserved: frozenset[str] = frozenset()
+    layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    unserved: frozenset[Site] = frozenset()
 
     @cached_property
-    def firing(self) -> dict[str, SiteThreshold]:
+    def firing(self) -> dict[Site, SiteThreshold]:
         """Return the sites that fire under the recipe."""
         return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
 
     @cached_property
-    def spiking(self) -> dict[str, SiteThreshold]:
+    def spiking(self) -> dict[Site, SiteThreshold]:
         """Return the sites that fire under the recipe and that passes may change."""
         return {s: t for s, t in self.firing.items() if s not in self.unserved}
 
     @cached_property
-    def drivers(self) -> dict[str, str]:
+    def drivers(self) -> dict[str, Site]:
         """Return product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
-        found: dict[str, str] = {}
+        found: dict[str, Site] = {}
         for site in self.firing:
-            found.setdefault(Site.parse(site).product, site)
+            found.setdefault(site.product, site)
         return found
 
-    def drives(self, site: str) -> bool:
-        return self.drivers[Site.parse(site).product] == site
+    def drives(self, site: Site) -> bool:
+        return self.drivers[site.product] == site
 
-    def axes(self, site: str) -> Axes:
-        first = next(
-            t for s, t in self.thresholds.items() if Site.parse(s).product == Site.parse(site).product
-        )
+    def axes(self, site: Site) -> Axes:
+        first = next(t for s, t in self.thresholds.items() if s.product == site.product)
         return axes(self.thresholds[site], first)
 
-    def scale(self, site: str) -> float:
+    def scale(self, site: Site) -> float:
         """Return the factor from threshold to step: λ times the site's factor."""
         softmax = self.thresholds[site].role == "softmax"
         return (1.0 if softmax else self.recipe.scale) * self.recipe.factor(site)
 
-    def with_sites(self, changes: dict[str, dict[str, Any]], **recipe: Any) -> PassState:
+    def with_sites(self, changes: dict[Site, dict[str, Any]], **recipe: Any) -> PassState:
         """Return another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
         thresholds = replace(self.thresholds, entries=entries)
         return replace(self, thresholds=thresholds, recipe=self.recipe.replace(**recipe))
-
-
-def kind(site: str) -> str:
-    """Return a glob of all sites with the same last module name and operand.
-
-    >>> kind("blocks.3.mlp.fc1:linear0_input")
-    '*fc1:linear0_input'
-    """
-    parsed = Site.parse(site)
-    return f"*{parsed.owner.rpartition('.')[2]}:{parsed.key}"
 
 
 Pass = Callable[[PassState, PassContext], PassState]

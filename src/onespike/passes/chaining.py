@@ -210,7 +210,7 @@ def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassSta
 
 def served(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
     """Set aside, with one warning, the sites of which these passes learn nothing; they keep their thresholds."""
-    facts: list[Mapping[str, Any]] = []
+    facts: list[Mapping[Site, Any]] = []
     if {"positions", "allocate"} & set(names):  # the others that need them also need `allocate`
         facts.append(fisher(state, given))
     if {"center", "tokens", "allocate"} & set(names):
@@ -231,20 +231,19 @@ def served(state: PassState, given: PassContext, names: Sequence[str]) -> PassSt
         )
     warnings.warn(
         f"passes: {len(unserved)} of {len(state.spiking)} sites keep the thresholds of calibration, since {why}: "
-        f"{', '.join(unserved)}. Leave them analog with exclude, or give calibration inputs of one size.",
+        f"{', '.join(map(str, unserved))}. Leave them analog with exclude, or give calibration inputs of one size.",
         OnespikeWarning,
         stacklevel=5,
     )
     return replace(state, unserved=frozenset(unserved))
 
 
-def _sums_over_tokens(state: PassState, text: str, lengths: set[int]) -> bool:
+def _sums_over_tokens(state: PassState, site: Site, lengths: set[int]) -> bool:
     """Return whether a product adds up over the tokens of a text, and is no attention whose rows are probabilities.
 
     Constants by channel would be constants by token there. Attention multiplies by kᵀ first, then by v.
     """
-    site = Site.parse(text)
-    left = state.thresholds.get(str(site.operand("lhs")))
+    left = state.thresholds.get(site.operand("lhs"))
     if site.operation != "matmul" or (site.number or 0) % 2 == 0 or left is None:
         return False
     return left.role != "softmax" and left.shape[-1] in lengths

@@ -49,26 +49,26 @@ def correct(state: PassState, given: PassContext) -> PassState:
     axes = {
         site: state.axes(site)
         for site in state.spiking
-        if Site.parse(site).operation in ("linear", "conv") and state.axes(site).center
+        if site.operation in ("linear", "conv") and state.axes(site).center
     }
     original, spiking = (
         unspiked(state, given),
         convert(given.model, state.thresholds, state.recipe, share_weights=True),
     )
-    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(original)}
+    fired: dict[Site, Any] = dict(named_neurons(original))
     # a module that runs several times shares one offset, that of its first run
-    wanted, apart, onward = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    wanted, apart, onward = dict[Site, Tensor](), dict[Site, Tensor](), dict[Site, Tensor]()
 
-    def mean(site: str, x: Tensor) -> Tensor:
+    def mean(site: Site, x: Tensor) -> Tensor:
         return weighted_mean(x, known[site], axes[site].position, axes[site].center).to(x.dtype)
 
-    def observe(site: str, x: Tensor, operand: Operand) -> Tensor:
+    def observe(site: Site, x: Tensor, operand: Operand) -> Tensor:
         if site in axes and site not in wanted:
             wanted[site] = mean(site, x)
             apart[site] = wanted[site] - mean(site, fired[site](x))
         return x
 
-    def shift(site: str, x: Tensor, operand: Operand) -> Tensor:
+    def shift(site: Site, x: Tensor, operand: Operand) -> Tensor:
         value = operand.value(x)
         if site not in wanted:  # spikes may take a path, such as an expert, that the original did not
             return value
@@ -84,7 +84,7 @@ def correct(state: PassState, given: PassContext) -> PassState:
     return judged(state, corrected, given, held)
 
 
-def _moved(state: PassState, offsets: Mapping[str, Tensor]) -> PassState:
+def _moved(state: PassState, offsets: Mapping[Site, Tensor]) -> PassState:
     """Return the state with these added to its offsets."""
     changes = {}
     for site, added in offsets.items():

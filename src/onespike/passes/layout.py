@@ -11,6 +11,7 @@ from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.columns import reading_of
 from onespike.neurons import mixed_levels
 from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.sites import Site
 from onespike.spikes.fire_functions import recognize
 
 UNIFORM, TAIL = 64, 11
@@ -69,7 +70,7 @@ def layout(state: PassState, given: PassContext) -> PassState:
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(given.energy).by_digits:
         usual = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
-    layouts: dict[str, tuple[tuple[int, ...], ...]] = {}
+    layouts: dict[Site, tuple[tuple[int, ...], ...]] = {}
     for site, threshold in state.spiking.items():
         farthest = (
             1 if threshold.role == "softmax" else min(FINER * steps_of_largest(state, threshold), FARTHEST)

@@ -110,13 +110,13 @@ def refit(state: PassState, given: PassContext) -> PassState:
     modules = {
         site: module
         for site, t in state.spiking.items()
-        if weight_of(module := model.get_submodule(Site.parse(site).owner)) is not None and t.calls == 1
+        if weight_of(module := model.get_submodule(site.owner)) is not None and t.calls == 1
     }
-    fired: dict[str, Any] = {str(site): neuron for site, neuron in named_neurons(model)}
+    fired: dict[Site, Any] = dict(named_neurons(model))
     generator = torch.Generator().manual_seed(given.seed + 3)
-    sums: dict[str, Moments] = {}
+    sums: dict[Site, Moments] = {}
 
-    def visit(site: str, x: Tensor, operand: Operand) -> Tensor:
+    def visit(site: Site, x: Tensor, operand: Operand) -> Tensor:
         if site in modules:
             # half precision is too small for sums of squares
             exact, value, module = x.float(), fired[site](x).float(), modules[site]

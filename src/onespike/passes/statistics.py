@@ -20,7 +20,7 @@ from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import Around, backwards, device_of, in_turn
-from onespike.sites import Operand, Visit, visiting
+from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
 from onespike.tasks.base import Drawing
 
@@ -89,7 +89,7 @@ def octave(x: Tensor) -> Tensor:
     return (exponent.long() - 1 + OCTAVES // 2).clamp(0, OCTAVES - 1) * (x != 0).any(-1)
 
 
-Probe = Callable[[str, Tensor, Operand], Tensor]
+Probe = Callable[[Site, Tensor, Operand], Tensor]
 
 
 def unspiked(state: PassState, given: PassContext) -> nn.Module:
@@ -97,7 +97,7 @@ def unspiked(state: PassState, given: PassContext) -> nn.Module:
 
     Sites that passes cannot serve are analog in it.
     """
-    recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(state.unserved)))
+    recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
     return convert(given.model, state.thresholds, recipe, share_weights=True).requires_grad_(False).eval()
 
 
@@ -108,7 +108,7 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
     def visit(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.place[operand.site.key]
         # an expert may get no tokens, a later stage of a detector no boxes
-        return probe(str(operand.site), x, operand) if isinstance(neuron, Neuron) and x.numel() else x
+        return probe(operand.site, x, operand) if isinstance(neuron, Neuron) and x.numel() else x
 
     with visiting(model, Visit(visit)):
         yield
@@ -133,7 +133,7 @@ def gradients(
     model, generator = unspiked(state, given), torch.Generator().manual_seed(seed)
     batches = take_first(given.inputs, given.portion(inputs))
 
-    def visit(padding: Tensor | None, site: str, x: Tensor, operand: Operand) -> Tensor:
+    def visit(padding: Tensor | None, site: Site, x: Tensor, operand: Operand) -> Tensor:
         if not torch.is_grad_enabled():  # this block will be run again on the way back
             return x
         heard, value = list[bool](), x.detach()
@@ -168,7 +168,7 @@ def gradients(
     backwards(model, works())
 
 
-def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
+def fisher(state: PassState, given: PassContext) -> dict[Site, Fisher]:
     """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
     The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
@@ -177,13 +177,13 @@ def fisher(state: PassState, given: PassContext) -> dict[str, Fisher]:
     sizes differ from call to call.
     """
     if "fisher" in given.memory:
-        kept: dict[str, Fisher] = given.memory["fisher"]
+        kept: dict[Site, Fisher] = given.memory["fisher"]
         return kept
-    found, uneven, lengths = dict[str, Fisher](), set[str](), token_lengths(given.inputs[0])
+    found, uneven, lengths = dict[Site, Fisher](), set[Site](), token_lengths(given.inputs[0])
     axes = {site: state.axes(site) for site in state.spiking}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
-        site = str(operand.site)
+        site = operand.site
         place = axes[site]
         keep = place.center + place.step
         if place.position is not None and given.task.positional:
@@ -232,21 +232,21 @@ class Sample:
     positions: Tensor | None
 
 
-def samples(state: PassState, given: PassContext) -> dict[str, list[Sample]]:
+def samples(state: PassState, given: PassContext) -> dict[Site, list[Sample]]:
     """Return values sampled from the original network, per site and per group of its positions with one gain.
 
     Sites that no input reaches, and those whose sizes differ from call to call, are left out.
     """
     identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if given.memory.get("identity") == identity:
-        kept: dict[str, list[Sample]] = given.memory["samples"]
+        kept: dict[Site, list[Sample]] = given.memory["samples"]
         return kept
     batches = take_first(given.inputs, given.portion(SAMPLED_IMAGES))
     generator = torch.Generator().manual_seed(given.seed + 1)
-    found: dict[str, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
+    found: dict[Site, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
     axes = {site: state.axes(site) for site in state.spiking}
 
-    def visit(padding: Tensor | None, site: str, x: Tensor, operand: Operand) -> Tensor:
+    def visit(padding: Tensor | None, site: Site, x: Tensor, operand: Operand) -> Tensor:
         place, gain = axes[site], state.thresholds[site].gain
         groups = found.setdefault(site, [])
         if not groups:

@@ -10,7 +10,6 @@ from torch import Tensor
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, samples
-from onespike.sites import Site
 from onespike.spikes.code import row_gain
 
 
@@ -55,7 +54,7 @@ def tokens(state: PassState, given: PassContext) -> PassState:
     """
     changes = {}
     for site, groups in samples(state, given).items():
-        if Site.parse(site).operation == "linear":
+        if site.operation == "linear":
             old = state.thresholds[site]
             found = typical_magnitude(groups, old.center)
             if found is not None:

@@ -25,7 +25,7 @@ from onespike.runtime.batches import call, join, take, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
 from onespike.runtime.validated import understood
-from onespike.sites import Operand
+from onespike.sites import Operand, Site
 from onespike.spikes import SpikeCode, fire_function, row_gain
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
@@ -72,8 +72,8 @@ class Learner(nn.Module):
     def __init__(self, state: PassState, column: str) -> None:
         super().__init__()
         self.keys = {site: f"s{i}" for i, site in enumerate(state.spiking)}
-        self.fixed: dict[str, Learned] = {}
-        self.starts: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.fixed: dict[Site, Learned] = {}
+        self.starts: dict[Site, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self.moves = nn.ParameterDict()
         for site, t in state.spiking.items():
             step = (t.positive if bool((t.positive > 0).any()) else t.negative) * state.scale(site)
@@ -91,7 +91,7 @@ class Learner(nn.Module):
                 self.moves[f"{key}_center"] = torch.zeros_like(center)
                 self.moves[f"{key}_offset"] = torch.zeros_like(offset)
 
-    def constants(self, site: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def constants(self, site: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the present log step, center, offset and gain; constants move in units of the mean first step."""
         log_step, center, offset, gain = self.starts[site]
         key = self.keys[site]
@@ -161,7 +161,7 @@ class Training:
         )
         self.free, self.held = held_out("tune", given)
 
-    def _visit(self, site: str, x: Tensor, operand: Operand) -> Tensor:
+    def _visit(self, site: Site, x: Tensor, operand: Operand) -> Tensor:
         fixed = self.learner.fixed[site]
         fixed.fan_out = operand.synapses.mean_fan_out
         log_step, center, offset, gain = self.learner.constants(site)

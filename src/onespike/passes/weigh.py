@@ -13,7 +13,7 @@ from onespike.passes.allocate import Curve, Curves, allocated, curves_before
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
 from onespike.passes.statistics import Heard, gradients, held_out, judged
-from onespike.sites import Operand
+from onespike.sites import Operand, Site
 
 IMAGES = 128
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -54,17 +54,17 @@ class Together:
         return found ** (inputs / (inputs + DOUBT))
 
 
-def coherence(state: PassState, given: PassContext) -> dict[str, Together]:
+def coherence(state: PassState, given: PassContext) -> dict[Site, Together]:
     """Return the effect of each site's errors on the output of the original network, at several sizes of their steps.
 
     J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error. One backward
     pass per input serves all sites.
     """
-    found: dict[str, Together] = {}
+    found: dict[Site, Together] = {}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
         neuron = operand.neuron()
-        row = found.setdefault(str(operand.site), Together.none())
+        row = found.setdefault(operand.site, Together.none())
 
         def hear(gradient: Tensor) -> None:
             for index, factor in enumerate(FACTORS):

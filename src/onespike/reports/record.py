@@ -20,7 +20,6 @@ from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
 from onespike.neurons import Neuron
-from onespike.passes.base import kind
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.recipe_file import recipe_text
@@ -28,6 +27,7 @@ from onespike.runs.search_run import searched
 from onespike.runtime.batches import count
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.remembered import Once
+from onespike.sites import Site
 from onespike.tasks import Items, Objective, Score, limit
 from onespike.tasks.intervals import Bounds, share_interval
 
@@ -201,13 +201,13 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     rows = {row["site"]: row for row in table(pair.snn)}
     largest = {str(site): neuron for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
     order = [
-        *(site for site in pair.thresholds if site in rows),
+        *(str(site) for site in pair.thresholds if str(site) in rows),
         *(s for s in rows if s not in pair.thresholds),
     ]
     return [
         {
             "site": site,
-            "kind": kind(site),
+            "kind": Site.parse(site).kind,
             "block": block_of(site),
             "role": rows[site]["role"],
             "spiking": site in largest,

@@ -20,6 +20,7 @@ from onespike.runs.schema import RunRecord
 from onespike.runtime.atomic import atomic_directory, damage, digests, sha256, write_atomically
 from onespike.runtime.devices import save_weights
 from onespike.runtime.validated import read_version, sealed, understood
+from onespike.sites import Site
 
 VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
@@ -92,7 +93,7 @@ def save(
             "version": VERSION,
             "network": {**network, "weights_file": weights_file},
             "recipe": recipe.to_dict(),
-            "sites": {site: _facts(t) for site, t in thresholds.items()},
+            "sites": {str(site): _facts(t) for site, t in thresholds.items()},
             "uncovered": [[*key, macs] for key, macs in thresholds.uncovered.items()],
             "folds": thresholds.folds,
             "provenance": thresholds.provenance,
@@ -177,12 +178,13 @@ def _facts(threshold: SiteThreshold) -> dict[str, Any]:
 
 def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Thresholds:
     entries = {}
-    for site, facts in record["sites"].items():
+    for text, facts in record["sites"].items():
         facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
         named: dict[str, Any] = {
-            name: tensors.get(f"{site}/{name}", tensors.get(f"{site}/{EARLIER.get(name)}")) for name in OTHERS
+            name: tensors.get(f"{text}/{name}", tensors.get(f"{text}/{EARLIER.get(name)}")) for name in OTHERS
         }
-        named |= {name: tensors[f"{site}/{name}"] for name in SIDES}
+        named |= {name: tensors[f"{text}/{name}"] for name in SIDES}
+        site = Site.parse(text)
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
     provenance = record["provenance"]

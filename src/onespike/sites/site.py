@@ -52,6 +52,15 @@ class Site(NamedTuple):
         """Return whether this is the input of an activation function, not an operand of a product."""
         return self.operation == "relu"
 
+    @property
+    def kind(self) -> str:
+        """Return a glob of all sites with the same last module name and operand.
+
+        >>> Site.parse("blocks.3.mlp.fc1:linear0_input").kind
+        '*fc1:linear0_input'
+        """
+        return f"*{self.owner.rpartition('.')[2]}:{self.key}"
+
     def operand(self, role: str) -> Site:
         """Return another operand of the same product."""
         return self._replace(role=role)

@@ -61,9 +61,13 @@ def _chosen(bench: Bench) -> dict[str, str]:
     found = {}
     for stage, globs in STAGES.items():
         sites = [
-            site
+            str(site)
             for site, threshold in thresholds.items()
-            if (threshold.role == "softmax" if not globs else any(fnmatchcase(site, glob) for glob in globs))
+            if (
+                threshold.role == "softmax"
+                if not globs
+                else any(fnmatchcase(str(site), glob) for glob in globs)
+            )
         ]
         if not sites:
             raise DataError(
