@@ -240,7 +240,7 @@ HELD = """
 import sys, time
 from pathlib import Path
 from onespike.runtime.atomic import atomic_directory
-from onespike.runtime.unfinished import unfinished
+from onespike.runtime.atomic import _unfinished as unfinished
 
 with atomic_directory(Path(sys.argv[1]) / "run") as folder, unfinished(Path(sys.argv[1]) / "file"):
     (folder / "a").write_text("a")

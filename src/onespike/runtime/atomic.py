@@ -5,17 +5,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onespike.errors import LoadError, UsageError
-from onespike.runtime.unfinished import parents, unfinished
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+ADVICE = {
+    **dict.fromkeys(FULL, "the disk is full. Free some space or choose another place."),
+    **dict.fromkeys(
+        FORBIDDEN, "writing there is not permitted. Change the permissions or choose another place."
+    ),
+    errno.ENAMETOOLONG: "this name is too long. Choose a shorter one.",
+    errno.EISDIR: "this is a folder. Give the name of a file.",
+}
 LINKS = 40
 """As many links as the kernel follows."""
 
@@ -27,8 +35,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     After any exception, Ctrl-C included, nothing is left: neither the folder nor parents made for it.
     """
     path = Path(path)
-    refuse_existing(path)
-    with _explained(path), parents(path), unfinished(path, folder=True) as partial:
+    with _new_folder(path) as partial:
         yield partial
         refuse_existing(path)
         partial.rename(path)
@@ -41,12 +48,18 @@ def atomic_files(path: Path) -> Iterator[Path]:
     The file named `path` moves last, so that whoever sees it sees all of them.
     """
     path = Path(path)
-    refuse_existing(path)
-    with _explained(path), parents(path), unfinished(path, folder=True) as partial:
+    with _new_folder(path) as partial:
         yield partial
         refuse_existing(path)
         for file in sorted(partial.iterdir(), key=lambda file: file.name == path.name):
             file.rename(path.with_name(file.name))
+
+
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    refuse_existing(path)
+    with _explained(path), _parents(path), _unfinished(path, folder=True) as partial:
+        yield partial
 
 
 def write_atomically(path: Path, contents: bytes | str) -> None:
@@ -60,7 +73,7 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
             _write_through(stream, data)
             return
         target = _target(path)
-        with parents(target), unfinished(target) as partial:
+        with _parents(target), _unfinished(target) as partial:
             partial.write_bytes(data)
             partial.replace(target)
 
@@ -71,11 +84,10 @@ def try_file(path: Path | None) -> None:
         return
     path = Path(path)
     with _explained(path):
-        if (stream := _stream(path)) is not None:
-            if isinstance(stream, Path) and not os.access(stream, os.W_OK):
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return
-        _try(_target(path))
+        if (stream := _stream(path)) is None:
+            _try(_target(path))
+        elif isinstance(stream, Path) and not os.access(stream, os.W_OK):
+            raise _error(errno.EACCES, path)
 
 
 def try_folder(path: Path) -> None:
@@ -97,7 +109,7 @@ def try_new_folder(path: Path) -> None:
 
 def _try(path: Path) -> None:
     """Make the parents of a file and a file beside it, then remove them all."""
-    with parents(path, keep=False), unfinished(path):
+    with _parents(path, stay=False), _unfinished(path):
         pass
 
 
@@ -125,13 +137,17 @@ def refuse_existing(path: Path) -> None:
         raise UsageError(f"{path} exists. Choose another --out or remove it.")
 
 
+def _error(code: int, path: Path) -> OSError:
+    return OSError(code, os.strerror(code), str(path))
+
+
 def _target(path: Path) -> Path:
     """Return the regular file that a path leads to through its links; it need not exist."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise _error(errno.EISDIR, path)
     if target.exists() and not os.access(target, os.W_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        raise _error(errno.EACCES, path)
     return target
 
 
@@ -158,10 +174,8 @@ def _stream(path: Path) -> int | Path | None:
 def _write_through(stream: int | Path, data: bytes) -> None:
     for printed in filter(None, (sys.stdout, sys.stderr)):
         printed.flush()  # earlier output comes first
-    with open(stream, "wb", buffering=0, closefd=isinstance(stream, Path)) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
+    with open(stream, "wb", closefd=isinstance(stream, Path)) as file:
+        file.write(data)
 
 
 @contextmanager
@@ -171,19 +185,12 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         code = _error_number(error)
-        if code in FULL:
-            raise LoadError(f"{path}: the disk is full. Free some space or choose another place.") from error
-        if code in FORBIDDEN:
-            raise LoadError(
-                f"{path}: writing there is not permitted. Change the permissions or choose another place."
-            ) from error
-        if code == errno.ENAMETOOLONG:
-            raise LoadError(f"{path}: this name is too long. Choose a shorter one.") from error
-        if code == errno.EISDIR:
-            raise LoadError(f"{path}: this is a folder. Give the name of a file.") from error
-        if code in NO_FOLDER and not path.parent.is_dir():
-            raise LoadError(f"{path}: a part of this path is a file. Choose another place.") from error
-        raise
+        advice = ADVICE.get(code or 0)
+        if code in (errno.ENOTDIR, errno.EEXIST) and not path.parent.is_dir():
+            advice = "a part of this path is a file. Choose another place."
+        if advice is None:
+            raise
+        raise LoadError(f"{path}: {advice}") from error
 
 
 def _error_number(error: Exception) -> int | None:
@@ -192,3 +199,64 @@ def _error_number(error: Exception) -> int | None:
         return error.errno
     text = str(error)
     return next((code for code in (*FULL, *FORBIDDEN) if f"(os error {code})" in text), None)
+
+
+@contextmanager
+def _unfinished(path: Path, folder: bool = False) -> Iterator[Path]:
+    """Yield a new file or folder beside `path`, so that the last step is a rename within one file system.
+
+    It is locked while this process lives, so that other processes can tell when it is abandoned.
+    """
+    for abandoned in path.parent.glob(".onespike-????????.partial"):
+        if (lock := _lock(abandoned, wait=False)) is not None:  # its process is gone
+            _remove(abandoned)
+            os.close(lock)
+    while True:
+        partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
+        partial.mkdir() if folder else partial.touch(exist_ok=False)
+        lock = _lock(partial, wait=True)
+        if lock is None or partial.exists():  # another process may have cleared it before it was locked
+            break
+        os.close(lock)
+    try:
+        yield partial
+    finally:  # it is gone if all went well
+        _remove(partial)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(partial: Path, wait: bool) -> int | None:
+    """Return an open, locked file or folder; None if another process has it or there are no locks."""
+    try:
+        import fcntl
+
+        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove(partial: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _parents(path: Path, stay: bool = True) -> Iterator[None]:
+    """Make the missing parents of `path`; remove them if the block fails or if they are not to stay."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    done = False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+        done = stay
+    finally:
+        with suppress(OSError):
+            for parent in () if done else missing:
+                parent.rmdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,51 +11,40 @@ ROOM = 1 << 30
 """Bytes that all answers may take. Next-token scores of a text take megabytes per line."""
 
 
-def size_of(output: Any) -> int:
+class Once(nn.Module):
+    """A network that runs once per input when the same inputs repeat in order, while its outputs fit.
+
+    With `place` 0 it starts again with its first answer.
+
+    >>> import torch
+    >>> network = Once(nn.Flatten(0), room=8)
+    >>> for _ in range(2):
+    ...     network.place = 0
+    ...     print([float(network(torch.full((1, 2), x)).sum()) for x in (1.0, 2.0)], list(network.answers))
+    [2.0, 4.0] [0]
+    [2.0, 4.0] [0]
+    """
+
+    def __init__(self, model: nn.Module, room: int | None = None) -> None:
+        super().__init__()
+        self.model, self.room = model, ROOM if room is None else room
+        self.answers: dict[int, Any] = {}
+        self.place = 0
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        place = self.place
+        self.place += 1
+        if place in self.answers:
+            return self.answers[place]
+        output = self.model(*inputs, **named)
+        size = _size(output)
+        if size <= self.room:
+            self.room -= size
+            self.answers[place] = output
+        return output
+
+
+def _size(output: Any) -> int:
     """Return the bytes of an output's tensors."""
     parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict)) else output
     return sum(x.numel() * x.element_size() for x in tree_leaves(parts) if isinstance(x, Tensor))
-
-
-class Remembered:
-    """Answers in the order of their inputs; `answers(place, compute)` computes those that are not kept.
-
-    >>> import torch
-    >>> answers, asked = Remembered(room=8), []
-    >>> for _ in range(2):
-    ...     for place in range(2):
-    ...         _ = answers(place, lambda: asked.append(place) or torch.zeros(2))
-    >>> asked
-    [0, 1, 1]
-    """
-
-    def __init__(self, room: int | None = None) -> None:
-        self.room = ROOM if room is None else room
-        self.kept: dict[int, Any] = {}
-
-    def __call__(self, place: int, compute: Callable[[], Any]) -> Any:
-        if place in self.kept:
-            return self.kept[place]
-        found = compute()
-        size = size_of(found)
-        if size <= self.room:
-            self.room -= size
-            self.kept[place] = found
-        return found
-
-
-class Once(nn.Module):
-    """A network that runs once per input when the same inputs repeat in order, while its outputs fit."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.answers, self.place = model, Remembered(), 0
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the next answer is kept."""
-        return self.place in self.answers.kept
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        self.place += 1
-        return self.answers(self.place - 1, lambda: self.model(*inputs, **named))
