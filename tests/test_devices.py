@@ -92,7 +92,7 @@ def test_a_norm_on_disk_cannot_be_folded(write):
     ("{", r'map\.json: the file is damaged \(invalid JSON: .*\)\. Write an object such as \{"": "cpu"\}\.$'),
     ([], r'map\.json: the file is damaged \(input should be an object\)\. Write an object such as \{"": "cpu"\}\.$'),
     ({"tail": "cpu"}, r"^device map .*: the network has no module 'tail'\. Correct its name\.$"),
-    ({"": "nowhere"}, r"^device 'nowhere' cannot be used here \(.*\)\. Try --device cpu\.$"),
+    ({"": "nowhere"}, r"^device 'nowhere' cannot be used here \(.*\)\. Try device='cpu'\.$"),
     ({"stem": "cpu"}, r"^device map .*: .*Give every part of the network a device\.$"),
 ])  # fmt: skip
 def test_bad_maps(write, devices, message):

@@ -79,13 +79,13 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
         return (
             batch[0] if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor) else batch
         )
-    known = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
-    required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in known)
-    if len(known) == required:  # leftover parts are not for the network
+    arguments = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
+    required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in arguments)
+    if len(arguments) == required:  # leftover parts are not for the network
         return batch[0] if required == 1 else batch[:required]
     doubtful = [x for x in batch[required:] if isinstance(x, (Tensor, Mapping, tuple, list))]
     if doubtful:
-        names = ", ".join(p.name for p in known)
+        names = ", ".join(p.name for p in arguments)
         raise UsageError(
             f"a batch holds {len(batch)} parts, and {type(model).__name__}.forward({names}) may take some of them or not: "
             "are they inputs or labels? Give inputs only, ((x,) for x, _ in loader), or a mapping with their names."

@@ -42,18 +42,15 @@ def check_device(device: str) -> torch.device:
         torch.zeros(1, device=device).item()  # a tensor on `meta` can be made but has no value
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"device {device!r} cannot be used here ({reason}). Try --device cpu.") from error
+        raise UsageError(f"device {device!r} cannot be used here ({reason}). Try device='cpu'.") from error
     return torch.device(device)
 
 
 def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None) -> nn.Module:
     """Put a network on one device or, with a device map, on several, or on disk.
 
-    Args:
-        model: the network, in memory or, for `blocks`, loaded with `on_disk=True`.
-        device: where it goes as a whole, or one block at a time.
-        device_map: `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device
-            (a number, a device's name, `cpu` or `disk`); `blocks` for one block at a time, `blocks:8GB` within so much.
+    A map is `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device (a number, a name,
+    `cpu` or `disk`); or `blocks` for one block at a time on the device, `blocks:8GB` within so much memory.
     """
     if device_map is not None and in_blocks(device_map):
         from onespike.runtime.offload import lie_in_blocks_, parse_size
@@ -77,9 +74,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
         folder = tempfile.mkdtemp(prefix="onespike-offload-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # accelerate also places parameters by name, and warns that they are not modules
+        with warnings.catch_warnings():  # that some names of the map, those of parameters, are no modules
             warnings.filterwarnings("ignore", message="The following device_map keys")
             placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
     except (ValueError, RuntimeError) as error:  # parts without a device; too little memory
@@ -97,22 +92,16 @@ def _strategy(model: nn.Module, name: str) -> dict[str, Any]:
     whole, memory = _unsplit(model), None
     if name != "sequential":
         memory = get_balanced_memory(model, no_split_module_classes=whole, low_zero=name == "balanced_low_0")
-    found: dict[str, Any] = infer_auto_device_map(model, memory, no_split_module_classes=whole)
-    return found
+    return dict(infer_auto_device_map(model, memory, no_split_module_classes=whole))
 
 
 def _unsplit(model: nn.Module) -> list[str]:
     """Return the classes of blocks that repeat in a sequence; their inputs and outputs are added on one device."""
     from torch import nn
 
-    sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList))]
-    kinds = [
-        {type(child).__name__ for child in sequence if any(True for _ in child.children())}
-        for sequence in sequences
-        if len(sequence) > 1
-    ]
-    containers = {"Sequential", "ModuleList"}
-    return sorted(set().union(*kinds) - containers) if kinds else []
+    sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList)) and len(m) > 1]
+    blocks = [child for sequence in sequences for child in sequence if any(True for _ in child.children())]
+    return sorted({type(block).__name__ for block in blocks} - {"Sequential", "ModuleList"})
 
 
 def _read(model: nn.Module, path: str) -> dict[str, Any]:
@@ -120,16 +109,16 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
         raise UsageError(
             f"device map {path!r}: neither a strategy ({', '.join((*STRATEGIES, BLOCKS))}) nor a file. Give one of them."
         )
-    found = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
+    places = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
     modules = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-    if not found:
+    if not places:
         raise UsageError(f'device map {path}: it is empty. Write an object such as {{"": "cpu"}}.')
-    for name, device in found.items():
+    for name, device in places.items():
         if name not in modules:
             raise UsageError(f"device map {path}: the network has no module {name!r}. Correct its name.")
         if device != "disk":
             check_device(f"cuda:{device}" if isinstance(device, int) else str(device))
-    return found
+    return places
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:

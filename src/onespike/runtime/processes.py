@@ -11,7 +11,7 @@ import atexit
 import os
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,14 +24,10 @@ PATIENCE = timedelta(days=1)
 
 
 class Processes:
-    """This process among those that share the work; `Processes()` works alone.
+    """This process, number `rank` of `count` that share the work; 0 is the one that prints and writes files.
 
-    Attributes:
-        rank: the number of this process; 0 is the one that prints and writes files.
-        count: how many there are.
-
-    >>> Processes().exchange("found")
-    ['found']
+    >>> Processes().exchange("result")
+    ['result']
     """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
@@ -51,11 +47,11 @@ class Processes:
         """Return the results of all processes in order; if one failed, raise its error in all of them."""
         if self.count == 1:
             return [mine]
-        found = self._gather(mine, None)
-        for _, error in found:
+        results = self._gather(mine, None)
+        for _, error in results:
             if error is not None:
                 raise error
-        return [value for value, _ in found]
+        return [value for value, _ in results]
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:
@@ -74,25 +70,23 @@ class Processes:
         if self.count > 1:
             import torch
 
-            try:
+            with suppress(RuntimeError):  # another one is gone, which is no reason to stay
                 torch.distributed.barrier()
-            except RuntimeError:  # another one is gone, which is no reason to stay
-                return
 
     def _gather(self, value: Any, error: Exception | None) -> list[tuple[Any, Exception | None]]:
         import torch
 
-        found: list[Any] = [None] * self.count
+        results: list[Any] = [None] * self.count
         try:
-            torch.distributed.all_gather_object(found, (value, error))
+            torch.distributed.all_gather_object(results, (value, error))
         except RuntimeError as lost:
             self.ended = True
             raise OnespikeError(
                 f"process {self.rank}: another process ended before its work was done. "
                 "See its message, and start all processes again."
             ) from lost
-        self.ended = any(failure is not None for _, failure in found)
-        return found
+        self.ended = any(failure is not None for _, failure in results)
+        return results
 
 
 def _portable(error: Exception, rank: int) -> Exception:
@@ -107,9 +101,9 @@ ALONE = Processes()
 
 def launched(environment: Mapping[str, str] | None = None) -> Processes:
     """Return the processes that a launcher started, according to the environment; alone without a launcher."""
-    known = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     try:
-        count, rank = int(known.get("WORLD_SIZE", 1)), int(known.get("RANK", 0))
+        count, rank = int(variables.get("WORLD_SIZE", 1)), int(variables.get("RANK", 0))
     except ValueError as error:
         raise UsageError(
             f"RANK and WORLD_SIZE must be numbers ({error}). They are set by accelerate launch and torchrun."
@@ -119,7 +113,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
     import torch
 
     if torch.cuda.is_available():  # `--device cuda` then means this process's GPU
-        torch.cuda.set_device(int(known.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        torch.cuda.set_device(int(variables.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if not torch.distributed.is_initialized():
         try:
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)

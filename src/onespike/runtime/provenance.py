@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
@@ -28,7 +30,7 @@ def stamped(record: Mapping[str, Any] | Sequence[Any]) -> str:
 
 
 def made() -> dict[str, str]:
-    """Return when, where and how figures were made: date (UTC), processor, threads, system, Python, command, commit."""
+    """Return when, where and how figures were made."""
     import torch
 
     facts = {
@@ -45,12 +47,10 @@ def made() -> dict[str, str]:
 
 def processor() -> str:
     """Return the processor's name, as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.*)$", text, re.M)
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 @cache
@@ -70,8 +70,6 @@ def versions() -> dict[str, str]:
 
     installed = {"torch": str(torch.__version__)}
     for package in ("onespike", "timm", "torchvision", "transformers", "numpy"):
-        try:
+        with suppress(PackageNotFoundError):
             installed[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return installed

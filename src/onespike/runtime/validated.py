@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SEAL = "sha256"
-
-
-def dotted(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location))
+MISFITS = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError
 
 
 def parse(
@@ -29,17 +26,11 @@ def parse(
     place: Path | str,
     remedy: str,
     error: type[OnespikeError] = LoadError,
-    where: Callable[[tuple[int | str, ...]], str] = dotted,
+    where: Callable[[tuple[int | str, ...]], str] = lambda location: ".".join(map(str, location)),
 ) -> T:
     """Return JSON as the type it must have; only whole numbers become floats and lists tuples.
 
-    Args:
-        schema: any type that pydantic knows: dataclasses, TypedDicts, dict[str, float], ….
-        text: UTF-8. More than 200 levels of nesting are refused.
-        place: the file to name in the message.
-        remedy: the end of the message.
-        error: the error to raise.
-        where: how the message names a position in the file.
+    More than 200 levels of nesting are refused. `where` says how the message names a position in the file.
 
     >>> parse(dict[str, tuple[float, ...]], '{"a": [1, 2]}', "a.json", "Write it again.")
     {'a': (1.0, 2.0)}
@@ -53,14 +44,14 @@ def parse(
 
     try:
         result: T = adapter.validate_json(text, strict=True)
-    except ValidationError as found:
+    except ValidationError as invalid:
         # of several forms that a value may have, the best fit is meant
-        first = max(found.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+        first = max(invalid.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
         reason = first["msg"][:1].lower() + first["msg"][1:]
         at = f"at {where(first['loc'])}: " if first["loc"] else ""
-        raise error(f"{place}: the file is damaged ({at}{reason}). {remedy}") from found
-    except OnespikeError as found:  # of a dataclass that checks its values
-        raise error(f"{place}: the file is damaged: {found}") from found
+        raise error(f"{place}: the file is damaged ({at}{reason}). {remedy}") from invalid
+    except OnespikeError as refused:  # by a dataclass that checks its values
+        raise error(f"{place}: the file is damaged: {refused}") from refused
     return result
 
 
@@ -84,33 +75,28 @@ def sealed(record: dict[str, Any]) -> str:
     return json.dumps({**record, SEAL: _checksum(record)}, indent=1, ensure_ascii=False) + "\n"
 
 
-def unsealed(
-    schema: type[Any], text: bytes, place: Path | str, remedy: str, error: type[OnespikeError] = LoadError
-) -> dict[str, Any]:
-    """Return a record that `sealed` wrote, after checking its seal and its schema."""
-    record = parse(dict[str, Any], text, place, remedy, error)
-    if record.pop(SEAL, None) != _checksum(record):
-        raise error(f"{place}: the file is damaged (it is not what was saved: its SHA-256 differs). {remedy}")
-    parse(schema, text, place, remedy, error)
-    return record
-
-
 def read_sealed(
     schema: type[Any], file: Path, remedy: str, error: type[OnespikeError] = LoadError
 ) -> dict[str, Any] | None:
-    """Return the record in a file that `sealed` wrote; None if there is no file."""
-    return unsealed(schema, file.read_bytes(), file, remedy, error) if file.exists() else None
+    """Return the record in a file that `sealed` wrote, after checking seal and schema; None if there is no file."""
+    if not file.exists():
+        return None
+    text = file.read_bytes()
+    record = parse(dict[str, Any], text, file, remedy, error)
+    if record.pop(SEAL, None) != _checksum(record):
+        raise error(f"{file}: the file is damaged (it is not what was saved: its SHA-256 differs). {remedy}")
+    parse(schema, text, file, remedy, error)
+    return record
 
 
 def read_version(schema: type[Any], file: Path, version: int, what: str, remedy: str) -> dict[str, Any]:
     """Return the record in a file that `sealed` wrote, if it has the version that is read here."""
-    text = file.read_bytes()
-    stated = parse(dict[str, Any], text, file, remedy).get("version")
+    stated = parse(dict[str, Any], file.read_bytes(), file, remedy).get("version")
     if stated != version:
         raise LoadError(
             f"{file.parent}: {what} has version {stated!r}, and this onespike reads {version}. {remedy}"
         )
-    return unsealed(schema, text, file, remedy)
+    return read_sealed(schema, file, remedy) or {}
 
 
 def _checksum(record: dict[str, Any]) -> str:
@@ -123,19 +109,11 @@ def understood(place: Path | str, remedy: str, error: type[OnespikeError] = Load
     """Turn any error from values that do not fit each other, or a network, into one error."""
     try:
         yield
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        AssertionError,
-        RuntimeError,
-    ) as found:
-        if out_of_memory(found):
+    except MISFITS as misfit:
+        if out_of_memory(misfit):
             raise
-        reason = f"{type(found).__name__}: {str(found).partition(chr(10))[0][:200]}"
-        raise error(f"{place}: what it says does not fit together ({reason}). {remedy}") from found
+        reason = f"{type(misfit).__name__}: {str(misfit).partition(chr(10))[0][:200]}"
+        raise error(f"{place}: what it says does not fit together ({reason}). {remedy}") from misfit
 
 
 @cache
