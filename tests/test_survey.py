@@ -10,8 +10,7 @@ from torch import nn
 
 from onespike import Recipe, calibrate, convert, metered
 from onespike.conversion.attach import Neurons
-from onespike.diagnosis.drift import trail
-from onespike.diagnosis.probe import Probe, analog
+from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
 from onespike.energy.survey import BINS, Survey
 from onespike.neurons import ScaleFire

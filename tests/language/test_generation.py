@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
 import onespike
-from onespike.evaluation.generation import cache_agreement, write
+from onespike.evaluation.generation import write
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,8 @@ def test_padding_costs_nothing(networks):
 
 def test_prefill_and_decode_of_the_original_are_the_same(networks):
     model, snn, texts = networks
+    script = Path(__file__).parents[2] / "benchmarks/cache_agreement.py"
+    cache_agreement = runpy.run_path(str(script))["cache_agreement"]
     found = cache_agreement(model, texts)
     assert (found.positions, found.agreement, found.identical) == (48, 1.0, 1.0)
     assert 0 <= cache_agreement(snn, texts[:1]).agreement <= 1

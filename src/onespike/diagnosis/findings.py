@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from onespike.diagnosis.measurement import PROBE_IMAGES, VARIANTS, Checkup, checkup
+from onespike.diagnosis.measurement import PROBE_IMAGES, Checkup, checkup
+from onespike.diagnosis.remedies import VARIANTS
 from onespike.energy.columns import beside
 from onespike.errors import UsageError
 from onespike.runs import Progress, no_progress
@@ -45,7 +46,7 @@ class Finding:
     evidence: str
     share: float | None
     command: str
-    alarming: bool
+    alarming: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,16 +77,11 @@ def doctor(
     return diagnose(checkup(pair, items, None, images=images, progress=progress))
 
 
-Rule = Callable[[Checkup], Iterator[Finding]]
-RULES: list[Rule] = []
-
-
 def diagnose(measured: Checkup) -> list[Finding]:
     """Return what costs accuracy: mistakes, then unused passes, then other gains, the larger share first."""
-    found = [finding for rule in RULES for finding in rule(measured)]
-    return sorted(found, key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))[
-        :MOST_FINDINGS
-    ]
+    findings = [finding for rule in RULES for finding in rule(measured)]
+    findings.sort(key=lambda f: (not f.alarming, f.cause != "passes", -(f.share or 0.0)))
+    return findings[:MOST_FINDINGS]
 
 
 def split(measured: Checkup) -> tuple[float, float]:
@@ -100,78 +96,65 @@ def split(measured: Checkup) -> tuple[float, float]:
     return before, 1.0 - before
 
 
-def _gain(measured: Checkup, kl: float, before: float | None = None) -> float:
-    """Return the share of the loss that is removed if the divergence falls to kl."""
-    whole = measured.kl if before is None else before
-    return max(1 - kl / whole, 0.0) * split(measured)[1] if whole > 0 else 0.0
+def _gain(m: Checkup, after: float, before: float | None = None) -> float:
+    """Return the share of the loss that goes when the divergence falls from `before`, or else the run's."""
+    whole = m.kl if before is None else before
+    return max(1 - after / whole, 0.0) * split(m)[1] if whole > 0 else 0.0
 
 
-def rule(function: Rule) -> Rule:
-    """Register a rule: measured results → findings."""
-    RULES.append(function)
-    return function
+def _worst(m: Checkup, column: str) -> str:
+    name = max(m.sites, key=lambda site: float(m.sites[site][column]))
+    return f"{name} ({100 * m.sites[name][column]:.1f} %)"
 
 
-@rule
 def _normalization(m: Checkup) -> Iterator[Finding]:
-    ann, published = m.headline.original, m.published
-    better = m.better_normalization
-    if ann is None or (published is None and better is None):
+    ann, published, better = m.headline.original, m.published, m.better_normalization
+    if ann is None:
         return
     error = math.sqrt(ann * (100 - ann) / m.evaluation["images"])
     below = published is not None and published - ann > max(3 * error, 2.0)
     if not below and better is None:
         return
+    title = "The original network does worse than published: check crop, size, normalization and class order"
     evidence = f"the original network reaches {ann:.1f} % (± {error:.1f})"
     if published is not None:
         evidence += f", and {published:.1f} % is published"
     if better is not None:
+        title = "The images are not normalized as the network was trained"
         evidence += (
             f"; on {m.probe_images} images {m.normalizations['as given']:.0f} % as given, "
             f"{m.normalizations[better]:.0f} % with the normalization {better}"
         )
-    title = "The images are not normalized as the network was trained" if better else (
-        "The original network does worse than published: check crop, size, normalization and class order"
-    )  # fmt: skip
     yield Finding("normalization", title, evidence, split(m)[0], m.commands["normalization"], True)
 
 
-@rule
 def _calibration(m: Checkup) -> Iterator[Finding]:
     before, after = m.recalibrated
-    share = max(1 - after / before, 0.0) * split(m)[1] if before > 0 else 0.0
+    share = _gain(m, after, before)
     ordinary = [row for row in m.sites.values() if row["role"] != "softmax"]
     beyond = [row for row in m.sites.values() if row["largest"] > 1.5 * row["calibrated_largest"]]
     few = m.calibration_images < FEW_IMAGES
-    if not few and (not beyond or len(beyond) < 0.1 * len(m.sites) or share < WORTH):
-        return
-    above = sum(row["above"] for row in ordinary) / max(len(ordinary), 1)
-    yield Finding(
-        "calibration",
-        f"Thresholds rest on {m.calibration_images} calibration images",
-        f"{len(beyond)} of {len(m.sites)} sites met values over 1.5 times the largest of calibration; "
-        f"{100 * above:.1f} % of values are above their thresholds; "
-        f"calibrating on other images changes the divergence from {before:.3f} to {after:.3f} nats",
-        share,
-        m.commands["calibration"],
-        few,
-    )
-
-
-@rule
-def _overlap(m: Checkup) -> Iterator[Finding]:
-    if m.overlap:
+    if few or (beyond and len(beyond) >= 0.1 * len(m.sites) and share >= WORTH):
+        above = sum(row["above"] for row in ordinary) / max(len(ordinary), 1)
         yield Finding(
-            "overlap",
-            f"{m.overlap} of {m.evaluation['images']} images were used for calibration as well",
-            "what is measured on them is not a held-out figure",
-            None,
-            m.commands["evaluate"],
-            True,
+            "calibration",
+            f"Thresholds rest on {m.calibration_images} calibration images",
+            f"{len(beyond)} of {len(m.sites)} sites met values over 1.5 times the largest of calibration; "
+            f"{100 * above:.1f} % of values are above their thresholds; "
+            f"calibrating on other images changes the divergence from {before:.3f} to {after:.3f} nats",
+            share,
+            m.commands["calibration"],
+            few,
         )
 
 
-@rule
+def _overlap(m: Checkup) -> Iterator[Finding]:
+    if m.overlap:
+        title = f"{m.overlap} of {m.evaluation['images']} images were used for calibration as well"
+        evidence = "what is measured on them is not a held-out figure"
+        yield Finding("overlap", title, evidence, None, m.commands["evaluate"], True)
+
+
 def _scale(m: Checkup) -> Iterator[Finding]:
     if not m.scales or m.scale is None:
         return
@@ -179,79 +162,64 @@ def _scale(m: Checkup) -> Iterator[Finding]:
     share = _gain(m, best["kl"])
     if share < WORTH or math.isclose(best["scale"], m.scale, rel_tol=1e-3):
         return
+
+    def energy(ratio: float | None) -> str:
+        if ratio is None:
+            return ""
+        return f" (energy {beside(m.energy, ratio, m.evaluation['analog_share'])}, {m.energy})"
+
     far = best["better"] and m.kl > FAR_SCALE * best["kl"]
     yield Finding(
         "scale",
         f"λ = {m.scale:g} is far from its optimum" if far else f"A λ near {best['scale']:g} is more exact",
-        f"divergence {m.kl:.3f} nats at λ = {m.scale:g}{_energy(m, m.evaluation['energy'][m.energy])}, "
-        f"{best['kl']:.3f} at λ = {best['scale']:g}{_energy(m, best['energy'])}",
+        f"divergence {m.kl:.3f} nats at λ = {m.scale:g}{energy(m.evaluation['energy'][m.energy])}, "
+        f"{best['kl']:.3f} at λ = {best['scale']:g}{energy(best['energy'])}",
         share,
-        m.commands["search"] if far else m.commands["scale"],
+        m.commands["search" if far else "scale"],
         far,
     )
 
 
-@rule
 def _saturation(m: Checkup) -> Iterator[Finding]:
     saturated = [name for name, row in m.sites.items() if row["saturated"] > 0.01]
     relative = {name: 10 ** (-row["snr_db"] / 10) for name, row in m.sites.items()}
     clipped = sum(relative[name] * row["clipping"] for name, row in m.sites.items())
     share = clipped / (sum(relative.values()) or 1.0) * split(m)[1]
     if saturated and share >= WORTH:
-        yield Finding(
-            "saturation",
-            f"{len(saturated)} sites fire their largest level for over 1 % of their values",
-            f"clipping makes {100 * share:.0f} % of all coding error; worst at {_worst(m, 'saturated')}",
-            share,
-            m.commands["search"],
-            share > 0.5,
+        title = f"{len(saturated)} sites fire their largest level for over 1 % of their values"
+        evidence = (
+            f"clipping makes {100 * share:.0f} % of all coding error; worst at {_worst(m, 'saturated')}"
         )
+        yield Finding("saturation", title, evidence, share, m.commands["search"], share > 0.5)
 
 
-@rule
 def _outliers(m: Checkup) -> Iterator[Finding]:
-    if not m.outliers:
-        return
-    worst, row = next(iter(m.outliers.items()))
-    carried = ", ".join(f"{name} ({number} times)" for name, number in row["named"].items())
-    first = f"; {100 * row['first'] / row['carrying']:.0f} % of them are the first token" if carried else ""
-    yield Finding(
-        "outliers",
-        f"{len(m.outliers)} sites receive values beyond their largest level",
-        f"worst at {worst}: {row['largest']:.4g}, and its levels end at {row['reach']:.4g}; {row['carrying']} of "
-        f"{row['rows']} rows carry such values{first}" + (f": {carried}" if carried else ""),
-        None,
-        m.commands.get("outliers") or m.commands["calibration"],
-        row["largest"] > ALARMING * row["reach"],
-    )
+    for site, row in list(m.outliers.items())[:1]:
+        evidence = (
+            f"worst at {site}: {row['largest']:.4g}, and its levels end at {row['reach']:.4g}; {row['carrying']} of "
+            f"{row['rows']} rows carry such values"
+        )
+        if row["named"]:
+            names = ", ".join(f"{name} ({number} times)" for name, number in row["named"].items())
+            evidence += f"; {100 * row['first'] / row['carrying']:.0f} % of them are the first token: {names}"
+        title = f"{len(m.outliers)} sites receive values beyond their largest level"
+        command = m.commands.get("outliers") or m.commands["calibration"]
+        yield Finding("outliers", title, evidence, None, command, row["largest"] > ALARMING * row["reach"])
 
 
-@rule
 def _kinds(m: Checkup) -> Iterator[Finding]:
-    if not m.kinds:
+    order = sorted(m.kinds, key=lambda name: m.kinds[name])
+    if not order or _gain(m, m.kinds[order[0]]) < WORTH:
         return
-    order = sorted(m.kinds, key=lambda k: m.kinds[k])
+    shares = ", ".join(f"{name} {100 * _gain(m, m.kinds[name]):.0f} %" for name in order[:3])
+    evidence = f"share of the loss that goes when a kind of site stays analog: {shares}"
+    if m.single:
+        site = min(m.single, key=lambda name: m.single[name])
+        evidence += f"; the worst single site is {site} ({100 * _gain(m, m.single[site]):.0f} %)"
     share = _gain(m, m.kinds[order[0]])
-    if share < WORTH:
-        return
-    shown = ", ".join(f"{k} {100 * _gain(m, m.kinds[k]):.0f} %" for k in order[:3])
-    single = min(m.single, key=lambda s: m.single[s]) if m.single else None
-    where = (
-        ""
-        if single is None
-        else f"; the worst single site is {single} ({100 * _gain(m, m.single[single]):.0f} %)"
-    )
-    yield Finding(
-        "sites",
-        f"The sites {order[0]} cost most",
-        f"share of the loss that goes when a kind of site stays analog: {shown}{where}",
-        share,
-        m.commands["kind"],
-        False,
-    )
+    yield Finding("sites", f"The sites {order[0]} cost most", evidence, share, m.commands["kind"])
 
 
-@rule
 def _variants(m: Checkup) -> Iterator[Finding]:
     for name, (before, after) in m.variants.items():
         share = _gain(m, after, before)
@@ -265,50 +233,29 @@ def _variants(m: Checkup) -> Iterator[Finding]:
         losses = [row["row_loss"] for row in m.sites.values() if row["row_loss"] is not None]
         if "softmax" in VARIANTS[name] and losses:
             evidence += f"; softmax rows lose {100 * sum(losses) / len(losses):.1f} % of their sum on average"
-        yield Finding(
-            name, f"{name[0].upper()}{name[1:]} would be more exact", evidence, share, m.commands[name], False
-        )
+        title = f"{name[0].upper()}{name[1:]} would be more exact"
+        yield Finding(name, title, evidence, share, m.commands[name])
 
 
-@rule
 def _passes(m: Checkup) -> Iterator[Finding]:
     if m.passes is None:
         return
     before, after = m.passes
     share = _gain(m, after, before)
     if share >= WORTH:
-        yield Finding(
-            "passes",
-            "The calibration passes were not used",
-            f"divergence {before:.3f} → {after:.3f} nats at the same energy, both calibrated on the same images",
-            share,
-            m.commands["passes"],
-            False,
-        )
+        evidence = f"divergence {before:.3f} → {after:.3f} nats at the same energy, both calibrated on the same images"
+        title = "The calibration passes were not used"
+        yield Finding("passes", title, evidence, share, m.commands["passes"])
 
 
-@rule
 def _dead(m: Checkup) -> Iterator[Finding]:
     dead = [name for name, row in m.sites.items() if row["dead_channels"] > 0.2]
     if dead:
-        yield Finding(
-            "dead",
-            f"{len(dead)} sites have over 20 % of channels that never fire",
-            f"worst at {_worst(m, 'dead_channels')}; a smaller λ or a larger percentile wakes them",
-            None,
-            m.commands["per site"],
-            False,
-        )
+        title = f"{len(dead)} sites have over 20 % of channels that never fire"
+        evidence = f"worst at {_worst(m, 'dead_channels')}; a smaller λ or a larger percentile wakes them"
+        yield Finding("dead", title, evidence, None, m.commands["per site"])
 
 
-def _energy(m: Checkup, ratio: float | None) -> str:
-    return (
-        ""
-        if ratio is None
-        else f" (energy {beside(m.energy, ratio, m.evaluation['analog_share'])}, {m.energy})"
-    )
-
-
-def _worst(m: Checkup, column: str) -> str:
-    name = max(m.sites, key=lambda site: float(m.sites[site][column]))
-    return f"{name} ({100 * m.sites[name][column]:.1f} %)"
+RULES: tuple[Callable[[Checkup], Iterator[Finding]], ...] = (
+    _normalization, _calibration, _overlap, _scale, _saturation, _outliers, _kinds, _variants, _passes, _dead,
+)  # fmt: skip

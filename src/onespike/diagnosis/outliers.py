@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,68 +20,42 @@ FAR = 1.5
 NAMED = 3
 
 
-@dataclass
-class Outliers:
-    """The values beyond the largest level of one site, in the original network.
-
-    Attributes:
-        largest: the largest value.
-        reach: the value of the largest level there.
-        rows: number of rows (tokens) seen.
-        carrying: rows with such a value.
-        first: rows among them that are the first of their input.
-        named: the task's name for a row → its number of occurrences.
-    """
-
-    largest: float = 0.0
-    reach: float = 0.0
-    rows: int = 0
-    carrying: int = 0
-    first: int = 0
-    named: Counter[str] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "named": dict((self.named or Counter()).most_common(NAMED))}
-
-
 def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, dict[str, Any]]:
-    """Return the sites whose largest level is far below their largest value: by name, the farthest first."""
-    found: dict[str, Outliers] = {}
+    """Return the sites whose largest level is far below their largest value in the original: the farthest first.
+
+    A row states the `largest` value, its `reach` (the value of the largest level there), how many `rows` (tokens)
+    were seen and how many are `carrying` such a value, the `first` ones of their inputs among these, and the most
+    frequent ones as the task has `named` them.
+    """
+    rows: dict[str, dict[str, Any]] = {}
     batch: Any = None
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.neuron(x)
-        if isinstance(neuron, Neuron) and operand.site.operation == "linear" and x.dim() > 1:
-            sent = neuron(x)
-            far = (neuron.counts(x).abs() == neuron.largest) & (x.abs() > FAR * sent.abs())
-            row = found.setdefault(str(operand.site), Outliers(named=Counter()))
-            carrying = far.any(-1)
-            row.rows += carrying.numel()
-            if bool(far.any()):
-                place = (x.abs() * far).argmax()
-                if float(x.abs().flatten()[place]) > row.largest:
-                    row.largest = float(x.abs().flatten()[place])
-                    row.reach = float(sent.abs().flatten()[place])
-                _name(row, carrying, batch, task)
+        if not isinstance(neuron, Neuron) or operand.site.operation != "linear" or x.dim() < 2:
+            return x
+        empty = {"largest": 0.0, "reach": 0.0, "rows": 0, "carrying": 0, "first": 0, "named": Counter()}
+        row = rows.setdefault(str(operand.site), empty)
+        sent = neuron(x).abs()
+        far = (neuron.counts(x).abs() == neuron.largest) & (x.abs() > FAR * sent)
+        carrying = far.any(-1)
+        row["rows"] += carrying.numel()
+        if not bool(far.any()):
+            return x
+        farthest = (x.abs() * far).argmax()
+        if (value := float(x.abs().flatten()[farthest])) > row["largest"]:
+            row["largest"], row["reach"] = value, float(sent.flatten()[farthest])
+        row["carrying"] += int(carrying.sum())
+        if carrying.dim() == 2:
+            row["first"] += int(carrying[:, 0].sum())
+            names = (task.row(batch, number, token) for number, token in torch.nonzero(carrying).tolist())
+            row["named"].update(name for name in names if name is not None)
         return x
 
     with evaluating(snn), visiting(snn, Visit(visit)):
         for inputs in batches:
             batch = to(inputs, device_of(snn))
             call(snn, batch)
-    known = {site: row for site, row in found.items() if row.carrying}
-    return {
-        site: row.to_dict()
-        for site, row in sorted(known.items(), key=lambda pair: -pair[1].largest / max(pair[1].reach, 1e-30))
-    }
-
-
-def _name(row: Outliers, carrying: Tensor, batch: Any, task: Task) -> None:
-    """Count the rows that carry outliers, by name."""
-    row.carrying += int(carrying.sum())
-    if carrying.dim() != 2 or row.named is None:
-        return
-    row.first += int(carrying[:, 0].sum())
-    for number, place in torch.nonzero(carrying).tolist():
-        if (name := task.row(batch, number, place)) is not None:
-            row.named[name] += 1
+    far_ones = [(site, row) for site, row in rows.items() if row["carrying"]]
+    far_ones.sort(key=lambda pair: -pair[1]["largest"] / max(pair[1]["reach"], 1e-30))
+    return {site: {**row, "named": dict(row["named"].most_common(NAMED))} for site, row in far_ones}

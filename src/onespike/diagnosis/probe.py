@@ -1,4 +1,4 @@
-"""A probe: a few inputs in memory, on which variants of a converted network are compared with the original."""
+"""A few inputs in memory, on which variants of a converted network are compared with the original."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
+from onespike.energy.survey import decibels
 from onespike.evaluation.pairwise import pairwise
+from onespike.evaluation.side_by_side import scale_if_any
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
@@ -27,6 +28,8 @@ from onespike.tasks.base import exact
 
 COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
+SAMPLED = 1 << 16
+"""Elements of a site that a trail compares, evenly spaced: enough for a power, with little memory."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,6 @@ class Distance:
 
     kl: float
     agrees: Tensor
-
-    def beats(self, other: Distance) -> bool:
-        """Return whether more answers became right than by chance: over three standard errors, paired."""
-        return beyond_chance(self.agrees, other.agrees)
 
 
 def beyond_chance(better: Tensor, worse: Tensor) -> bool:
@@ -55,38 +54,12 @@ class Probe:
     """Inputs with the original network's answers; `distance(snn)` is one forward pass over them."""
 
     def __init__(self, ann: nn.Module, batches: Iterable[Any], task: Meaning) -> None:
-        self.ann, self.task = ann, task
-        device = device_of(ann)
-        self.parts = [to(inputs, device) for inputs in batches]
-        self.original = Once(ann)
+        self.ann, self.task, self.original = ann, task, Once(ann)
+        self.parts = [to(inputs, device_of(ann)) for inputs in batches]
 
     def halves(self) -> tuple[list[Any], Probe]:
-        """Return the inputs of every second batch, and a probe of the others: to calibrate on one and measure on the other."""
+        """Return every second batch to calibrate on, and a probe of the others to measure on."""
         return self.parts[::2], Probe(self.ann, self.parts[1::2] or self.parts, self.task)
-
-    def sweep(
-        self,
-        snn: nn.Module,
-        scales: Sequence[float],
-        own: float,
-        column: str = PAPER,
-        progress: Progress = no_progress,
-    ) -> list[dict[str, Any]]:
-        """Return kl, agreement (%) and energy over λ, and whether it `beats` the run's λ, which is set at the end."""
-        if not any(getattr(neuron, "scale", None) is not None for _, neuron in named_neurons(snn)):
-            return []
-        before, rows = self.distance(snn), list[dict[str, Any]]()
-        for scale in progress("λ", len(scales))(scales):
-            set_scale_(snn, scale)
-            found = self.distance(snn)
-            with evaluating(snn), metered(snn) as ledger:
-                call(snn, take(self.parts[0], slice(0, COUNTED)))
-            agreement = 100 * float(found.agrees.double().mean())
-            energy = or_none(ledger.ratio(column))
-            figures = {"kl": found.kl, "agreement": agreement, "energy": energy}
-            rows.append({"scale": scale, **figures, "better": found.beats(before)})
-        set_scale_(snn, own)
-        return rows
 
     def distance(self, snn: nn.Module) -> Distance:
         total, agrees = 0.0, []
@@ -98,6 +71,31 @@ class Probe:
         together = torch.cat(agrees).cpu()
         return Distance(total / len(together), together)
 
+    def sweep(
+        self, snn: nn.Module, scales: Sequence[float], column: str = PAPER, progress: Progress = no_progress
+    ) -> list[dict[str, Any]]:
+        """Return kl, agreement (%) and energy over λ, and whether more answers are right than at the run's λ."""
+        run_scale = scale_if_any(snn)
+        if run_scale is None:
+            return []
+        before, rows = self.distance(snn), list[dict[str, Any]]()
+        for scale in progress("λ", len(scales))(scales):
+            set_scale_(snn, scale)
+            distance = self.distance(snn)
+            with evaluating(snn), metered(snn) as ledger:
+                call(snn, take(self.parts[0], slice(0, COUNTED)))
+            rows.append(
+                {
+                    "scale": scale,
+                    "kl": distance.kl,
+                    "agreement": 100 * float(distance.agrees.double().mean()),
+                    "energy": or_none(ledger.ratio(column)),
+                    "better": beyond_chance(distance.agrees, before.agrees),
+                }
+            )
+        set_scale_(snn, run_scale)
+        return rows
+
 
 @contextmanager
 def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> Iterator[None]:
@@ -108,3 +106,34 @@ def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> Iterator[None]:
 
     with visiting(snn, Visit(visit)):
         yield
+
+
+def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
+    """Return how far one batch departs from the original, site by site: signal-to-noise ratios of inputs, in dB.
+
+    The original is the converted network with all sites analog.
+    """
+    originals: dict[str, list[Tensor]] = {}
+    ratios: list[tuple[str, float]] = []
+
+    def sample(x: Tensor) -> Tensor:
+        return x.detach().flatten()[:: max(1, x.numel() // SAMPLED)].double()
+
+    def original(operand: Operand, x: Tensor) -> Tensor:
+        originals.setdefault(str(operand.site), []).append(sample(x))
+        return x
+
+    def spiking(operand: Operand, x: Tensor) -> Tensor:
+        site = str(operand.site)
+        if originals.get(site):
+            expected, actual = originals[site].pop(0), sample(x)
+            if expected.shape == actual.shape:
+                noise = float((expected - actual).square().sum())
+                ratios.append((site, decibels(float(expected.square().sum()), noise)))
+        return operand.value(x)
+
+    inputs = to(inputs, device_of(snn))
+    for visit in (original, spiking):
+        with evaluating(snn), visiting(snn, Visit(visit)):
+            call(snn, inputs)
+    return ratios

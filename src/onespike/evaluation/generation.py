@@ -22,15 +22,10 @@ CACHES = ("dynamic", "static")
 
 @dataclass(frozen=True)
 class Spent:
-    """The cost of reading or writing some tokens.
+    """The cost of reading or writing some tokens, padding left out; a spike counts by its size.
 
-    Attributes:
-        tokens: number of tokens, without padding.
-        spikes: spikes that left their sites, each counted by its size.
-        energy_pj: energy of the spikes, in one column of the ledger.
-        original_pj: energy of the original network for the same tokens.
-        seconds: time of the forward, counting included.
-        spiking_pj: the part of `original_pj` that belongs to products that spike.
+    `spiking_pj` is the part of `original_pj`, the original's energy, that belongs to products that spike. The
+    seconds contain those of counting.
     """
 
     tokens: int
@@ -42,9 +37,6 @@ class Spent:
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
-
-
-NOTHING = Spent(0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Written:
     @property
     def decode(self) -> Spent:
         """The cost of writing all later tokens, one forward each."""
-        return sum(self.forwards[1:], NOTHING)
+        return sum(self.forwards[1:], Spent(0, 0.0, 0.0, 0.0, 0.0))
 
 
 @contextmanager
@@ -86,17 +78,8 @@ def each_forward(
         running.close()
         ledger: Ledger = now["ledger"]
         original = ledger.original_pj(prices)
-        energy = ledger.ratio(column, prices=prices) * original
-        report(
-            Spent(
-                now["tokens"],
-                ledger.events("counts"),
-                energy,
-                original,
-                seconds,
-                original * (1 - ledger.analog_share),
-            )
-        )
+        energy, spiking = ledger.ratio(column, prices=prices) * original, original * (1 - ledger.analog_share)
+        report(Spent(now["tokens"], ledger.events("counts"), energy, original, seconds, spiking))
 
     hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
     try:
@@ -120,10 +103,10 @@ def write(
     streamer: Any = None,
     prices: Profile | None = None,
 ) -> Written:
-    """Let a converted network continue prompts with its `generate`.
+    """Let a converted network of transformers continue prompts with its `generate`.
 
     Args:
-        snn: a network of transformers with `generate`.
+        snn: the network.
         batch: `input_ids` and `attention_mask`, shorter prompts padded on the left.
         tokens: the largest number to write: each text ends where the network ends it.
         column: the ledger's column for energy.
@@ -134,13 +117,13 @@ def write(
         streamer: receives every token, as in transformers.
         prices: the prices of the hardware.
     """
-    taken: list[Spent] = []
+    forwards: list[Spent] = []
 
     def note(spent: Spent) -> None:
-        taken.append(spent)
+        forwards.append(spent)
         report(spent)
 
-    drawn = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     torch.manual_seed(seed)
     with evaluating(snn), each_forward(snn, column, note, prices):
         ids = snn.generate(
@@ -149,47 +132,6 @@ def write(
             cache_implementation=cache,
             disable_compile=True,
             streamer=streamer,
-            **drawn,
+            **sampling,
         )
-    return Written(ids, tuple(taken))
-
-
-@dataclass(frozen=True)
-class CacheAgreement:
-    """A text read at once, compared with the same text read token by token from a cache.
-
-    Attributes:
-        positions: number of positions in all texts.
-        agreement: share of positions with the same best next token.
-        kl: mean KL of the next token, in nats.
-        identical: share of positions with the same scores apart from rounding (1e-4 of their spread).
-    """
-
-    positions: int
-    agreement: float
-    kl: float
-    identical: float
-
-
-def cache_agreement(model: Any, texts: Tensor) -> CacheAgreement:
-    """Compare prefill with decode at batch 1.
-
-    The two compute the same sums in different orders. In the original network that changes the last bits; in a
-    spiking one a value within rounding of a threshold may fire another level, which later layers amplify.
-    """
-    same = alike = 0
-    total, positions = 0.0, 0
-    with evaluating(model):
-        for ids in texts.to(device_of(model)).split(1):
-            whole, cache, parts = model(input_ids=ids, use_cache=False).logits[0], None, []
-            for place in range(ids.shape[1]):
-                output = model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                parts.append(output.logits[0, -1])
-            apart = torch.stack(parts)
-            log_p, log_q = whole.log_softmax(-1), apart.log_softmax(-1)
-            total += float((log_p.exp() * (log_p - log_q)).sum())
-            same += int((whole.argmax(-1) == apart.argmax(-1)).sum())
-            alike += int(((whole - apart).abs().amax(-1) <= 1e-4 * whole.std(-1)).sum())
-            positions += len(whole)
-    return CacheAgreement(positions, same / positions, total / positions, alike / positions)
+    return Written(ids, tuple(forwards))

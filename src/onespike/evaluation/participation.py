@@ -45,12 +45,12 @@ class Verification:
         return not self.silent and not self.uncovered
 
     def __str__(self) -> str:
-        lines = [f"{len(self.reached)} of {len(self.reached) + len(self.silent)} neurons reached"]
-        for name in ("silent", "dead", "saturated", "uncovered"):
-            found = getattr(self, name)
-            shown = [f"{k} ({100 * v:.1f} %)" for k, v in found.items()] if name == "saturated" else found
-            lines.append(f"{name}: {', '.join(shown) if shown else 'none'}")
-        return "\n".join(lines)
+        shares = [f"{name} ({100 * share:.1f} %)" for name, share in self.saturated.items()]
+        lists = {"silent": self.silent, "dead": self.dead, "saturated": shares, "uncovered": self.uncovered}
+        first = f"{len(self.reached)} of {len(self.reached) + len(self.silent)} neurons reached"
+        return "\n".join(
+            [first, *(f"{title}: {', '.join(names) or 'none'}" for title, names in lists.items())]
+        )
 
 
 class _Ticks(Visitor):
@@ -62,15 +62,15 @@ class _Ticks(Visitor):
 
 
 def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:
-    standing = [neuron for _, neuron in named_neurons(model)]
-    for neuron in standing:
+    neurons = {str(site): neuron for site, neuron in named_neurons(model)}
+    for neuron in neurons.values():
         neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
     try:
-        with visiting(model, _Ticks()):
+        with torch.no_grad(), visiting(model, _Ticks()):
             call(torch.compile(model, backend=backend), batch)
-        return {str(site) for site, neuron in named_neurons(model) if float(neuron.get_buffer("ticks")) > 0}
+        return {site for site, neuron in neurons.items() if float(neuron.get_buffer("ticks")) > 0}
     finally:
-        for neuron in standing:
+        for neuron in neurons.values():
             del neuron.ticks
 
 
@@ -88,28 +88,27 @@ def verify(
     if not is_converted(model):
         raise ConversionError("verify: this network has no neurons. Convert it first.")
     batch = to(inputs_of(model, batch), device_of(model))
-    with evaluating(model):
-        with metered(model, watch=True) as ledger:
-            call(model, batch)
-        listed = {str(site) for site, _ in named_neurons(model)}
-        every = [str(site) for site, neuron in named_neurons(model) if isinstance(neuron, Neuron)]
-        rows = {str(site): row for site, row in ledger.sites.items()}
-        reached = set(rows)
+    with evaluating(model), metered(model, watch=True) as ledger:
+        call(model, batch)
+    rows = {str(site): row for site, row in ledger.sites.items()}
+    reached = set(rows)
     if compiled:
-        with torch.no_grad():
-            reached &= _reached_when_compiled(model, batch, backend)
+        reached &= _reached_when_compiled(model, batch, backend)
+    places = {str(site): neuron for site, neuron in named_neurons(model)}
+    neurons = [site for site, neuron in places.items() if isinstance(neuron, Neuron)]
+    counted = {site: rows[site] for site in neurons if site in rows}
     return Verification(
-        reached=tuple(s for s in every if s in reached),
-        silent=tuple(s for s in every if s not in reached),
-        dead=tuple(s for s in every if s in rows and not rows[s].active),
+        reached=tuple(site for site in neurons if site in reached),
+        silent=tuple(site for site in neurons if site not in reached),
+        dead=tuple(site for site, row in counted.items() if not row.active),
         saturated={
-            s: rows[s].saturated / rows[s].elements
-            for s in every
-            if s in rows and rows[s].saturated > SATURATED_SHARE * rows[s].elements
+            site: row.saturated / row.elements
+            for site, row in counted.items()
+            if row.saturated > SATURATED_SHARE * row.elements
         },
         uncovered=tuple(
             f"{owner}:{operation}"
             for owner, operation in ledger.unruled
-            if operation not in ANALOG and f"{owner}:{operation.replace('.', '::')}" not in listed
+            if operation not in ANALOG and f"{owner}:{operation.replace('.', '::')}" not in places
         ),
     )

@@ -82,12 +82,12 @@ def evaluate(
     """
     for network in (ann, snn):
         check_module("evaluate", network)
-    metric = Accuracy() if metric is None else metric
-    if processes.count > 1 and not hasattr(metric, "merge"):
+    score: Metric = Accuracy() if metric is None else metric
+    if processes.count > 1 and not hasattr(score, "merge"):
         raise UsageError(
-            f"evaluate: {type(metric).__name__} cannot be shared between processes. Run it in one."
+            f"evaluate: {type(score).__name__} cannot be shared between processes. Run it in one."
         )
-    total = ledger if ledger is not None else Ledger()
+    total = Ledger() if ledger is None else ledger
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
     apart = not in_memory(ann)  # then several batches are counted side by side
 
@@ -98,8 +98,7 @@ def evaluate(
         return output
 
     def spiking(inputs: Any) -> tuple[Any, Ledger]:
-        own = Ledger(every=total.every) if apart else total
-        with metered(snn, own) as counted:
+        with metered(snn, Ledger(every=total.every) if apart else total) as counted:
             before = counted.seconds
             output, taken = _timed(snn, inputs)
         seconds["snn"] += taken - (counted.seconds - before)
@@ -111,16 +110,25 @@ def evaluate(
             dead = _dead_share(ann, inputs)
         if counted is not total:
             total.merge(counted)
-        metric.update(expected, actual, labels)
+        score.update(expected, actual, labels)
         images += count(inputs)
-    metric, total, images, seconds = _merged(processes, metric, total, images, seconds)
+    (score, total, images, seconds), *others = processes.exchange((score, total, images, seconds))
+    for score_there, counted, count_there, seconds_there in others:
+        score.merge(score_there)
+        total.merge(counted)
+        images += count_there
+        seconds = {name: seconds[name] + seconds_there[name] for name in seconds}
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")
+    return Evaluation(score.compute(), total, images, scale_if_any(snn), seconds, steps_of(snn), dead)
+
+
+def scale_if_any(snn: nn.Module) -> float | None:
+    """Return λ; None for neurons without one."""
     try:
-        scale: float | None = float(scale_of(snn).value)
+        return float(scale_of(snn).value)
     except UsageError:
-        scale = None
-    return Evaluation(metric.compute(), total, images, scale, seconds, steps_of(snn), dead)
+        return None
 
 
 def _dead_share(ann: nn.Module, inputs: Any) -> float | None:
@@ -128,18 +136,6 @@ def _dead_share(ann: nn.Module, inputs: Any) -> float | None:
         return sum(dead_work(ann.model if isinstance(ann, Once) else ann, inputs).values(), 0.0)
     except UsageError:  # a network for which it is unknown
         return None
-
-
-def _merged(
-    processes: Processes, metric: Any, ledger: Ledger, images: int, seconds: dict[str, float]
-) -> tuple[Any, Ledger, int, dict[str, float]]:
-    parts = processes.exchange((metric, ledger, images, seconds))
-    metric, ledger = parts[0][:2]
-    for other, counted, _, _ in parts[1:]:
-        metric.merge(other)
-        ledger.merge(counted)
-    totals = {name: sum(part[3][name] for part in parts) for name in seconds}
-    return metric, ledger, sum(part[2] for part in parts), totals
 
 
 def _timed(model: nn.Module, inputs: Any) -> tuple[Any, float]:

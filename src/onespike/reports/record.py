@@ -13,7 +13,7 @@ from torch import nn
 from onespike import runs
 from onespike.conversion.attach import named_neurons
 from onespike.conversion.network import set_scale_, table
-from onespike.diagnosis.drift import trail
+from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
 from onespike.energy.metering import metered
 from onespike.energy.survey import Survey
