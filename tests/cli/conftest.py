@@ -79,3 +79,16 @@ def vit_run(tmp_path_factory, vit_weights) -> Path:
     pair = runs.convert_network(load_model(VIT, weights=vit_weights), runs.choose(CALIBRATION, 4), Recipe())
     runs.save_run(folder, pair)
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory, transformers_folder, images) -> Path:
+    """A run of the tiny transformers ViT, for what compilers do with it. Only to be read."""
+    from onespike import runs
+    from onespike.adapters import load_model
+    from onespike.recipe import Recipe
+
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    loaded = load_model(f"transformers:{transformers_folder}", pretrained=True)
+    runs.save_run(folder, runs.convert_network(loaded, runs.choose(str(images), 4), Recipe()))
+    return folder

@@ -12,14 +12,14 @@ from command_line import TEST, Command
 from torch import nn
 
 
-def test_forms_in_one_table(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+def test_forms_in_one_table(cli: Command, small_run: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    words = ("benchmark", vit_run, "--data", TEST, "--limit", 4, "--batch-size", 2)
-    done = cli(*words, "--forms", "original,eager,integer,pt2,pt2-integer", "--json", out)
+    words = ("benchmark", small_run, "--data", images, "--limit", 4, "--batch-size", 2)
+    done = cli(*words, "--forms", "original,eager,integer,pt2", "--json", out)
     assert done.code == 0, done.err
     rows = {row["form"]: row for row in json.loads(out.read_text())["rows"]}
-    assert list(rows) == ["original", "eager", "integer", "pt2", "pt2-integer"]
-    assert all(row["milliseconds"] > 0 and row["bytes"] > 1e6 and not row["refused"] for row in rows.values())
+    assert list(rows) == ["original", "eager", "integer", "pt2"]
+    assert all(row["milliseconds"] > 0 and row["bytes"] > 1e4 and not row["refused"] for row in rows.values())
     assert rows["pt2"]["score"] == rows["eager"]["score"]  # the same bits
     assert rows["integer"]["bytes"] > 0 and "form" in done.out
 

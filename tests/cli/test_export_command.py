@@ -8,34 +8,33 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import TEST, Command
+from command_line import Command
 
 from onespike.deploy.exports import FORMATS
 
 
-def test_a_run_becomes_a_program(cli: Command, vit_run: Path, tmp_path: Path) -> None:
+def test_a_run_becomes_a_program(cli: Command, small_run: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "vit.pt2"
-    done = cli(
-        "export", vit_run, "--format", "pt2", "--out", out, "--verify", TEST, "--limit", 2, "--batch-size", 2
-    )
+    words = ("--verify", images, "--limit", 2, "--batch-size", 2)
+    done = cli("export", small_run, "--format", "pt2", "--out", out, *words)
     assert done.code == 0, done.err
     assert "0 differ" in done.out and "answers        0 of 2 differ" in done.out
     stored = json.loads((tmp_path / "vit.pt2.verified.json").read_text())
     assert stored["comparison"]["inputs"] == 2 and stored["comparison"]["differ"] == 0
-    assert stored["network"] == "bundled:cifar10-vit" and stored["scale"] == 0.25
+    assert stored["network"].startswith("transformers:") and stored["scale"] == 0.25
     assert "torch" in stored["versions"] and stored["preprocessing"].startswith("resize 32×32")
 
 
-def test_refusals(cli: Command, vit_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(cli: Command, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "a.pt2"
-    words = ("export", vit_run, "--out", out, "--format")
+    words = ("export", small_run, "--out", out, "--format")
     assert cli(*words, "pt3").message().startswith("unknown format 'pt3'. Did you mean 'pt2'? Known: ")
     assert cli(*words, "onnx").message() == (
         f"export: files of onnx end in .onnx, by which other programs know them. Choose --out {tmp_path / 'a.onnx'}."
     )
     for name, known in FORMATS.items():
         file = tmp_path / f"a{known.suffix}"
-        ask = ("export", vit_run, "--out", file, "--format", name)
+        ask = ("export", small_run, "--out", file, "--format", name)
         for package in set(known.needs) - {"pydantic", "safetensors"}:  # a run needs these two already
             with monkeypatch.context() as patched:
                 patched.setitem(sys.modules, package, None)

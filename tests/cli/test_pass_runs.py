@@ -19,8 +19,14 @@ ALL = ("nearest", "layout", "positions", "center", "allocate")
 
 
 @pytest.fixture(scope="module")
+def few():
+    """Calibrated on as few images as an ablation needs."""
+    return runs.convert_network(load_model(VIT), limit(list_images(CALIBRATION), 8), preset("sformer"))
+
+
+@pytest.fixture(scope="module")
 def pair():
-    items = limit(list_images(CALIBRATION), 64)
+    items = limit(list_images(CALIBRATION), 48)
     recipe = preset("sformer", passes=(*ALL, "correct", "refit"), budget=0.2)
     return runs.convert_network(load_model(VIT), items, recipe, batch_size=32)
 
@@ -36,10 +42,10 @@ def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
 
 def test_a_trained_network_loses_less_at_equal_energy(pair):
     """Both at their counts on the same test images; the literal method spends more, and is further off."""
-    items = limit(list_images(TEST), 200)
+    items = limit(list_images(TEST), 100)
     better = runs.evaluate_pair(pair, items, batch_size=50).to_dict()
     plain = runs.convert_network(
-        load_model(VIT), limit(list_images(CALIBRATION), 64), preset("sformer", scale=0.3), batch_size=32
+        load_model(VIT), limit(list_images(CALIBRATION), 48), preset("sformer", scale=0.3), batch_size=32
     )
     literal = runs.evaluate_pair(plain, items, batch_size=50).to_dict()
     assert better["energy"]["counts"] < literal["energy"]["counts"]
@@ -80,9 +86,9 @@ def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monkeypatch):
-    runs.save_run(tmp_path / "run", pair)
-    words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 20, "--passes", "nearest,center",
+def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkeypatch):
+    runs.save_run(tmp_path / "run", few)
+    words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
     found = cli(*words)
     assert found.code == 0, found.err
@@ -93,12 +99,12 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monke
     kept = (tmp_path / "run" / "ablation" / "ablation.json").read_bytes()
     again = cli(*words)
     assert again.out == found.out and (tmp_path / "run" / "ablation" / "ablation.json").read_bytes() == kept
-    other = cli(*words[:5], 10, *words[6:])  # other images: both ablations are kept
+    other = cli(*words[:5], 4, *words[6:])  # other images: both ablations are kept
     assert other.code == 0 and other.out != found.out
     with monkeypatch.context() as patch:
         patch.setattr("onespike.studies.ablate._measure", lambda *_: pytest.fail("measured a second time"))
         assert cli(*words).out == found.out
-        assert cli(*words[:5], 10, *words[6:]).out == other.out
+        assert cli(*words[:5], 4, *words[6:]).out == other.out
     (tmp_path / "run" / "ablation" / "ablation.json").write_text("{")
     message = cli(*words).message()
     assert message.endswith(
@@ -107,8 +113,8 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, pair, monke
     )
 
 
-def test_ablate_knows_images_by_their_contents(cli, tmp_path, pair):
-    runs.save_run(tmp_path / "run", pair)
+def test_ablate_knows_images_by_their_contents(cli, tmp_path, few):
+    runs.save_run(tmp_path / "run", few)
     words = (
         "ablate",
         tmp_path / "run",

@@ -104,9 +104,12 @@ def reason(line: str) -> str | None:
 
 
 def lines(page: Path) -> list[str]:
-    """The commands of a page that run, without those that a sentence only names."""
+    """The commands of a page that run, without those that a sentence only names; every script of a page once."""
     chosen = [command for command in commands(page) if reason(command.line) is None]
-    return [c.line for c in chosen if not c.inline or _whole(shlex.split(c.line))]
+    whole_lines = [c.line for c in chosen if not c.inline or _whole(shlex.split(c.line))]
+    script = {line: " ".join(line.split()[:2]) if line.startswith("python") else line for line in whole_lines}
+    first = {name: line for line, name in reversed(script.items())}
+    return [line for line in whole_lines if first[script[line]] == line]
 
 
 def _whole(words: list[str]) -> bool:
