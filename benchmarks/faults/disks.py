@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def small(chosen: Scenario, folder: Path, rng: Random) -> tuple[str, Outcome]:
         used = sum(-(-f.stat().st_size // 4096) + 1 for f in folder.rglob("*"))
         script = (
             f"mount -t tmpfs -o size={(used + pages + 2) * 4096} tmpfs {place} && cp -a {folder}/. {place} && "
-            f"cd {place} && {' '.join((*PROGRAM, *chosen.words))}; code=$?; "
+            f"cd {place} && {shlex.join((*PROGRAM, *chosen.words))}; code=$?; "
             f"rm -rf {folder}/* && cp -a {place}/. {folder} && exit $code"
         )
         ended = subprocess.run(

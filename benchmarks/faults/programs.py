@@ -107,8 +107,10 @@ def serve() -> None:
         except OSError as error:
             reply = repr(error).encode()
         head, _, body = reply.partition(b"\r\n\r\n")
-        found = {"status": head.partition(b"\r\n")[0].decode("latin-1"), "body": body.decode("latin-1")}
-        Path("out.json").write_text(json.dumps(found), encoding="utf-8")
+        answer = {"status": head.partition(b"\r\n")[0].decode("latin-1"), "body": body.decode("latin-1")}
+        partial = Path("out.json.partial")  # a kill may come between opening and writing
+        partial.write_text(json.dumps(answer), encoding="utf-8")
+        partial.replace("out.json")
         os.kill(os.getpid(), signal.SIGINT)
 
     listen = LiveServer.serve_forever

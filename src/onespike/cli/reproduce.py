@@ -106,7 +106,8 @@ def reproduce(
             first, *draws = runs.draws(source, len(first), repeat or 1, seed or 0, sets[1:])
         bench = Bench(loaded, first, *sets[1:], place, batch_size=batch_size, progress=progress, draws=draws)
         rows, files = run_study(study, bench)
-        every, metrics = columns_of(rows), {row["metric"] for row in rows if row.get("metric")}
+        every = columns_of(rows)
+        metrics = dict.fromkeys(str(row["metric"]) for row in rows if row.get("metric"))
         columns = study.columns(rows)
         output.line(study.title + "".join(f"; score: {metric}" for metric in metrics))
         if len(rows) <= 60:
