@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onespike import Recipe, calibrate, convert, metered
-from onespike.conversion.attach import Neurons
+from onespike.conversion.firing import Neurons
 from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
 from onespike.energy.survey import BINS, Survey

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onespike.calibration.stream import calibrate as calibrate
     from onespike.calibration.thresholds import Thresholds as Thresholds
-    from onespike.conversion.attach import named_neurons as named_neurons
+    from onespike.conversion.firing import named_neurons as named_neurons
     from onespike.conversion.network import revert_ as revert_
     from onespike.conversion.network import set_scale_ as set_scale_
     from onespike.conversion.network import table as table
@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "calibration.stream": ("calibrate",),
     "calibration.thresholds": ("Thresholds",),
-    "conversion.attach": ("named_neurons",),
+    "conversion.firing": ("named_neurons",),
     "conversion.network": ("revert_", "set_scale_", "table"),
     "deploy.exports": ("export",),
     "deploy.integer": ("optimize",),

@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onespike
 from onespike import Recipe, Thresholds
-from onespike.conversion.attach import Analog, Neurons, attach_
+from onespike.conversion.attach import attach_
+from onespike.conversion.firing import Analog, Neurons
 from onespike.conversion.weights import fold_
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from onespike import Recipe, calibrate, convert, kernels, metered
-from onespike.conversion.attach import Neurons, named_neurons
+from onespike.conversion.firing import Neurons, named_neurons
 from onespike.neurons import DualMultiThreshold, ScaleFire, mixed_levels
 
 pytestmark = pytest.mark.skipif(

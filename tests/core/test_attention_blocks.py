@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import onespike
 from onespike import Recipe, calibrate, convert, discover, kernels, metered
-from onespike.conversion.attach import Neurons
+from onespike.conversion.firing import Neurons
 from onespike.energy.survey import Survey
 from onespike.neurons import ScaleFire
 from onespike.sites import Rows, Sites, Visit, attention

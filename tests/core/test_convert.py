@@ -13,7 +13,7 @@ import onespike
 from contract.conversion_contract import own_forwards, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Recipe, calibrate, convert, convert_, preset, revert_, set_scale_, table
-from onespike.conversion.attach import Analog
+from onespike.conversion.firing import Analog
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import Neuron
 from onespike.sites import Site

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 import onespike
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import NEURONS, Recipe, calibrate, convert, metered, preset, revert_
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import steps_of
 from onespike.conversion.timesteps import Clock
 from onespike.energy.ledger import Ledger
 from onespike.errors import UsageError
 from onespike.neurons import IntegrateFire, Neuron, ScaleFire
+from onespike.sites import Site
 
 LEVELS = (1, 2, 3, 5, 9)
 
@@ -30,7 +31,7 @@ def test_the_first_step_is_the_one_step_neuron(name, dtype):
     kind = NEURONS[name]
     neuron = kind(0.4, 0.3 if kind.two_sided else 0.0, levels=LEVELS)
     x = torch.randn(500).to(dtype)
-    fired, value = Clock(3).fire("", "linear0_input", neuron, x)
+    fired, value = Clock(3).fire(Site("", "linear", 0, "input"), neuron, x)
     assert torch.equal(fired, neuron.counts(x))
     assert value.dtype == dtype
     assert torch.equal(value, neuron(x))
@@ -55,7 +56,11 @@ def test_scale_fire_over_time_against_its_definition():
     neuron = ScaleFire(0.3, 0.3, levels=LEVELS)
     clock, means = Clock(6), currents.cumsum(0) / torch.arange(1, 7)[:, None]
     seen = []
-    clock.run(lambda: seen.append(clock.fire("", "linear0_input", neuron, means[clock.now - 1].float())))
+    clock.run(
+        lambda: seen.append(
+            clock.fire(Site("", "linear", 0, "input"), neuron, means[clock.passes.now - 1].float())
+        )
+    )
     for i in range(40):
         counts, outputs = by_hand(currents[:, i], 0.3, LEVELS)
         assert [float(fired[i]) for fired, _ in seen] == counts
@@ -66,7 +71,9 @@ def test_a_one_sided_neuron_can_take_back_what_it_sent():
     """The mean falls from 1 to ¼: the current of the second step is negative, and so is its spike."""
     neuron, clock, seen = ScaleFire(0.5, 0.0, levels=(1, 2, 3, 4)), Clock(2), []
     inputs = [torch.tensor([1.0]), torch.tensor([0.25])]
-    clock.run(lambda: seen.append(clock.fire("", "matmul0_lhs", neuron, inputs[clock.now - 1])))
+    clock.run(
+        lambda: seen.append(clock.fire(Site("", "matmul", 0, "lhs"), neuron, inputs[clock.passes.now - 1]))
+    )
     assert [(float(fired), float(value)) for fired, value in seen] == [(2.0, 1.0), (-1.0, 0.25)]
 
 
@@ -106,7 +113,11 @@ def test_a_dual_neuron_spends_its_branches_apart():
     x = torch.tensor([1.0, -3.0, 1.0])
     clock, seen, neuron = Clock(3), [], NEURONS["dual-if"](1.0, 2.0, levels=(1,))
     means = x.cumsum(0) / torch.arange(1, 4)
-    clock.run(lambda: seen.append(clock.fire("", "linear0_input", neuron, means[clock.now - 1 : clock.now])))
+    clock.run(
+        lambda: seen.append(
+            clock.fire(Site("", "linear", 0, "input"), neuron, means[clock.passes.now - 1 : clock.passes.now])
+        )
+    )
     # positive branch: 1, 0, 1 with θ 1; negative branch: 3 in the second step with θ 2, and 1 left over
     assert [float(fired) for fired, _ in seen] == [1.0, -1.0, 2.0]
     assert [float(value) for _, value in seen] == pytest.approx([1.0, -0.5, -2 / 3])
@@ -194,9 +205,9 @@ def test_energy_over_time_against_unit_weights():
     steps: list[dict[str, Tensor]] = [{} for _ in range(3)]
     fire = Clock.fire
 
-    def spy(clock: Clock, owner: str, key: str, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
-        fired, value = fire(clock, owner, key, neuron, x)
-        steps[clock.now - 1][key] = fired.detach().double()
+    def spy(clock: Clock, site: Site, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
+        fired, value = fire(clock, site, neuron, x)
+        steps[clock.passes.now - 1][site.key] = fired.detach().double()
         return fired, value
 
     with pytest.MonkeyPatch.context() as patch, metered(snn) as ledger:

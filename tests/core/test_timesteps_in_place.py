@@ -16,6 +16,7 @@ from contract.networks import mlp, rows
 from onespike import Recipe, calibrate, convert, preset
 from onespike.conversion.timesteps import Clock
 from onespike.neurons import ScaleFire
+from onespike.sites import Site
 
 
 class Block(nn.Module):
@@ -59,8 +60,8 @@ def test_neither_input_nor_output_shares_memory_with_a_membrane():
     means = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
 
     def one_pass(clock: Clock, seen: list[Tensor], spoil: bool) -> None:
-        x = means[clock.now - 1].clone()
-        _, value = clock.fire("", "linear0_input", neuron, x)
+        x = means[clock.passes.now - 1].clone()
+        _, value = clock.fire(Site("", "linear", 0, "input"), neuron, x)
         seen.append(value.clone())
         if spoil:
             x.fill_(7.0)
@@ -180,7 +181,7 @@ def test_a_part_that_runs_by_itself_leaves_nothing_behind():
     x = torch.randn(4, layer.in_features)
     with torch.inference_mode():
         assert torch.equal(layer(x), layer(x))
-    assert not layer.neurons.clock.calls
+    assert not layer.neurons.clock.passes.calls
 
 
 class Remembered:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onespike
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.energy.metering import metered
 from onespike.neurons import Neuron
 from onespike.sites import attention

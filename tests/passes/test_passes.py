@@ -11,7 +11,7 @@ from small_networks import ALL, attention, convolutional, divergence, start, tok
 from torch import nn
 
 from onespike import convert, metered, preset, spike
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.errors import UsageError
 from onespike.neurons import ScaleFire
 from onespike.passes import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import onespike
 from onespike import convert, kernels, metered
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.deploy.integer import optimize_
 from onespike.deploy.products import linear_form
 from onespike.energy.binary_lanes import prove

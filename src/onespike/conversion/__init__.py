@@ -1,8 +1,8 @@
 """Conversion: thresholds become neurons at their sites, and everything can be undone."""
 
-from onespike.conversion.attach import Analog as Analog
-from onespike.conversion.attach import Neurons as Neurons
-from onespike.conversion.attach import named_neurons as named_neurons
+from onespike.conversion.firing import Analog as Analog
+from onespike.conversion.firing import Neurons as Neurons
+from onespike.conversion.firing import named_neurons as named_neurons
 from onespike.conversion.network import convert as convert
 from onespike.conversion.network import convert_ as convert_
 from onespike.conversion.network import is_converted as is_converted

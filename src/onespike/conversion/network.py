@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
-from onespike.conversion.attach import UNRULED, Analog, Neurons, attach_, detach_, named_neurons
+from onespike.conversion.attach import UNRULED, attach_, detach_
 from onespike.conversion.checks import check_calibration, check_coverage, check_globs, check_passes
+from onespike.conversion.firing import Analog, Neurons, named_neurons
 from onespike.conversion.weights import fold_, refit_, unfold_
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, Neuron, Scale

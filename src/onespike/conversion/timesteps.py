@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from onespike.neurons import Neuron
+from onespike.sites import Site
 
 
 @dataclass
@@ -38,8 +39,9 @@ class Passes:
     """
 
     now: int = 1
-    membranes: dict[tuple[str, str, int], Membrane] = field(default_factory=dict)
-    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    membranes: dict[tuple[Site, int], Membrane] = field(default_factory=dict)
+    calls: dict[Site, int] = field(default_factory=dict)
+    """How often each site was reached in this pass."""
 
 
 class Clock:
@@ -61,16 +63,6 @@ class Clock:
         running: Passes | None = getattr(self._running, "passes", None)
         return Passes() if running is None else running
 
-    @property
-    def now(self) -> int:
-        """Return the current timestep, from 1."""
-        return self.passes.now
-
-    @property
-    def calls(self) -> dict[tuple[str, str], int]:
-        """Return how often each site was reached in this pass."""
-        return self.passes.calls
-
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run T passes over one input; the last one's output is the mean over all steps.
 
@@ -88,15 +80,15 @@ class Clock:
         finally:
             self._running.passes = None
 
-    def fire(self, owner: str, key: str, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
+    def fire(self, site: Site, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the signed counts of this step, and the mean output over all steps so far in the type of x.
 
         The network may overwrite x and the output later, so the membrane shares memory with neither.
         """
         passes = self.passes
-        call = passes.calls.get((owner, key), 0)
-        passes.calls[owner, key] = call + 1
-        place, now = (owner, key, call), passes.now
+        call = passes.calls.get(site, 0)
+        passes.calls[site] = call + 1
+        place, now = (site, call), passes.now
         if now == 1:
             received = x.to(torch.float32, copy=True)
             fired, value, potential = neuron.step(received, None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onespike import kernels
-from onespike.conversion.attach import Neurons
+from onespike.conversion.firing import Neurons
 from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.attention import IntegerAttention
 from onespike.deploy.folding import quantize

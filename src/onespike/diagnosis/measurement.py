@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onespike import runs
 from onespike.adapters import KNOWN, exchanged, normalization
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.diagnosis.outliers import outliers
 from onespike.diagnosis.probe import Probe, analog, beyond_chance
 from onespike.diagnosis.remedies import PASSES, VARIANTS, commands

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from onespike.conversion.attach import Analog, Neurons
+from onespike.conversion.firing import Analog, Neurons
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.ledger import Ledger
 from onespike.energy.operand_pairs import Pairs
@@ -41,15 +41,14 @@ class Meter(Visitor):
         self.waiting: list[Waiting] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        ledger, site, place = self.ledger, operand.site, operand.place
+        ledger, site = self.ledger, operand.site
         with ledger.counting():
             neuron = operand.neuron(x)
             if site not in ledger.sites:
-                role = place.roles.get(site.key, "")
-                ledger.sites[site] = SiteCount(site, role, isinstance(neuron, Neuron))
+                ledger.sites[site] = SiteCount(site, operand.role, isinstance(neuron, Neuron))
             row, synapses, tokens = ledger.sites[site], operand.synapses, self._tokens(operand, x)
             share = 1.0 if tokens is None else _share(operand, tokens)
-            if place.now == 1:  # the original network, the base of the ratio, runs once
+            if operand.timestep == 1:  # the original network, the base of the ratio, runs once
                 row.macs += round(share * synapses.macs)
             row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
             row.visits += not operand.again
@@ -61,16 +60,16 @@ class Meter(Visitor):
         code = neuron.code()
         if code.offset is not None and site.operation not in ("linear", "conv"):
             row.constant_macs += share * synapses.macs / _shared(code.offset, x)
-        by_row = place[site.key].settles
+        by_row = operand.neuron().settles
         row.fire(code, round(share * x.numel()), round(share * synapses.outputs), by_row)
         if ledger.every > 1:
             return self._sampled(row, operand, neuron, x)
         # where weights are integers the product fires its operand, and this only counts
-        with ledger.counting() if place.weights == "integers" else nullcontext():
+        with ledger.counting() if operand.fired_by_product else nullcontext():
             fired, output = operand.fire(x)
         with ledger.counting():
             fired = fired if tokens is None else fired * tokens
-            self._add(row, place.now, neuron.largest, fired, synapses.fan_out)
+            self._add(row, operand.timestep, neuron.largest, fired, synapses.fan_out)
             self._count_pairs(operand, fired, output)
             ledger.observe(operand, neuron, x, fired, output)
         return output
@@ -84,9 +83,9 @@ class Meter(Visitor):
 
     def _sampled(self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor) -> Tensor:
         """Count a part of the elements; if all have one threshold, the others are not even counted."""
-        place, every, fan_out = operand.place, self.ledger.every, operand.synapses.fan_out
+        every, fan_out = self.ledger.every, operand.synapses.fan_out
         one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
-        fired, output = (None, neuron(x)) if place.clock is None and one else operand.fire(x)
+        fired, output = (None, neuron(x)) if operand.call is None and one else operand.fire(x)
         with self.ledger.counting():
             tokens = self._tokens(operand, x)
             if tokens is not None:
@@ -95,10 +94,11 @@ class Meter(Visitor):
             each = x.numel() / max(len(fired), 1)
             if isinstance(fan_out, Tensor):
                 fan_out = sample(fan_out.expand_as(x), every)
-            if isinstance(fan_out, int) and place.now == 1:  # all sites at once cost far less than one by one
+            # all sites at once cost far less than one by one
+            if isinstance(fan_out, int) and operand.timestep == 1:
                 self.waiting.append(Waiting(row, fan_out, each, neuron.largest, fired.detach()))
             else:
-                self._add(row, place.now, neuron.largest, fired.detach(), fan_out, each)
+                self._add(row, operand.timestep, neuron.largest, fired.detach(), fan_out, each)
         return output
 
     def settle(self) -> None:
@@ -187,7 +187,7 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             owners, meter.coverage = Owners(model), Coverage()
             stack.enter_context(owners.following())
             # the original network, whose MACs these are, runs once
-            once = lambda: not places or places[0].now == 1  # noqa: E731
+            once = lambda: not places or places[0].timestep == 1  # noqa: E731
             stack.enter_context(Operations(owners, meter.coverage, ledger.unruled, once))
         yield ledger
         meter.settle()

@@ -40,20 +40,19 @@ class Pairs:
 
         The first may come in blocks of rows: blocks after the second operand give separate pairs.
         """
-        product, site, place = operand.product, operand.site, operand.place
+        product, site = operand.product, operand.site
         if len(product.operands) != 2:
             return None
-        now, several = place.now, place.clock is not None  # timesteps
+        call, now = operand.call, operand.timestep
         additions = {
             name: reading.additions(fired)
             for name, reading in READINGS.items()
-            if reading.over_steps or not several
+            if reading.over_steps or call is None
         }
         earlier = None
-        if several:
-            call = place.clock.calls.get((site.owner, site.key), 1)
+        if call is not None:  # several timesteps
             earlier = self.before.pop((site, call), None) if now > 1 else None
-            smallest = min(float(s[s > 0].min()) for _, s in place[site.key].code().populations)
+            smallest = min(float(s[s > 0].min()) for _, s in operand.neuron().code().populations)
             self.before[site, call] = output.abs() * now > NEGLIGIBLE * smallest
         sent = Sent(site.product, additions, earlier)
         if site.role != next(iter(product.operands)):

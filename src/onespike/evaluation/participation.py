@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import is_converted
 from onespike.energy.metering import metered
 from onespike.errors import ConversionError
@@ -57,7 +57,7 @@ class _Ticks(Visitor):
     """A visitor that compiles: it marks each neuron as reached in a buffer."""
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        operand.place[operand.site.key].ticks.add_(1)
+        operand.neuron().ticks.add_(1)
         return operand.value(x)
 
 

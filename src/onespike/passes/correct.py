@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass

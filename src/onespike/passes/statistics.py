@@ -106,9 +106,8 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
     """Let every spiking site give its value to `probe(site, x, operand)` and fire nothing within this context."""
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
-        neuron = operand.place[operand.site.key]
         # an expert may get no tokens, a later stage of a detector no boxes
-        return probe(operand.site, x, operand) if isinstance(neuron, Neuron) and x.numel() else x
+        return probe(operand.site, x, operand) if isinstance(operand.neuron(), Neuron) and x.numel() else x
 
     with visiting(model, Visit(visit)):
         yield

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onespike import runs
-from onespike.conversion.attach import named_neurons
+from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import set_scale_, table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of

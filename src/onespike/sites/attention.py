@@ -1,7 +1,7 @@
 """Attention by its definition, through the product rule: fused and unfused networks have the same sites.
 
 Probabilities must exist to be fired, but not all at once: long sequences are evaluated in blocks of query rows.
-Where no visitor needs to see the probabilities, it may offer attention in one call.
+Where no visitor needs to see the probabilities, all of it may be one call.
 """
 
 from __future__ import annotations
@@ -52,15 +52,11 @@ def _attention(
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
     if not dropout_p:
         mask = _causal(query, key.transpose(-2, -1)) if is_causal else attn_mask
-        whole = visit.whole_attention(query, key.transpose(-2, -1), value, mask)
+        whole = visit.attend(query, key.transpose(-2, -1), value, mask)
         if whole is not None:
             return whole
     visible = _visible(query, key.transpose(-2, -1), attn_mask, is_causal)
     query, key = visited(visit, query, key.transpose(-2, -1), visible)
-    attend = None if dropout_p else visit.attention(query, key, value)
-    if attend is not None:
-        mask = _causal(query, key) if is_causal else attn_mask
-        return attend(query, key, _visited_value(visit, query, key, value, visible), mask)
     blocks = list(_blocks(visit, query, key, value))
     if len(blocks) < 2:
         weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
@@ -73,19 +69,15 @@ def _attention(
         seen = None if visible is None else rows.cut(visible)
         lhs = visit(matrix_product(weights, value, seen, weighted=True), "lhs", rows)
         if rows.is_first:
-            value = _visited_value(visit, query, key, value, visible)
+            # the probabilities do not exist as a whole, so a shape stands for them
+            shape = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])
+            value = visit(matrix_product(shape, value, visible, weighted=True), "rhs")
         block = torch.matmul(lhs, value)
         if rows.is_first:
             result = block.new_empty(*block.shape[:-2], rows.of, block.shape[-1])
         result[..., rows.start : rows.stop, :] = block
         del weights, lhs, block  # lets the next block take their place
     return result
-
-
-def _visited_value(visit: Sites, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    """Return the visited values of attention where the probabilities do not exist as a whole."""
-    weights = value.new_empty(()).expand(*value.shape[:-2], query.shape[-2], key.shape[-1])  # a shape
-    return visit(matrix_product(weights, value, visible, weighted=True), "rhs")
 
 
 def _visible(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:

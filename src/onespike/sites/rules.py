@@ -18,7 +18,7 @@ from torch._ops import OpOverloadPacket
 from onespike.errors import UsageError
 from onespike.sites import fan_out
 from onespike.sites.fan_out import Synapses
-from onespike.sites.product import Product
+from onespike.sites.site import Product
 
 if TYPE_CHECKING:
     from onespike.sites.visitor import Sites
@@ -62,7 +62,7 @@ def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = N
         return fan_out.matmul(input, weight.mT, weight)
 
     product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices="...k,jk")
-    whole = visit.whole(product, "input", bias)
+    whole = visit.multiply(product, bias)
     if whole is not None:
         return whole
     x = visit(product, "input")
@@ -93,7 +93,7 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
             lambda x, w: function(x, w, None, *args, **kwargs),
             args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1),
         )
-        whole = visit.whole(product, "input", bias)
+        whole = visit.multiply(product, bias)
         if whole is not None:
             return whole.squeeze(0) if single else whole
         x = visit(product, "input")

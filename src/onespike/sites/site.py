@@ -1,14 +1,17 @@
-"""A site: one operand of one product of one module, with one text form."""
+"""A site, one operand of one product of one module, and what a rule hands to a visitor there."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from onespike.errors import UsageError
+from onespike.sites.fan_out import Synapses
 
 _KEY = re.compile(r"(?P<operation>.+?)(?P<number>\d+)_(?P<role>[^_]+)")
 
@@ -66,13 +69,17 @@ class Site(NamedTuple):
         return self._replace(role=role)
 
     @staticmethod
+    @lru_cache(maxsize=65536)
     def of(owner: str, key: str) -> Site:
         """Return the site of an owner with this key.
 
         >>> Site.of("head", "linear0_input").role, Site.of("roi", "torchvision::roi_align").number
         ('input', None)
         """
-        return _of(owner, key)
+        match = _KEY.fullmatch(key)
+        if match is None:
+            return Site(owner, key)
+        return Site(owner, match["operation"], int(match["number"]), match["role"])
 
     @staticmethod
     def parse(text: str) -> Site:
@@ -83,15 +90,7 @@ class Site(NamedTuple):
             raise UsageError(
                 f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
             )
-        return _of(owner, key)
-
-
-@lru_cache(maxsize=65536)
-def _of(owner: str, key: str) -> Site:
-    found = _KEY.fullmatch(key)
-    if found is None:
-        return Site(owner, key)
-    return Site(owner, found["operation"], int(found["number"]), found["role"])
+        return Site.of(owner, key)
 
 
 class Rows(NamedTuple):
@@ -117,3 +116,84 @@ class Rows(NamedTuple):
         (tensor([1., 2.]), torch.Size([1, 2]))
         """
         return x[..., self.start : self.stop, :] if x.dim() > 1 and x.shape[-2] > 1 else x
+
+
+class Product(NamedTuple):
+    """One multiplication, as its rule hands it over.
+
+    Attributes:
+        operation: the operation's name in its sites.
+        operands: role → operand.
+        synapses: role → MACs and fan-out as seen from that operand; called only for counting.
+        multiply: the same product of other operands, without a bias.
+        groups: the groups of a convolution.
+        visible: which query-key pairs are wanted, where a mask hides some.
+        weighted: whether `visible` marks nonzero elements of the first operand instead of wanted results.
+        indices: the indices of the operands as `torch.einsum` writes them; "" where they do not say it all.
+    """
+
+    operation: str
+    operands: Mapping[str, Tensor]
+    synapses: Callable[[str], Synapses]
+    multiply: Callable[..., Tensor]
+    groups: int = 1
+    visible: Tensor | None = None
+    weighted: bool = False
+    indices: str = ""
+
+
+@dataclass(eq=False)
+class Operand:
+    """What a visitor knows about the tensor that it sees; a converted network also says what fires it.
+
+    Attributes:
+        site: where the tensor enters its product.
+        product: both operands, their cost, and the multiplication itself.
+        rows: which rows of the operand the tensor holds; None for all of them.
+    """
+
+    site: Site
+    product: Product
+    rows: Rows | None
+
+    @property
+    def synapses(self) -> Synapses:
+        """Return MACs and fan-out as seen from this operand."""
+        return self.product.synapses(self.site.role)
+
+    @property
+    def again(self) -> bool:
+        """Return whether an earlier block of rows of the same operand was visited."""
+        return self.rows is not None and not self.rows.is_first
+
+    def neuron(self, x: Tensor | None = None) -> Any:
+        """Return the neuron or analog site here, for the visited rows; with x, with the steps of that input."""
+        return None
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return what the site passes on, regardless of visitors."""
+        return x
+
+    def fire(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the signed counts of one step, and the value passed on."""
+        raise UsageError(f"{self.site}: nothing fires in a network that is not converted. Convert it first.")
+
+    @property
+    def role(self) -> str:
+        """Return the role of the site in calibration."""
+        return ""
+
+    @property
+    def timestep(self) -> int:
+        """Return the current timestep, from 1."""
+        return 1
+
+    @property
+    def call(self) -> int | None:
+        """Return how often the site was reached in this timestep; None in a network of one timestep."""
+        return None
+
+    @property
+    def fired_by_product(self) -> bool:
+        """Return whether the product multiplies integers, and fires the operand by itself."""
+        return False

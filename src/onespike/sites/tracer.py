@@ -22,11 +22,10 @@ from onespike import kernels
 from onespike.errors import DataError
 from onespike.runtime.batches import call, inputs_of
 from onespike.sites.coverage import Coverage, Operations, Owners
-from onespike.sites.product import Operand
 from onespike.sites.rules import is_leaf
-from onespike.sites.site import Site
+from onespike.sites.site import Operand, Site
 from onespike.sites.unfused import plain
-from onespike.sites.visitor import Sites, Visitor
+from onespike.sites.visitor import NetworkSites, Visitor
 
 IMAGE, TOKEN = "input", "token"
 """The origin of a tensor with no product behind it: a floating-point input, or integers (tokens, indices)."""
@@ -180,7 +179,7 @@ class Tracer(Visitor):
         self.descent = descent = Descent(self)
         args, kwargs = tree_map_only(Tensor, descent.starts, (args, kwargs))
         operations = Operations(self.owners, self.coverage, self.trace.uncovered)
-        with plain(self.model), self.owners.following(), operations, descent, Sites(self, self.owners):
+        with plain(self.model), self.owners.following(), operations, descent, NetworkSites(self, self.owners):
             output = self.forward(*args, **kwargs)
         leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         for x in leaves:

@@ -18,13 +18,9 @@ from torch.overrides import TorchFunctionMode
 from onespike.errors import UsageError
 from onespike.runtime.forward import family
 from onespike.sites.coverage import Coverage, Owners
-from onespike.sites.product import Operand, Product
 from onespike.sites.rules import rule_of
-from onespike.sites.site import Rows, Site
+from onespike.sites.site import Operand, Product, Rows, Site
 from onespike.sites.unfused import plain
-
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Attention of query, keys (transposed), values and an additive or boolean mask, in one call."""
 
 
 class Visitor:
@@ -41,20 +37,6 @@ class Visitor:
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         """See one operand; return what enters the product."""
         raise NotImplementedError
-
-    def whole(self, operand: Operand, bias: Tensor | None) -> Tensor | None:
-        """Return the product of an operand and a weight with its bias if the visitor multiplies; else None."""
-        return None
-
-    def whole_attention(
-        self, number: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> Tensor | None:
-        """Return attention if the visitor multiplies; q·kᵀ is the matrix product of this number. Else None."""
-        return None
-
-    def attention(self, site: Site, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
-        """Return attention in one call if no visitor needs the probabilities at this site; else None."""
-        return None
 
 
 class Visit(Visitor):
@@ -75,69 +57,45 @@ class Visit(Visitor):
 
 
 class Sites(TorchFunctionMode):
-    """Pass the activation operands of every synaptic call through a visitor within this context.
+    """Number the operands of synaptic calls in one module's forward, and let a visitor see each of them.
 
-    Args:
-        visitor: sees the operands.
-        owner: the module whose forward runs, or all owners where the modules of a network are followed.
-        place: what is at the sites of this owner.
+    A rule gets this as `visit`: `visit(product, role)` is one operand. Before that it asks whether the whole is done at
+    once, by `visit.multiply` or `visit.attend`.
     """
 
-    def __init__(self, visitor: Visitor, owner: str | Owners = "", place: Any = None) -> None:
+    def __init__(self, visitor: Visitor, owner: str = "") -> None:
         super().__init__()
-        self.visitor, self.owner, self.place = visitor, owner, place
+        self.visitor, self.owner = visitor, owner
         self.calls: dict[tuple[str, str], int] = {}
 
     @property
     def blockwise(self) -> bool:
         return self.visitor.blockwise
 
-    def _number(self, operation: str, role: str, rows: Rows | None) -> Site:
+    @property
+    def coverage(self) -> Coverage | None:
+        return self.visitor.coverage
+
+    def numbered(self, operation: str, role: str, rows: Rows | None) -> Site:
         """Return the site of the next operand of this kind; later blocks belong to the site of the first."""
-        owner, calls = (self.owner, self.calls) if isinstance(self.owner, str) else self.owner.frame
-        number = calls.get((operation, role), 0)
+        number = self.calls.get((operation, role), 0)
         if rows is not None and not rows.is_first:
             number -= 1
-        calls[operation, role] = number + 1
-        return Site(owner, operation, number, role)
+        self.calls[operation, role] = number + 1
+        return Site(self.owner, operation, number, role)
 
     def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
         """Visit one operand of a product."""
-        site = self._number(product.operation, role, rows)
-        return self.visitor.visit(Operand(site, product, rows, self.place), product.operands[role])
+        site = self.numbered(product.operation, role, rows)
+        return self.visitor.visit(Operand(site, product, rows), product.operands[role])
 
-    def whole(self, product: Product, role: str, bias: Tensor | None) -> Tensor | None:
-        """Return the whole product with its bias if the visitor multiplies; then the operand counts as visited."""
-        if not isinstance(self.owner, str):
-            return None
-        number = self.calls.get((product.operation, role), 0)
-        site = Site(self.owner, product.operation, number, role)
-        value = self.visitor.whole(Operand(site, product, None, self.place), bias)
-        if value is not None:
-            self.calls[product.operation, role] = number + 1
-        return value
+    def multiply(self, product: Product, bias: Tensor | None) -> Tensor | None:
+        """Return the product of an input and a weight with its bias, where it is made at once; else None."""
+        return None
 
-    def whole_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> Tensor | None:
-        """Return the whole attention if the visitor multiplies; then its four operands count as visited."""
-        if not isinstance(self.owner, str):
-            return None
-        number = self.calls.get(("matmul", "lhs"), 0)
-        result = self.visitor.whole_attention(number, query, key, value, mask)
-        if result is not None:
-            self.calls["matmul", "lhs"] = self.calls["matmul", "rhs"] = number + 2
-        return result
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor) -> Attend | None:
-        """Return attention in one call, if the visitor has one for the next probabilities."""
-        if not isinstance(self.owner, str):
-            return None
-        number = self.calls.get(("matmul", "lhs"), 0)
-        attend = self.visitor.attention(Site(self.owner, "matmul", number, "lhs"), query, key, value)
-        if attend is not None:
-            self.calls["matmul", "lhs"] = number + 1
-        return attend
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return attention of query, keys (transposed) and values, where it is made at once; else None."""
+        return None
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -145,17 +103,32 @@ class Sites(TorchFunctionMode):
         rule = rule_of(function)
         if rule is None:
             return function(*args, **(kwargs or {}))
-        coverage = self.visitor.coverage
-        if not isinstance(
-            self.owner, str
-        ):  # the one mode of the network: outer modes follow what a rule does
-            with nullcontext() if coverage is None else coverage.within():
-                return rule(self, *args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this call again
-            if coverage is None:
+            if self.coverage is None:
                 return rule(self, *args, **(kwargs or {}))
-            with coverage.within():
+            with self.coverage.within():
                 return rule(self, *args, **(kwargs or {}))
+
+
+class NetworkSites(Sites):
+    """The same for all modules of a network that is not converted, one mode for all of them."""
+
+    def __init__(self, visitor: Visitor, owners: Owners) -> None:
+        super().__init__(visitor)
+        self.owners = owners
+
+    def numbered(self, operation: str, role: str, rows: Rows | None) -> Site:
+        self.owner, self.calls = self.owners.frame
+        return super().numbered(operation, role, rows)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = rule_of(function)
+        if rule is None:
+            return function(*args, **(kwargs or {}))
+        with nullcontext() if self.coverage is None else self.coverage.within():
+            return rule(self, *args, **(kwargs or {}))  # outer modes follow what a rule does
 
 
 class Places(nn.ModuleDict):
@@ -216,7 +189,7 @@ def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
     places = [module for module in model.modules() if isinstance(module, Places)]
     if not places:
         owners = Owners(model)
-        with plain(model), owners.following(), Sites(visitor, owners):
+        with plain(model), owners.following(), NetworkSites(visitor, owners):
             yield
         return
     _ = [place.visitor for place in places]  # refused where another thread is visiting

@@ -30,7 +30,7 @@ class Recorder(Visitor):
         self.counts: list[tuple[str, Tensor]] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        if not hasattr(operand.place[operand.site.key], "counts"):  # analog
+        if not hasattr(operand.neuron(), "counts"):  # analog
             return operand.value(x)
         fired, value = operand.fire(x)
         self.counts.append((str(operand.site), fired))

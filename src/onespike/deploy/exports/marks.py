@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from onespike.conversion.attach import Neurons, named_neurons
+from onespike.conversion.firing import Neurons, named_neurons
 from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.exports.operations import ZERO, conv, decode, fire, linear, row_gain
 from onespike.deploy.integer import optimize

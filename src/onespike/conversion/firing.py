@@ -1,0 +1,243 @@
+"""The neurons of one owner, and the visits in its forward that let them fire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onespike import kernels
+from onespike.conversion.timesteps import Clock
+from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.neurons.gradient import straight_through, wants_gradient
+from onespike.sites import Operand, Places, Product, Sites, Visit
+from onespike.sites.attention import attention_sites
+from onespike.sites.site import Rows, Site
+
+
+class Analog(nn.Module):
+    """A site that does not spike, and the reason.
+
+    Args:
+        reason: why.
+        macs: MACs per input of a product that no rule reaches; None for an operand that is visited.
+    """
+
+    def __init__(self, reason: str, macs: float | None = None) -> None:
+        super().__init__()
+        self.reason, self.macs = reason, macs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return f"{self.reason} ({self.macs:.4g} MACs per input)" if self.macs else self.reason
+
+
+class Neurons(Places):
+    """The neurons (and analog sites) of one owner, by key."""
+
+    clock: Clock | None = None
+    lone_product = ""
+    """The site of the owner's only product, if its forward does nothing else."""
+    weights = "as they were"
+    """For integer inference: `rounded`, or `integers` where their product fires its operand."""
+    apart = False
+    """For integer inference: products in float take one input at a time."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+        self.roles: dict[str, str] = {}
+        self.calls: dict[str, float] = {}
+        self.products: dict[str, Any] = {}
+        """Integer products by key, children of the owner; they fire their operand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
+        return x
+
+    @property
+    def timestep(self) -> int:
+        """Return the current timestep, from 1."""
+        return 1 if self.clock is None else self.clock.passes.now
+
+    def lone_neuron(self, key: str) -> Neuron | None:
+        """Return the neuron at a key if nothing else sees the operand: no visitor, no membrane, no user hook."""
+        site = self._modules.get(key) if self.visitor is None and self.clock is None else None
+        if not isinstance(site, Neuron) or site._forward_hooks or site._forward_pre_hooks:
+            return None
+        return site
+
+
+def named_neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
+    """Yield every site of a converted network with its neuron or analog site, in module-tree order."""
+    for module in model.modules():
+        if isinstance(module, Neurons):
+            for key, neuron in module.items():
+                if isinstance(neuron, (Neuron, Analog)):
+                    yield Site.of(module.owner, key), neuron
+
+
+@dataclass(eq=False)
+class NeuronOperand(Operand):
+    """An operand of a converted network."""
+
+    neurons: Neurons
+
+    def neuron(self, x: Tensor | None = None) -> Any:
+        site, rows = self.neurons[self.site.key], self.rows
+        if not isinstance(site, Neuron):
+            return site
+        site = site if rows is None else site.cut(rows.cut)
+        return site if x is None else site.settled(x)
+
+    def value(self, x: Tensor) -> Tensor:
+        neuron = self.neuron()
+        if self.neurons.clock is not None and isinstance(neuron, Neuron):
+            return self.fire(x)[1]
+        value: Tensor = neuron(x)
+        return value
+
+    def fire(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        neuron, clock = self.neuron(), self.neurons.clock
+        current = x.detach()  # firing has no gradient: the gradient passes straight through
+        fired, value = neuron.fired(current) if clock is None else clock.fire(self.site, neuron, current)
+        return fired, neuron.straight(value, x)
+
+    @property
+    def role(self) -> str:
+        return self.neurons.roles.get(self.site.key, "")
+
+    @property
+    def timestep(self) -> int:
+        return self.neurons.timestep
+
+    @property
+    def call(self) -> int | None:
+        return None if self.neurons.clock is None else self.neurons.clock.passes.calls.get(self.site, 1)
+
+    @property
+    def fired_by_product(self) -> bool:
+        return self.neurons.weights == "integers"
+
+
+FIRES = Visit(lambda operand, x: operand.value(x), blockwise=True)
+"""The visitor of a converted network that has no other: every neuron fires."""
+
+
+class NeuronSites(Sites):
+    """The forward of one owner of a converted network: its neurons fire the operands, or a visitor sees them."""
+
+    def __init__(self, neurons: Neurons) -> None:
+        super().__init__(neurons.visitor or FIRES, neurons.owner)
+        self.neurons = neurons
+
+    @property
+    def blockwise(self) -> bool:
+        """Return whether an operand may come in blocks. Over several steps a membrane keeps it whole anyway."""
+        return self.neurons.clock is None and self.visitor.blockwise
+
+    def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
+        site = self.numbered(product.operation, role, rows)
+        return self._visit(NeuronOperand(site, product, rows, self.neurons), product.operands[role])
+
+    def _visit(self, operand: NeuronOperand, x: Tensor) -> Tensor:
+        site = operand.site
+        if site.key in self.neurons:
+            return self.visitor.visit(operand, x)
+        # a parameter that a transformation passes on as a plain tensor; a ReLU that stays as it is
+        if site.role == "weight" or site.is_activation:
+            return x
+        raise ConversionError(
+            f"the product {site.operation}{site.number} ran in {self.owner or 'the network'}, and no calibration "
+            "input had reached it. Calibrate with inputs that take the same path."
+        )
+
+    def multiply(self, product: Product, bias: Tensor | None) -> Tensor | None:
+        """Return the product on integers, or in float apart for each input, if it has that form here."""
+        neurons, x, weight = self.neurons, product.operands["input"], product.operands["weight"]
+        # torch's attention may multiply by parts of its weight
+        if not (neurons.products or neurons.apart) or not isinstance(weight, nn.Parameter):
+            return None
+        site = Site(self.owner, product.operation, self.calls.get((product.operation, "input"), 0), "input")
+        operand, form = NeuronOperand(site, product, None, neurons), neurons.products.get(site.key)
+        if form is None:
+            if not neurons.apart or torch.compiler.is_compiling() or wants_gradient(x):
+                return None
+            value = _apart(product, self._visit(operand, x), weight, bias)
+        elif form.biased is not (bias is not None):  # other modules add a bias of another name
+            return None
+        else:
+            if self.visitor is not FIRES:
+                self.visitor.visit(operand, x)
+            neuron = neurons[site.key]
+            value = form(x.detach() if wants_gradient(x) else x, neuron)
+            if wants_gradient(x):
+                value = straight_through(value, product.multiply(neuron(x), weight))
+        self.numbered(product.operation, "input", None)
+        return value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return attention on integers, or with firing probabilities in one kernel, if nothing else sees them."""
+        number = self.calls.get(("matmul", "lhs"), 0)
+        names = attention_sites(number)
+        if self.visitor is not FIRES or not all(name in self.neurons for name in names):
+            return None
+        result = self._on_integers(names, query, key, value, mask)
+        if result is None:
+            result = self._in_one_kernel(names, query, key, value, mask)
+        if result is not None:
+            self.calls["matmul", "lhs"] = self.calls["matmul", "rhs"] = number + 2
+        return result
+
+    def _on_integers(
+        self, names: tuple[str, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        form, neurons = self.neurons.products.get(names[0]), tuple(map(self.neurons.lone_neuron, names))
+        if form is None or None in neurons or any(map(wants_gradient, (query, key, value))):
+            return None
+        result: Tensor | None = form(neurons, (query, key, value), _added(mask))
+        return result
+
+    def _in_one_kernel(
+        self, names: tuple[str, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        if not kernels.can_attend(query, key, value):
+            return None
+        neuron = self.neurons.lone_neuron(names[2])
+        code = neuron.code() if neuron is not None and neuron.coded else None
+        step = None if code is None else code.row_steps()
+        if code is None or step is None or (step.dim() > 1 and step.shape[-2] not in (1, query.shape[-2])):
+            return None
+        query, key, value = (
+            self.neurons[name](x) for name, x in ((names[0], query), (names[1], key), (names[3], value))
+        )
+        return kernels.attend(query, key, value, _added(mask), step[..., 0] if step.dim() else step, code)
+
+
+ROWS = 8
+"""Rows that are multiplied together: torch multiplies fewer by other instructions."""
+
+
+def _apart(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a product in float whose bits do not depend on the size of the batch: input by input, single rows by eight."""
+    single = product.operation == "linear" and x.dim() < 3
+    batch = x.reshape(-1, x.shape[-1]) if single else x
+    parts = F.pad(batch, (0, 0, 0, -len(batch) % ROWS)).split(ROWS) if single else batch.split(1)
+    with torch._C.DisableTorchFunction():
+        value = torch.cat([product.multiply(part, weight) for part in parts])[: len(batch)]
+    value = value.view(*x.shape[:-1], -1) if single else value
+    return value if bias is None else value + bias.view(-1, *[1] * (weight.dim() - 2))
+
+
+def _added(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as what is added to scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
