@@ -130,16 +130,6 @@ def test_measurements_that_were_kept(cli, tmp_path):
         assert cli(*words).message().startswith(f"{tmp_path / 'measured.json'}: the file is damaged (")
 
 
-def test_a_measurement_that_was_changed_and_sealed_again(cli, tmp_path):
-    words = ("reproduce", "table-complexity", "--limit", 2, "--out", tmp_path)
-    assert cli(*words).code == 0
-    file = tmp_path / "measured.json"
-    record = json.loads(file.read_text())
-    measured = {key: row | {"metric": [[]]} for key, row in record["measured"].items()}
-    file.write_text(seal({"identity": record["identity"], "measured": measured}))
-    assert cli(*words).code == 0
-
-
 def test_a_measurement_that_cannot_be_drawn(tmp_path):
     from matplotlib.figure import Figure
 
