@@ -1,11 +1,13 @@
-"""From the README to the line that fires a neuron, and to its definition: two links."""
+"""What a reader finds: two links from the README to the line that fires, files of one sitting, no name over a module."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -59,3 +61,11 @@ def test_two_links_lead_from_the_readme_to_the_lines_that_fire(monkeypatch: pyte
     plain = executed(snn, x)
     assert (str(ROOT / by_default[0]), int(by_default[1])) in fast
     assert (str(ROOT / definition[0]), int(definition[1])) in plain - fast
+
+
+def test_no_name_hides_a_module() -> None:
+    for module in pkgutil.walk_packages([str(ROOT / "src/onespike")], "onespike."):
+        if module.name != "onespike.__main__":  # runs when it is imported
+            importlib.import_module(module.name)
+            parent, _, name = module.name.rpartition(".")
+            assert isinstance(getattr(importlib.import_module(parent), name), ModuleType), module.name

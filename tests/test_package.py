@@ -1,8 +1,9 @@
-"""The wheel and the source distribution: whole, small, and enough with torch alone."""
+"""The wheel and the source distribution are whole, small, and enough with torch alone; `make` installs what it needs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOLDS = (
     "py.typed",
     "kernels/native.c",
@@ -25,34 +27,40 @@ HOLDS = (
     "tasks/bundled/cifar10_test.png",
 )
 
-ALONE = """
+INSTALLED = """
 import importlib.metadata, re, sys
 
-own, left = set(), ["torch"]
+def plain(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+installed, left = set(), sys.argv[1].split()
 while left:
-    name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+    name = plain(left.pop())
     try:
         needs = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
         continue
-    if name not in own:
-        own.add(name)
+    if name not in installed:
+        installed.add(name)
         left += [re.match(r"[\\w.-]+", need)[0] for need in needs if "extra ==" not in need]
 packages = importlib.metadata.packages_distributions()
 packages.pop("onespike", None)
-hidden = {n for n, of in packages.items() if not {re.sub(r"[-_.]+", "-", d).lower() for d in of} & own}
-assert {"timm", "typer", "numpy", "pydantic"} <= hidden
+hidden = {name for name, owners in packages.items() if not set(map(plain, owners)) & installed}
+assert "mypy" in hidden
 
-class Torch:
+class Present:
     def __init__(self, finder):
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in hidden:
-            return None
-        return self.finder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
 
-sys.meta_path = [Torch(finder) for finder in sys.meta_path]
+sys.meta_path = [Present(finder) for finder in sys.meta_path]
+"""
+"""Hides every package but those of the first argument and what they need."""
+
+ALONE = """
+assert {"timm", "typer", "numpy", "pydantic"} <= hidden
 import torch
 from torch import nn
 import onespike
@@ -70,6 +78,17 @@ try:
 except SystemExit as end:
     assert end.code == 2  # one line that names the extra
 print(onespike.__file__)
+"""
+
+DEMO = """
+from onespike.studies import demo
+from onespike import runs
+choose = runs.choose
+demo.DEMO_SCALES = (1.0,)
+runs.choose = lambda data, count: choose(data, 6)
+sys.argv = ["onespike", "demo", "--out", sys.argv[2]]
+from onespike.cli import main
+main()
 """
 
 
@@ -101,23 +120,63 @@ def test_both_hold_everything(built):
     assert wheel.stat().st_size < 12e6 and archive.stat().st_size < 12e6
 
 
+def with_installed(script: str, packages: set[str], *words: str, **more) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", INSTALLED + script, " ".join(packages), *words]
+    done = subprocess.run(command, capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def test_the_wheel_runs_with_torch_alone(built, tmp_path):
     [wheel] = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path)  # which is what installing a pure wheel does
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    done = with_installed(ALONE, {"torch"}, env=environment, cwd=tmp_path)
     assert Path(done.stdout.split()[-1]).is_relative_to(tmp_path)
     assert "pip install 'onespike[all]'" in done.stderr
 
 
+def requirements(extra: str) -> set[str]:
+    """Names of the packages of an extra, through other extras of ours."""
+    names = set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        if ours := re.match(r"onespike\[(.*)\]", line):
+            names |= {name for other in ours[1].split(",") for name in requirements(other)}
+        else:
+            names.add(re.match(r"[\w.-]+", line)[0])
+    return names
+
+
+def test_the_demo_runs_with_what_its_extra_installs(tmp_path):
+    done = with_installed(DEMO, {"torch", *requirements("demo")}, str(tmp_path / "out"))
+    assert "overview.png" in done.stdout
+
+
 def test_the_supported_versions_are_those_that_ci_tests():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     start = "Programming Language :: Python :: 3."
-    named = [c.removeprefix(start) for c in project["classifiers"] if c.startswith(start)]
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    named = [c.removeprefix(start) for c in PROJECT["classifiers"] if c.startswith(start)]
     listed = ", ".join(f'"3.{n}"' for n in named)
-    assert f"python: [{listed}]" in workflow
-    assert project["requires-python"] == f">=3.{named[0]}"
+    assert f"python: [{listed}]" in (ROOT / ".github/workflows/ci.yml").read_text()
+    assert PROJECT["requires-python"] == f">=3.{named[0]}"
+
+
+def dry(target: str, *settings: str) -> str:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "TORCH"))}
+    command = ["make", "--always-make", "--dry-run", target, *settings]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_make_installs_the_demo_first_and_the_cpu_builds_of_the_constraints():
+    demo, test = dry("demo"), dry("test")
+    assert "-e '.[demo]'" in demo and "test" not in demo and "+cpu" not in demo
+    assert test.index("-e '.[demo]'") < test.index("-e '.[all,test,docs]'")
+    assert test.count("-m venv") == 1
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    demo = dry("demo", "TORCH=cpu", "TORCH_INDEX=https://index.example/cpu")
+    wanted = f"https://index.example/cpu torch=={pins['torch']}+cpu torchvision=={pins['torchvision']}+cpu"
+    assert demo.index(wanted) < demo.index("-e '.[demo]'")

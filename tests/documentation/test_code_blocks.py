@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pages import PAGES, ROOT, Block, blocks, parts
+from pages import PAGES, blocks
 from stand_ins import made, small_detector
 from torch import nn
 
@@ -74,27 +72,3 @@ def test_recipes_and_profiles_can_be_read(tmp_path):
         file = tmp_path / "profile.json"
         file.write_text(text)
         assert profile(str(file)).name == json.loads(text)["name"]
-
-
-def test_no_block_is_of_another_kind():
-    every = [part for page in PAGES for part in parts(page.read_text()) if isinstance(part, Block)]
-    assert {block.language for block in every} <= READ
-
-
-def test_the_figure_of_fronts_is_drawn_from_the_page_s_own_tables():
-    made = runpy.run_path(str(ROOT / "benchmarks/fronts_figure.py"))
-    found = made["tables"](made["PAGE"].read_text(encoding="utf-8"))
-    assert len(found) == 4
-    for rows in found.values():
-        assert sum(row.name.startswith("the paper") for row in rows) == 6
-        assert all(row.error >= 0 and 0 < row.energy < 2 for row in rows)
-    literal = next(row for row in found["ViT-Tiny, ImageNet"] if row.name == "the paper, λ = 0.25")
-    assert (literal.difference, literal.error, literal.energy) == (-19.3, 1.6, 0.273)
-    assert len(made["drawn"](found).axes) == 4
-
-
-def test_the_citation_is_everywhere_the_same():
-    from onespike.reports.markdown import CITATION
-
-    assert blocks(ROOT / "README.md", "bibtex") == [CITATION + "\n"]
-    assert "Chen" in Path(ROOT / "CITATION.cff").read_text()

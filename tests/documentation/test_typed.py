@@ -16,10 +16,6 @@ NAMES = {"NAME": "onnx", "FORMAT": "onnx", "N": "4", "COLUMN": "binary"}
 ALL = [(page, c) for page in PAGES for c in commands(page)]
 
 
-def test_there_are_many():
-    assert len(ALL) > 110 and {c.line.split()[0] for _, c in ALL} >= {"onespike", "make", "python"}
-
-
 @pytest.mark.parametrize(("page", "command"), ALL, ids=[f"{p.stem}: {c.line[:60]}" for p, c in ALL])
 def test_it_can_be_typed(page, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -57,14 +53,3 @@ def whole(words: list[str]) -> bool:
         else:
             raise
     return True
-
-
-def test_the_readme_shows_what_the_demo_prints():
-    """Line for line but for figures: the words come from the code."""
-    from onespike.energy.columns import meanings
-
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, meaning in meanings().items():  # long ones go on in the next line
-        assert re.search(rf"^{name} +[\d.–]+ +.*{re.escape(meaning[:60])}", text, re.MULTILINE), name
-    for name in typer.main.get_command(app).commands:
-        assert f"onespike {name}" in text, name
