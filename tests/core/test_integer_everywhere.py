@@ -14,7 +14,7 @@ import onespike
 from onespike import kernels
 from onespike.deploy.integer import optimize_
 from onespike.errors import UsageError
-from onespike.passes import NEEDS, PASSES
+from onespike.passes import PASSES, TRAITS
 from onespike.recipe import PRESETS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "passes"))
@@ -22,7 +22,7 @@ from small_networks import attention, convolutional, tokens
 
 pytestmark = pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
 PICTURES = list(torch.randn(48, 2, 4, 4, generator=torch.Generator().manual_seed(2)).split(16))
-CHAINS = [tuple(dict.fromkeys((*NEEDS.get(name, ()), name))) for name in PASSES]
+CHAINS = [tuple(dict.fromkeys((*TRAITS[name].needs, name))) for name in PASSES]
 AT_ONCE = [name for name in PRESETS if onespike.preset(name).steps == 1]
 
 

@@ -24,7 +24,7 @@ from onespike.passes import (
     parse_passes,
     statistics,
 )
-from onespike.passes.base import STEPS
+from onespike.passes.base import TRAITS
 from onespike.passes.budget import spending
 from onespike.passes.chaining import improve
 from onespike.passes.correct import weighted_mean
@@ -336,7 +336,7 @@ def test_what_cannot_be_asked_for_is_named(names, message):
 
 def test_conflicting_passes_are_named(monkeypatch):
     base = importlib.import_module("onespike.passes.base")
-    monkeypatch.setitem(base.CONFLICTS, "layout", ("center",))
+    monkeypatch.setitem(base.TRAITS, "layout", base.Traits(conflicts=("center",)))
     with pytest.raises(UsageError, match="'layout' and 'center' exclude each other"):
         check_passes(("layout", "center"))
 
@@ -377,4 +377,4 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
         assert all(torch.equal(2 * found[s].positive, state.thresholds[s].positive) for s in fired)
     finally:
         PASSES.pop("finer")
-        STEPS.discard("finer")
+        TRAITS.pop("finer")

@@ -98,7 +98,7 @@ def test_a_budget_that_cannot_be_met_keeps_the_nearest_and_says_what_was_tried()
         thresholds = improve(model, inputs, calibrate(model, inputs, recipe), recipe)
     state, given = start(model, inputs, budget=1e-4)
     nearest = spending(fit(state, given, 1e-4), given)
-    assert min(given.memory["tried"]) == nearest
+    assert min(given.memory.tried) == nearest
     assert thresholds.provenance["energy"]["inputs"] == 32
 
 

@@ -37,7 +37,7 @@ def test_gradients_by_hand():
     """Inside the range x passes straight through and a step learns y − a; a clipped value moves with the step alone."""
     x = torch.tensor([0.7, -1.2, 9.0], requires_grad=True)
     log_step, center, offset = (torch.zeros((), requires_grad=True) for _ in range(3))
-    value, cost = tuning.fired(x, log_step, center, offset, torch.ones(()), site())
+    value, cost = tuning.fired(x, tuning.Constants(log_step, center, offset, torch.ones(())), site())
     assert value.tolist() == [1.0, -1.0, 3.0] and float(cost.detach()) == 2 * (1 + 1 + 3)
     value.sum().backward(retain_graph=True)
     assert x.grad.tolist() == [1, 1, 0]

@@ -43,9 +43,9 @@ class Curve:
     def choose(self, multiplier: float) -> Choice:
         """Return the steps of least loss + multiplier·cost, with their loss and cost."""
         share = 1.0 if self.drives else SHARE
-        found, best = (self.loss + multiplier * share * self.cost).min(0, keepdim=True)
+        least, best = (self.loss + multiplier * share * self.cost).min(0, keepdim=True)
         cost = float(self.cost.gather(0, best).sum()) if self.drives else 0.0
-        return Choice(float(found.sum()), self.levels, self.steps.gather(0, best)[0], cost)
+        return Choice(float(least.sum()), self.levels, self.steps.gather(0, best)[0], cost)
 
 
 class Choice(NamedTuple):
@@ -65,7 +65,7 @@ Curves = dict[Site, list[Curve]]
 def chosen(curves: Curves, multiplier: float) -> dict[Site, Choice]:
     """Return the layout and steps of every site at one price of an addition."""
     return {
-        site: min((found.choose(multiplier) for found in of_site), key=lambda choice: choice.objective)
+        site: min((curve.choose(multiplier) for curve in of_site), key=lambda choice: choice.objective)
         for site, of_site in curves.items()
     }
 
@@ -87,58 +87,58 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
     and hardly counts beside hundreds.
     """
     center = threshold.center if threshold.center is not None else torch.zeros(())
-    found = []
+    parts = []
     for group in groups:
         if group.gain < 2**20:
             gain = sample_gain(threshold, group)
             sizes = (group.rows - center).abs() / gain
             of_rows = threshold.typical is not None and group.positions is None
-            known = row.of_rows(group.rows) if of_rows else information(row, group, axes.position, sizes)
-            found.append(Evidence(sizes, known * gain**2, group.weight))
+            effect = row.of_rows(group.rows) if of_rows else information(row, group, axes.position, sizes)
+            parts.append(Evidence(sizes, effect * gain**2, group.weight))
     if threshold.role == "softmax":
-        return found
-    fired = torch.cat([part.sizes.flatten() for part in found])
+        return parts
+    fired = torch.cat([part.sizes.flatten() for part in parts])
     fired = fired[fired > 0]
     if len(fired):
-        by_step = reduced(found[0].sizes[:1], axes.step)
-        samples = sum(part.sizes.numel() for part in found) / by_step.numel()
-        own = row.mean(axes.step).to(fired.dtype)
-        worth = (samples * own + own.mean()) / (samples + 1)
+        by_step = reduced(parts[0].sizes[:1], axes.step)
+        elements = sum(part.sizes.numel() for part in parts)
+        samples, by_channel = elements / by_step.numel(), row.mean(axes.step).to(fired.dtype)
+        worth = (samples * by_channel + by_channel.mean()) / (samples + 1)
         at = (torch.arange(BORROWED) + 0.5) / BORROWED
         values = fired.sort().values[(at * len(fired)).long()]
-        mean = sum(part.weight * part.sizes.numel() for part in found) / sum(p.sizes.numel() for p in found)
+        mean = sum(part.weight * part.sizes.numel() for part in parts) / elements
         shape = (BORROWED, *by_step.shape)
         sizes = values.view(-1, *[1] * by_step.dim()).expand(shape)
-        found.append(Evidence(sizes, worth.expand(shape), mean / BORROWED))
-    return found
+        parts.append(Evidence(sizes, worth.expand(shape), mean / BORROWED))
+    return parts
 
 
 @one_thread()
 def curve(
     threshold: SiteThreshold,
     levels: tuple[int, ...],
-    shown: list[Evidence],
+    seen: list[Evidence],
     row: Fisher,
     state: PassState,
     column: str,
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
-    kept = state.axes(threshold.site).step
+    axes = state.axes(threshold.site).step
     spike_cost = reading_of(column).additions
     fire = fire_function(levels, threshold.rounding or state.recipe.rounding)
-    total = torch.stack([reduced(part.sizes.double(), kept) * part.weight for part in shown]).sum(0)
-    number = torch.stack([reduced((part.sizes != 0).double(), kept) * part.weight for part in shown]).sum(0)
-    unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(shown[0].sizes.dtype)
+    total = torch.stack([reduced(part.sizes.double(), axes) * part.weight for part in seen]).sum(0)
+    number = torch.stack([reduced((part.sizes != 0).double(), axes) * part.weight for part in seen]).sum(0)
+    unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(seen[0].sizes.dtype)
     if threshold.role == "softmax":  # so that the finest steps still reach the largest value
         unit = torch.full_like(unit, threshold.largest / levels[-1] / GRID[0])
     steps, losses, costs = [], [], []
     for factor in GRID:
         step, loss, cost = unit * factor, torch.zeros_like(unit), torch.zeros_like(unit)
-        for part in shown:
+        for part in seen:
             counts = fire(part.sizes / step + 0.5)
             error = (part.sizes - step * counts).pow(2)
-            loss += reduced(error * part.information, kept) * part.weight
-            cost += reduced(spike_cost(counts), kept) * part.weight
+            loss += reduced(error * part.information, axes) * part.weight
+            cost += reduced(spike_cost(counts), axes) * part.weight
         steps.append(step)
         losses.append(loss)
         costs.append(cost * row.fan_out)
@@ -147,62 +147,52 @@ def curve(
     )
 
 
-def curves_of(state: PassState, given: PassContext) -> Curves:
-    """Return the curves of all sites; kept, since they serve every budget."""
-    kept: tuple[PassState, str, Curves] | None = given.memory.get("curves")
-    if kept is not None and kept[0] is state and kept[1] == given.energy:
-        return kept[2]
-    known, drawn = fisher(state, given), samples(state, given)
-    curves: Curves = {}
+def curves_of(state: PassState, context: PassContext) -> Curves:
+    """Return the curves of all sites; remembered, since they serve every budget."""
+    if context.memory.curves is not None:
+        before, column, curves = context.memory.curves
+        if before is state and column == context.energy:
+            return curves
+    rows, drawn, curves = fisher(state, context), samples(state, context), {}
     for site, t in state.spiking.items():
-        shown = evidence(t, drawn[site], known[site], state.axes(site))
+        seen = evidence(t, drawn[site], rows[site], state.axes(site))
         layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [curve(t, levels, shown, known[site], state, given.energy) for levels in layouts]
-    given.memory["curves"] = (state, given.energy, curves)
+        curves[site] = [curve(t, levels, seen, rows[site], state, context.energy) for levels in layouts]
+    context.memory.curves = (state, context.energy, curves)
     return curves
 
 
 @calibration_pass("allocate", steps=True)
-def allocate(state: PassState, given: PassContext) -> PassState:
+def allocate(state: PassState, context: PassContext) -> PassState:
     """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
 
     For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits. Firing samples
     of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
     """
-    return allocated(state, given, curves_of(state, given), target(state, given))
+    return allocated(state, context, curves_of(state, context), target(state, context))
 
 
-def curves_before(given: PassContext) -> tuple[PassState, Curves]:
-    """Return the state that `allocate` began with, and its curves."""
-    state, _, curves = given.memory["curves"]
-    return state, curves
-
-
-def allocated(state: PassState, given: PassContext, curves: Curves, goal: float) -> PassState:
+def allocated(state: PassState, context: PassContext, curves: Curves, goal: float) -> PassState:
     """Return the state with the steps of these curves that meet the goal."""
-    additions = additions_within(given.energy, goal, state.thresholds.macs)
+    additions = additions_within(context.energy, goal, state.thresholds.macs)
     finest, most = _with_steps(state, curves, FREE)
-    if most < additions and spending(finest, given) <= goal:
+    if most < additions and spending(finest, context) <= goal:
         return finest  # no spikes would lower the error further: the rest of the budget is left
     aim, result = additions, state
     for _ in range(3):
         result, _ = _with_steps(state, curves, _multiplier(curves, aim))
-        ratio = spending(result, given)
+        ratio = spending(result, context)
         if abs(ratio / goal - 1) < 0.02:
             break
         aim *= goal / ratio
-    return fit(result, given, goal)
+    return fit(result, context, goal)
 
 
 def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tuple[str, float], ...]:
     """Return how much larger the steps of another state are, as (glob, factor) pairs: means over channels.
 
-    Softmax sites, which λ does not scale, keep their steps.
-
-    Args:
-        before: thresholds that the recipe's factors will multiply.
-        after: the same sites with other steps.
-        by: `site`, or `kind` for one factor for all sites with the same last module name and operand.
+    Softmax sites, which λ does not scale, stay as they are. By `kind` there is one factor for all sites with the same
+    last module name and operand.
     """
     logs: dict[str, list[float]] = {}
     for site, old in before.spiking.items():

@@ -11,17 +11,14 @@ from onespike.calibration.thresholds import SiteThreshold
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of one operand, counted from the back.
-
-    Attributes:
-        center: axes along which a constant may differ: its product stays a constant, or one row.
-        step: axes along which a step may differ and still be folded into the other operand or the result.
-        position: the axis of tokens, along which steps may differ by powers of two; None without one.
-    """
+    """The axes of one operand, counted from the back, in ascending order."""
 
     center: tuple[int, ...] = ()
+    """Axes along which a constant may differ: its product stays a constant, or one row."""
     step: tuple[int, ...] = ()
+    """Axes along which a step may differ and still be folded into the other operand or the result."""
     position: int | None = None
+    """The axis of tokens, along which steps may differ by powers of two."""
 
 
 def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
@@ -47,13 +44,13 @@ def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
     return Axes((*heads, -2), heads, -1)
 
 
-def reduced(x: Tensor, kept: tuple[int, ...], how: str = "sum") -> Tensor:
-    """Return the sum or mean of x over all axes but those kept, which stay in place; the batch axis goes.
+def reduced(x: Tensor, axes: tuple[int, ...], how: str = "sum") -> Tensor:
+    """Return the sum or mean of x over all axes but these, which stay in place; the batch axis goes.
 
     >>> import torch
     >>> reduced(torch.ones(2, 3, 4), (-1,)).shape, reduced(torch.ones(2, 3, 4, 5), (-3, -1)).shape
     (torch.Size([1, 4]), torch.Size([3, 1, 5]))
     """
-    others = [axis for axis in range(-x.dim(), 0) if axis not in kept]
+    others = [axis for axis in range(-x.dim(), 0) if axis not in axes]
     total: Tensor = getattr(x, how)(others, keepdim=True)
     return total.squeeze(0)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.network import analog_reason
@@ -19,34 +19,48 @@ from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.tasks import Inferred, Meaning
 
+if TYPE_CHECKING:
+    from onespike.passes.allocate import Curves
+    from onespike.passes.statistics import Fisher, Sample
+
 Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
+"""progress(title, total) wraps the batches of a long stage."""
+
+
+def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    return lambda batches: batches
+
+
+@dataclass
+class Memory:
+    """Measurements that several passes share, each with what it belongs to."""
+
+    fisher: dict[Site, Fisher] | None = None
+    samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None
+    """The gains of all sites, and the values drawn with them."""
+    curves: tuple[PassState, str, Curves] | None = None
+    """The state and the column, and their curves."""
+    tried: list[float] = field(default_factory=list)
+    """The ratios that the last `fit` has measured."""
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every pass may use besides the thresholds: the original network, unlabeled inputs and the budget.
-
-    Attributes:
-        model: the original network; no pass changes it.
-        inputs: calibration batches of any form, in memory or read on demand; here they are cut into `Parts`.
-        budget: the energy ratio to meet, or None for that of the incoming thresholds.
-        energy: the ledger's column for the budget.
-        seed: the seed of all sampling.
-        folder: the folder for a long pass's resume data, or None.
-        progress: progress(title, total) wraps the batches of a long stage.
-        memory: measurements that several passes share.
-        task: the meaning of the network's output; by default inferred from its form.
-    """
+    """What every pass may use besides the thresholds: the original network, unlabeled inputs and the budget."""
 
     model: nn.Module
     inputs: Sequence[Any]
+    """Calibration batches of any form, in memory or read on demand; here they are cut into `Parts`."""
     budget: float | None = None
+    """The energy ratio to meet in the column `energy`, or None for that of the incoming thresholds."""
     energy: str = "counts"
     seed: int = 0
     folder: Path | None = None
-    progress: Progress = field(default=lambda title, total: lambda batches: batches)
-    memory: dict[str, Any] = field(default_factory=dict)
+    """The folder for a long pass's resume data."""
+    progress: Progress = no_progress
+    memory: Memory = field(default_factory=Memory)
     task: Meaning = field(default_factory=Inferred)
+    """The meaning of the network's output; by default inferred from its form."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs, Parts):
@@ -63,19 +77,14 @@ class PassContext:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass takes and returns.
-
-    Attributes:
-        thresholds: the thresholds so far.
-        recipe: how they are converted.
-        layouts: the layouts that `allocate` may choose from at a site.
-        unserved: sites that spike, but of which passes learn nothing; they keep their thresholds.
-    """
+    """What a pass takes and returns: the thresholds so far, and the recipe by which they are converted."""
 
     thresholds: Thresholds
     recipe: Recipe
     layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """The layouts that `allocate` may choose from at a site."""
     unserved: frozenset[Site] = frozenset()
+    """Sites that spike, but of which passes learn nothing; they stay with their thresholds."""
 
     @cached_property
     def firing(self) -> dict[Site, SiteThreshold]:
@@ -88,24 +97,30 @@ class PassState:
         return {s: t for s, t in self.firing.items() if s not in self.unserved}
 
     @cached_property
-    def drivers(self) -> dict[str, Site]:
-        """Return product → the site that drives it, whose spikes the ledger counts: its first spiking operand."""
-        found: dict[str, Site] = {}
-        for site in self.firing:
-            found.setdefault(site.product, site)
-        return found
+    def _first(self) -> dict[str, Site]:
+        return _first_operands(self.thresholds)
+
+    @cached_property
+    def _drivers(self) -> dict[str, Site]:
+        return _first_operands(self.firing)
 
     def drives(self, site: Site) -> bool:
-        return self.drivers[site.product] == site
+        """Return whether the ledger counts the spikes of this site: it is the first spiking operand of its product."""
+        return self._drivers[site.product] == site
 
     def axes(self, site: Site) -> Axes:
-        first = next(t for s, t in self.thresholds.items() if s.product == site.product)
-        return axes(self.thresholds[site], first)
+        return axes(self.thresholds[site], self.thresholds[self._first[site.product]])
 
     def scale(self, site: Site) -> float:
         """Return the factor from threshold to step: λ times the site's factor."""
         softmax = self.thresholds[site].role == "softmax"
         return (1.0 if softmax else self.recipe.scale) * self.recipe.factor(site)
+
+    def step(self, site: Site) -> Tensor:
+        """Return the steps of a site: those of the positive side unless that is off."""
+        threshold = self.thresholds[site]
+        side = threshold.positive if bool((threshold.positive > 0).any()) else threshold.negative
+        return side * self.scale(site)
 
     def with_sites(self, changes: dict[Site, dict[str, Any]], **recipe: Any) -> PassState:
         """Return another state, in which some fields of some sites differ."""
@@ -114,19 +129,31 @@ class PassState:
         return replace(self, thresholds=thresholds, recipe=self.recipe.replace(**recipe))
 
 
+def _first_operands(sites: Iterable[Site]) -> dict[str, Site]:
+    """Return product → the first of its operands."""
+    return {site.product: site for site in reversed(list(sites))}
+
+
 Pass = Callable[[PassState, PassContext], PassState]
 
 PASSES: dict[str, Pass] = {}
 """Name → pass, in running order, regardless of the order of a request."""
 
-NEEDS: dict[str, tuple[str, ...]] = {}
-CONFLICTS: dict[str, tuple[str, ...]] = {}
-WHOLE: set[str] = set()
-"""Passes that change or train weights, and need all of them in memory."""
-AFFINE: set[str] = set()
-"""Passes that give sites centers, offsets or gains, which not every neuron codes."""
-STEPS: set[str] = set()
-"""Passes that choose the energy by their steps; behind any others all steps are scaled to the budget."""
+
+class Traits(NamedTuple):
+    """What a pass needs, and what it does to others."""
+
+    needs: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    whole: bool = False
+    """It changes or trains weights, and needs all of them in memory."""
+    affine: bool = False
+    """It gives sites centers, offsets or gains, which not every neuron codes."""
+    steps: bool = False
+    """It chooses the energy by its steps; behind any others all steps are scaled to the budget."""
+
+
+TRAITS: dict[str, Traits] = {}
 
 
 def calibration_pass(
@@ -144,7 +171,7 @@ def calibration_pass(
     its steps stay as they are: else they are scaled to the budget or, without one, to the energy of before.
 
     >>> @calibration_pass("nearest")
-    ... def again(state, given): ...
+    ... def again(state, context): ...
     Traceback (most recent call last):
     onespike.errors.UsageError: the pass 'nearest' is registered already. Choose another name.
     """
@@ -152,13 +179,7 @@ def calibration_pass(
     def register(function: Pass) -> Pass:
         if name in PASSES:
             raise UsageError(f"the pass '{name}' is registered already. Choose another name.")
-        PASSES[name], NEEDS[name], CONFLICTS[name] = function, needs, conflicts
-        if whole:
-            WHOLE.add(name)
-        if affine:
-            AFFINE.add(name)
-        if steps:
-            STEPS.add(name)
+        PASSES[name], TRAITS[name] = function, Traits(needs, conflicts, whole, affine, steps)
         return function
 
     return register
@@ -182,12 +203,12 @@ def check_passes(names: Sequence[str]) -> tuple[str, ...]:
             raise unknown("pass", name, PASSES)
         if list(names).count(name) > 1:
             raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
-        for other in CONFLICTS[name]:
+        for other in TRAITS[name].conflicts:
             if other in names:
                 raise UsageError(
                     f"the passes '{name}' and '{other}' exclude each other. Leave one of them out."
                 )
-        for other in NEEDS[name]:
+        for other in TRAITS[name].needs:
             if other not in names:
                 raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
     return tuple(name for name in PASSES if name in names)

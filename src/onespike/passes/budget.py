@@ -20,6 +20,7 @@ from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
 from onespike.runtime.batches import call, split, take_first, to
 from onespike.runtime.forward import device_of, evaluating, in_turn
+from onespike.sites import Site
 
 IMAGES, PART = 32, 4
 """Inputs that the energy is measured on, and how many of them give one sample of its spread."""
@@ -83,41 +84,41 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = I
     return Spent(whole, error)
 
 
-def measured(state: PassState, given: PassContext) -> Spent:
+def measured(state: PassState, context: PassContext) -> Spent:
     """Measure the energy of a state's network on the last calibration inputs."""
-    snn = convert(given.model, state.thresholds, state.recipe, share_weights=True)
-    return spent_by(snn, given.inputs, given.energy, given.portion(IMAGES))
+    snn = convert(context.model, state.thresholds, state.recipe, share_weights=True)
+    return spent_by(snn, context.inputs, context.energy, context.portion(IMAGES))
 
 
-def spending(state: PassState, given: PassContext) -> float:
+def spending(state: PassState, context: PassContext) -> float:
     """Return the least budget that a state meets: the energy on the last calibration inputs plus its standard error."""
-    return measured(state, given).most(given.energy)
+    return measured(state, context).most(context.energy)
 
 
-def target(state: PassState, given: PassContext) -> float:
+def target(state: PassState, context: PassContext) -> float:
     """Return the requested budget, or the energy of the state."""
-    return spending(state, given) if given.budget is None else given.budget
+    return spending(state, context) if context.budget is None else context.budget
 
 
-def least(state: PassState, given: PassContext) -> float:
+def least(state: PassState, context: PassContext) -> float:
     """Return the budget, or the state's energy if that is less: what `allocate` left is not needed."""
-    return min(target(state, given), spending(state, given))
+    return min(target(state, context), spending(state, context))
 
 
-def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> PassState:
+def fit(state: PassState, context: PassContext, goal: float, rounds: int = 12) -> PassState:
     """Scale all steps but those of softmax sites by one factor, so that the energy is the goal within 0.5 %.
 
     Energy falls as steps grow. The factor is found by secants in the logarithms, kept within their bracket. If no
-    factor meets the goal, because the softmax sites alone cost more, the nearest is kept; `given.memory["tried"]` has
-    the measured ratios.
+    factor meets the goal, because the softmax sites alone cost more, it is the nearest; `context.memory.tried` has the
+    measured ratios.
     """
     low, high, factor, exponent = 0.0, float("inf"), 1.0, 1.0
     tried: list[tuple[float, float, PassState]] = []
     for _ in range(rounds):
-        found = scaled(state, factor)
-        ratio = spending(found, given)
+        candidate = scaled(state, factor)
+        ratio = spending(candidate, context)
         last = tried[-1] if tried else None
-        tried.append((factor, ratio, found))
+        tried.append((factor, ratio, candidate))
         if abs(ratio / goal - 1) <= TOLERANCE:
             break
         low, high = (factor, high) if ratio > goal else (low, factor)
@@ -129,18 +130,17 @@ def fit(state: PassState, given: PassContext, goal: float, rounds: int = 12) -> 
         factor = proposed if inside else (max(low, factor / 4) * min(high, factor * 4)) ** 0.5
         if not 1e-6 < factor < 1e6:
             break
-    given.memory["tried"] = [ratio for _, ratio, _ in tried]
+    context.memory.tried = [ratio for _, ratio, _ in tried]
     return min(tried, key=lambda one: abs(log(max(one[1], 1e-9) / goal)))[2]
 
 
 def scaled(state: PassState, factor: float) -> PassState:
     """Multiply every step by a factor; softmax sites keep theirs. Tails of the pass `layout` reach as far as before."""
-    changes = {}
+    changes: dict[Site, dict[str, Any]] = {}
     for site, t in state.spiking.items():
         if t.role != "softmax":
-            found = replace(t, positive=t.positive * factor, negative=t.negative * factor)
-            levels = t.levels
+            changes[site] = {"positive": t.positive * factor, "negative": t.negative * factor}
             if site in state.layouts:
-                levels = reaching(levels, steps_of_largest(state, found))
-            changes[site] = {"positive": found.positive, "negative": found.negative, "levels": levels}
+                farthest = steps_of_largest(state, replace(t, **changes[site]))
+                changes[site]["levels"] = reaching(t.levels, farthest)
     return state.with_sites(changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.energy.columns import beside
 from onespike.errors import OnespikeWarning, UsageError
 from onespike.neurons import NEURONS
-from onespike.passes.base import AFFINE, PASSES, STEPS, WHOLE, PassContext, PassState, Progress, check_passes
+from onespike.passes.base import PASSES, TRAITS, PassContext, PassState, Progress, check_passes, no_progress
 from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
 from onespike.passes.statistics import fisher, samples
 from onespike.passes.tolerance import Judge, least_energy
@@ -29,10 +29,6 @@ from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
 
 
-def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    return lambda batches: batches
-
-
 def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)
@@ -42,7 +38,7 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
             f"fixed {recipe.fixed[0][0]!r} and the passes {', '.join(names)} would both set thresholds. "
             "Leave fixed out, or take the preset sformer, which has no passes."
         )
-    affine = [name for name in names if name in AFFINE]
+    affine = [name for name in names if TRAITS[name].affine]
     if affine and not NEURONS[recipe.neuron].affine:
         raise UsageError(
             f"the neuron '{recipe.neuron}' codes no centers, offsets or gains, which the passes {', '.join(affine)} give. "
@@ -55,9 +51,9 @@ def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
     """Refuse what needs all weights in memory of a network that lies in blocks."""
     if in_memory(model):
         return
-    whole = [name for name in recipe.passes if name in WHOLE]
+    whole = [name for name in recipe.passes if TRAITS[name].whole]
     if whole:
-        rest = ",".join(name for name in recipe.passes if name not in WHOLE)
+        rest = ",".join(name for name in recipe.passes if name not in whole)
         raise UsageError(
             f"blocks: {' and '.join(whole)} change weights, and need all of them in memory. Leave them out: --passes {rest}."
         )
@@ -81,20 +77,10 @@ def prepare(
     task: Meaning | None = None,
     judge: Judge | None = None,
 ) -> Thresholds:
-    """Calibrate, then apply the recipe's passes; mistakes in them are found before anything runs.
+    """Calibrate on `batches`, read once, then apply the recipe's passes to `inputs`, all batches, read as often as needed.
 
-    Args:
-        model: the original network.
-        batches: the batches for calibration, read once; with several processes, this one's share.
-        inputs: all batches, for the passes, read as often as needed.
-        recipe: how to calibrate, and which passes.
-        total: the number of batches in `batches`.
-        folder: the folder for a long pass's resume data.
-        progress: progress(title, total) wraps the batches of a long stage.
-        provenance: facts about the data to keep with the thresholds.
-        processes: the processes that share the calibration.
-        task: the meaning of the network's output; by default inferred from its form.
-        judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
+    Mistakes in the passes are found before anything runs. With several processes, `batches` are this one's share, `total`
+    of them; `provenance` are facts about the data that stay with the thresholds. For the rest see `improve`.
     """
     check_recipe(recipe)
     refuse_whole(model, recipe)
@@ -139,83 +125,78 @@ def improve(
     refuse_whole(model, recipe)
     if not names:
         return thresholds
-    state = PassState(
-        thresholds, recipe.replace(passes=(), budget=None, max_drop=None)
-    )  # they are not through the passes yet
-    given = PassContext(
-        model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress,
-        task=task or Inferred(),
-    )  # fmt: skip
+    # they are not through the passes yet
+    state = PassState(thresholds, recipe.replace(passes=(), budget=None, max_drop=None))
+    context = PassContext(
+        model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress, task=task or Inferred()
+    )
     facts: dict[str, Any] = {}
     with torch.inference_mode(False), in_order(model):  # passes take gradients, wherever they are called
         if recipe.max_drop is None:
-            given = replace(given, budget=target(state, given))
-            found = chain(state, given, names)
+            context = replace(context, budget=target(state, context))
+            state = chain(state, context, names)
         else:
-            found, facts = _tolerated(state, given, names, recipe.max_drop, judge)
-        facts["energy"] = _spent(found, given, recipe.budget if recipe.max_drop is None else None)
-    provenance = {**found.thresholds.provenance, "passes": list(names), **facts}
-    return replace(found.thresholds, provenance=provenance)
+            state, facts = _tolerated(state, context, names, recipe.max_drop, judge)
+        facts["energy"] = _spent(state, context, recipe.budget if recipe.max_drop is None else None)
+    provenance = {**state.thresholds.provenance, "passes": list(names), **facts}
+    return replace(state.thresholds, provenance=provenance)
 
 
 def _tolerated(
-    state: PassState, given: PassContext, names: Sequence[str], most: float, judge: Judge | None
+    state: PassState, context: PassContext, names: Sequence[str], most: float, judge: Judge | None
 ) -> tuple[PassState, dict[str, Any]]:
     """Find the least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
-    names = check_passes(names)
-    state = served(state, given, names)
+    state = served(state, context, names)
     before = names[: names.index("allocate")] if "allocate" in names else ()
     after = [name for name in names if name not in before and name != "tune"]
     for name in before:  # passes that no budget changes
-        state = PASSES[name](state, given)
-
-    def run(state: PassState, given: PassContext) -> PassState:
-        return _through(state, given, after)
-
-    found = least_energy(state, given, run, most, judge)
-    if not found.loss.within(most):
+        state = PASSES[name](state, context)
+    tolerated = least_energy(
+        state, context, lambda state, context: _through(state, context, after), most, judge
+    )
+    result, loss = tolerated.state, tolerated.loss
+    if not loss.within(most):
         warnings.warn(
             f"passes: no energy that was tried stays within a loss of {100 * most:g} %. The least loss is kept: "
-            f"{found.loss}. Allow more, or give other passes.",
+            f"{loss}. Allow more, or give other passes.",
             OnespikeWarning,
             stacklevel=4,
         )
-    result = found.state
     if "tune" in names:
-        result = PASSES["tune"](result, replace(given, budget=spending(result, given)))
-    tried = [{"budget": budget, **asdict(loss)} for budget, loss in found.tried]
-    return result, {"loss": {**asdict(found.loss), "max_drop": most, "tried": tried}}
+        result = PASSES["tune"](result, replace(context, budget=spending(result, context)))
+    tried = [{"budget": budget, **asdict(loss)} for budget, loss in tolerated.tried]
+    return result, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
 
 
-def _spent(state: PassState, given: PassContext, budget: float | None) -> dict[str, Any]:
+def _spent(state: PassState, context: PassContext, budget: float | None) -> dict[str, Any]:
     """Return the network's energy on the last calibration inputs, in every column; warn about a missed budget."""
-    found = measured(state, given)
-    most = found.most(given.energy)
+    spent = measured(state, context)
+    most = spent.most(context.energy)
     if budget is not None and most > budget * (1 + 2 * TOLERANCE):
-        tried = ", ".join(f"{ratio:.3f}" for ratio in given.memory.get("tried", ())) or f"{most:.3f}"
+        tried = ", ".join(f"{ratio:.3f}" for ratio in context.memory.tried or [most])
         warnings.warn(
-            f"passes: the budget {budget:g} ({given.energy}) is not met; steps of several sizes gave {tried}. The nearest "
-            f"is kept, {beside(given.energy, most, found.ledger.analog_share)}. Give a larger budget, or the pass allocate.",
+            f"passes: the budget {budget:g} ({context.energy}) is not met; steps of several sizes gave {tried}. The nearest "
+            f"is kept, {beside(context.energy, most, spent.ledger.analog_share)}. Give a larger budget, or the pass allocate.",
             OnespikeWarning,
             stacklevel=4,
         )
-    return found.to_dict()
+    return spent.to_dict()
 
 
-def chain(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+def chain(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     """Run the passes in order; the last steps meet the budget."""
     names = check_passes(names)
-    return _through(served(state, given, names), given, names)
+    return _through(served(state, context, names), context, names)
 
 
-def served(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+def served(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     """Set aside, with one warning, the sites of which these passes learn nothing; they keep their thresholds."""
     facts: list[Mapping[Site, Any]] = []
     if {"positions", "allocate"} & set(names):  # the others that need them also need `allocate`
-        facts.append(fisher(state, given))
+        facts.append(fisher(state, context))
     if {"center", "tokens", "allocate"} & set(names):
-        facts.append(samples(state, given))
-    lengths = token_lengths(given.inputs[0]) if facts else set[int]()
+        facts.append(samples(state, context))
+    lengths = token_lengths(context.inputs[0]) if facts else set[int]()
     unserved = [
         site
         for site in state.spiking
@@ -249,18 +230,18 @@ def _sums_over_tokens(state: PassState, site: Site, lengths: set[int]) -> bool:
     return left.role != "softmax" and left.shape[-1] in lengths
 
 
-def _through(state: PassState, given: PassContext, names: Sequence[str]) -> PassState:
+def _through(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     before = state
     for name in names:
-        state = PASSES[name](state, given)
-    if STEPS & set(names) or given.budget is None:  # these end at the budget
+        state = PASSES[name](state, context)
+    if any(TRAITS[name].steps for name in names) or context.budget is None:  # these end at the budget
         return state
     if _only_scaled(before, state):
         raise UsageError(
             f"passes: {', '.join(names)} multiplies all steps by one factor, and scaling them to the budget takes it back. "
             'Register it with @calibration_pass("NAME", steps=True), whose steps stay.'
         )
-    return fit(state, given, given.budget)
+    return fit(state, context, context.budget)
 
 
 def _only_scaled(before: PassState, after: PassState) -> bool:

@@ -23,19 +23,17 @@ INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
 """Inputs that go through the network together, and how many numbers they may hold."""
 
 
-def weighted_mean(x: Tensor, row: Fisher, position: int | None, kept: tuple[int, ...]) -> Tensor:
-    """Return the mean of x along the kept axes, each position weighted by its Fisher information."""
-    if position is None:
-        return reduced(x.double(), kept, "mean")
-    table = row.information.movedim(position, 0).flatten(1).sum(1).double().to(x.device)
-    if not bool(table.sum() > 0):
-        return reduced(x.double(), kept, "mean")
-    weights = (table / table.mean()).view(-1, *[1] * (-position - 1))
-    return reduced(x.double() * weights, kept, "mean")
+def weighted_mean(x: Tensor, row: Fisher, position: int | None, axes: tuple[int, ...]) -> Tensor:
+    """Return the mean of x along these axes, each position weighted by its Fisher information."""
+    weights = torch.ones((), dtype=torch.double, device=x.device)
+    if position is not None and bool(row.information.sum() > 0):
+        table = row.by_position(position).double().to(x.device)
+        weights = (table / table.mean()).view(-1, *[1] * (-position - 1))
+    return reduced(x.double() * weights, axes, "mean")
 
 
 @calibration_pass("correct", needs=("allocate",), affine=True)
-def correct(state: PassState, given: PassContext) -> PassState:
+def correct(state: PassState, context: PassContext) -> PassState:
     """Set offset_c += E[g·x] / E[g] − E[g·o] / E[g] at inputs of linear maps and convolutions, where it is a bias.
 
     x is the value in the original network, o that of its spikes. Either all are taken from the original network, so
@@ -44,44 +42,45 @@ def correct(state: PassState, given: PassContext) -> PassState:
     information, since a class token is one in hundreds. Then the energy is met again, and what is nearest to the
     original network on inputs that nothing was fitted to is kept: the one, the other or neither.
     """
-    free, held = held_out("correct", given)
-    goal, known = least(state, given), fisher(state, given)
+    free, held = held_out("correct", context)
+    goal, rows = least(state, context), fisher(state, context)
     axes = {
         site: state.axes(site)
         for site in state.spiking
         if site.operation in ("linear", "conv") and state.axes(site).center
     }
-    original, spiking = (
-        unspiked(state, given),
-        convert(given.model, state.thresholds, state.recipe, share_weights=True),
-    )
+    original = unspiked(state, context)
+    spiking = convert(context.model, state.thresholds, state.recipe, share_weights=True)
     fired: dict[Site, Any] = dict(named_neurons(original))
     # a module that runs several times shares one offset, that of its first run
     wanted, apart, onward = dict[Site, Tensor](), dict[Site, Tensor](), dict[Site, Tensor]()
 
     def mean(site: Site, x: Tensor) -> Tensor:
-        return weighted_mean(x, known[site], axes[site].position, axes[site].center).to(x.dtype)
+        return weighted_mean(x, rows[site], axes[site].position, axes[site].center).to(x.dtype)
 
-    def observe(site: Site, x: Tensor, operand: Operand) -> Tensor:
+    def observe(operand: Operand, x: Tensor) -> Tensor:
+        site = operand.site
         if site in axes and site not in wanted:
             wanted[site] = mean(site, x)
             apart[site] = wanted[site] - mean(site, fired[site](x))
         return x
 
-    def shift(site: Site, x: Tensor, operand: Operand) -> Tensor:
-        value = operand.value(x)
+    def shift(operand: Operand, x: Tensor) -> Tensor:
+        site, value = operand.site, operand.value(x)
         if site not in wanted:  # spikes may take a path, such as an expert, that the original did not
             return value
         if site not in onward:
             onward[site] = wanted[site] - mean(site, value)
         return value + onward[site]
 
-    inputs = to(_together([given.inputs[i] for i in free], given.portion(INPUTS)), device_of(given.model))
+    inputs = to(
+        _together([context.inputs[i] for i in free], context.portion(INPUTS)), device_of(context.model)
+    )
     for model, probe in ((original, observe), (spiking, shift)):
         with evaluating(model), probing(model, probe):
             call(model, inputs)
-    corrected = [fit(_moved(state, offsets), given, goal) for offsets in (apart, onward)]
-    return judged(state, corrected, given, held)
+    corrected = [fit(_moved(state, offsets), context, goal) for offsets in (apart, onward)]
+    return judged(state, corrected, context, held)
 
 
 def _moved(state: PassState, offsets: Mapping[Site, Tensor]) -> PassState:

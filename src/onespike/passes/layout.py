@@ -59,7 +59,7 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 
 
 @calibration_pass("layout")
-def layout(state: PassState, given: PassContext) -> PassState:
+def layout(state: PassState, context: PassContext) -> PassState:
     """Use levels up to 64 and a tail to 2111; where binary digits are charged, all integers of at most two digits.
 
     The tail is longer where it would not reach the largest value seen with an eighth of the present steps: a network
@@ -68,7 +68,7 @@ def layout(state: PassState, given: PassContext) -> PassState:
     many of them a spike may have: two are cheap, and large values need more.
     """
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
-    if reading_of(given.energy).by_digits:
+    if reading_of(context.energy).by_digits:
         usual = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
     layouts: dict[Site, tuple[tuple[int, ...], ...]] = {}
     for site, threshold in state.spiking.items():

@@ -27,17 +27,17 @@ def of_token_numbers(batch: Any) -> bool:
 
 
 @calibration_pass("positions", affine=True)
-def positions(state: PassState, given: PassContext) -> PassState:
+def positions(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
     A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to
     the output. After the last attention the other tokens do not reach the output at all. Sequences of token numbers may
     have any length, so a position means nothing there: they are left to the pass `tokens`.
     """
-    if of_token_numbers(given.inputs[0]):
+    if of_token_numbers(context.inputs[0]):
         return state
     changes = {}
-    for site, row in fisher(state, given).items():
+    for site, row in fisher(state, context).items():
         axis = state.axes(site).position
         if axis is None or row.magnitude.shape[axis] == 1:
             continue

@@ -87,36 +87,35 @@ def weight_of(module: Any) -> Tensor | None:
 
 def importance(row: Fisher, position: int, x: Tensor) -> Tensor:
     """Return the Fisher information of each row of [.., inputs], as a column."""
-    table = row.information.movedim(position, 0).flatten(1).sum(1).to(x)
+    table = row.by_position(position).to(x)
     shape = [1] * x.dim()
     shape[position] = len(table)
     return table.view(shape).expand(*x.shape[:-1], 1).reshape(-1, 1) / table.mean()
 
 
 @calibration_pass("refit", needs=("allocate",), whole=True)
-def refit(state: PassState, given: PassContext) -> PassState:
+def refit(state: PassState, context: PassContext) -> PassState:
     """Fit W + D and b + d for linear maps and convolutions behind spikes, from x and its spikes in the original network.
 
     Rows are weighted by Fisher information: the class token is one in hundreds. A convolution is a linear map of the
     patches that it sees; one with more than 1,280 inputs per output keeps its weights. Then the energy is met again, and
     the result is kept if it is nearer to the original network on inputs that it was not fitted to.
     """
-    free, held = held_out("refit", given)
-    goal, known = least(state, given), fisher(state, given)
-    model, batches = (
-        unspiked(state, given),
-        take_first(given.inputs, given.portion(FISHER_IMAGES))[: len(free)],
-    )
+    free, held = held_out("refit", context)
+    goal, informations = least(state, context), fisher(state, context)
+    model = unspiked(state, context)
+    batches = take_first(context.inputs, context.portion(FISHER_IMAGES))[: len(free)]
     modules = {
         site: module
         for site, t in state.spiking.items()
         if weight_of(module := model.get_submodule(site.owner)) is not None and t.calls == 1
     }
     fired: dict[Site, Any] = dict(named_neurons(model))
-    generator = torch.Generator().manual_seed(given.seed + 3)
+    generator = torch.Generator().manual_seed(context.seed + 3)
     sums: dict[Site, Moments] = {}
 
-    def visit(site: Site, x: Tensor, operand: Operand) -> Tensor:
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        site = operand.site
         if site in modules:
             # half precision is too small for sums of squares
             exact, value, module = x.float(), fired[site](x).float(), modules[site]
@@ -124,17 +123,19 @@ def refit(state: PassState, given: PassContext) -> PassState:
             if site not in sums:
                 sums[site] = Moments.none(len(rows), rows.shape[-1], exact)
             position = state.axes(site).position
-            weight = exact.new_ones(1, 1) if position is None else importance(known[site], position, exact)
+            weight = (
+                exact.new_ones(1, 1) if position is None else importance(informations[site], position, exact)
+            )
             sums[site].add(rows, missed, weight.expand(rows.shape[1], 1))
         return x
 
     with torch.inference_mode(), probing(model, visit):
-        for batch in given.progress("re-fitting", len(batches))(batches):
+        for batch in context.progress("re-fitting", len(batches))(batches):
             call(model, to(batch, device_of(model)))
         changes = {
             site: {"change": of_site.change(weight)}
             for site, of_site in sums.items()
             if bool(of_site.weight > 0) and (weight := weight_of(modules[site])) is not None
         }
-    fitted = fit(state.with_sites(changes), given, goal)
-    return judged(state, [fitted], given, held)
+    fitted = fit(state.with_sites(changes), context, goal)
+    return judged(state, [fitted], context, held)

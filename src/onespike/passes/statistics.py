@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,17 +22,93 @@ from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import Around, backwards, device_of, in_turn
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
-from onespike.tasks.base import Drawing
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 256, 64, 128
 PART = 4
-"""Inputs per backward pass, few enough that it keeps little beside a forward of a whole batch."""
+"""Inputs per backward pass, few enough that it takes little beside a forward of a whole batch."""
 SAMPLES = 2**17
-"""Values kept per site, shared by the groups of its positions."""
-
-
+"""Values drawn per site, shared by the groups of its positions."""
 OCTAVES = 64
 """The number of octaves of row magnitudes: 2⁻³² to 2³¹."""
+
+Probe = Callable[[Operand, Tensor], Tensor]
+
+
+def unspiked(state: PassState, context: PassContext) -> nn.Module:
+    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`.
+
+    Sites that passes cannot serve are analog in it.
+    """
+    recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
+    return convert(context.model, state.thresholds, recipe, share_weights=True).requires_grad_(False).eval()
+
+
+@contextmanager
+def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
+    """Let every spiking site give its value to `probe(operand, x)` and fire nothing within this context."""
+
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        # an expert may get no tokens, a later stage of a detector no boxes
+        return probe(operand, x) if isinstance(operand.neuron(), Neuron) and x.numel() else x
+
+    with visiting(model, Visit(visit)):
+        yield
+
+
+Hear = Callable[[Tensor], None]
+"""Takes in the gradient of one operand."""
+See = Callable[[Operand, Tensor, Tensor | None], Hear]
+"""see(operand, value, padding) is shown an operand, and returns what takes in its gradient."""
+
+
+class _Once:
+    """Hands on the gradient of an operand, which must come in one part."""
+
+    def __init__(self, site: Site, hear: Hear) -> None:
+        self.site, self.hear, self.heard = site, hear, False
+
+    def __call__(self, gradient: Tensor) -> None:
+        if self.heard:
+            raise UsageError(
+                f"passes: the gradient at {self.site} comes in parts, since several blocks read it. Leave out the passes "
+                "that need gradients, or take another --device-map."
+            )
+        self.heard = True
+        self.hear(gradient)
+
+
+def _listen(see: See, padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
+    """Show an operand, and pass on a tensor whose gradient will be heard."""
+    if not torch.is_grad_enabled():  # this block will be run again on the way back
+        return x
+    hear = see(operand, x.detach(), padding)
+    x = x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
+    x.register_hook(_Once(operand.site, hear))
+    return x
+
+
+def gradients(title: str, state: PassState, context: PassContext, inputs: int, seed: int, see: See) -> None:
+    """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output.
+
+    All sites that spike are seen.
+    """
+    model, generator = unspiked(state, context), torch.Generator().manual_seed(seed)
+    batches = take_first(context.inputs, context.portion(inputs))
+
+    def log_probability(part: Any, places: Tensor, drawn: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            value = drawn(call(model, to(part, device_of(model))), places)
+        return value if value.requires_grad else value.requires_grad_()  # no site has a way to the output
+
+    def works() -> Iterator[tuple[Callable[[], Tensor], Around]]:
+        for batch in context.progress(title, len(batches))(batches):
+            drawn = context.task.drawing(count_of(batch), generator)
+            for places in torch.arange(count_of(batch)).split(PART):
+                part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
+                listening = partial(probing, model, partial(_listen, see, mask_of(part)))
+                yield partial(log_probability, part, places, drawn), listening
+
+    backwards(model, works())
 
 
 @dataclass
@@ -53,10 +129,8 @@ class Fisher:
     def add_rows(self, x: Tensor, gradient: Tensor) -> None:
         """Add the rows of an input of a linear map and their gradients."""
         if self.by_octave is None or self.rows is None:
-            self.by_octave, self.rows = (
-                x.new_zeros(OCTAVES, x.shape[-1]).double(),
-                x.new_zeros(OCTAVES).double(),
-            )
+            self.by_octave = x.new_zeros(OCTAVES, x.shape[-1]).double()
+            self.rows = x.new_zeros(OCTAVES).double()
         at = octave(x).flatten()
         self.by_octave.index_add_(0, at, gradient.double().pow(2).flatten(0, -2))
         self.rows.index_add_(0, at, torch.ones_like(at, dtype=torch.double))
@@ -74,9 +148,13 @@ class Fisher:
         table = (self.by_octave / self.rows.clamp(min=1)[:, None])[nearest]
         return (table * 4.0 ** (nearest - every).double()[:, None]).to(x)[octave(x)]
 
-    def mean(self, kept: tuple[int, ...]) -> Tensor:
-        """Return the Fisher information of one element, along the kept axes."""
-        return reduced(self.information[None], kept, "mean") / self.elements
+    def mean(self, axes: tuple[int, ...]) -> Tensor:
+        """Return the Fisher information of one element, along these axes."""
+        return reduced(self.information[None], axes, "mean") / self.elements
+
+    def by_position(self, position: int) -> Tensor:
+        """Return the Fisher information of each position."""
+        return self.information.movedim(position, 0).flatten(1).sum(1)
 
 
 def octave(x: Tensor) -> Tensor:
@@ -89,136 +167,66 @@ def octave(x: Tensor) -> Tensor:
     return (exponent.long() - 1 + OCTAVES // 2).clamp(0, OCTAVES - 1) * (x != 0).any(-1)
 
 
-Probe = Callable[[Site, Tensor, Operand], Tensor]
+class _Estimate:
+    """The Fisher information of all sites while gradients come in."""
 
+    def __init__(self, state: PassState, context: PassContext) -> None:
+        self.rows: dict[Site, Fisher] = {}
+        self.uneven: set[Site] = set()
+        """Sites whose sizes differ from call to call."""
+        lengths = token_lengths(context.inputs[0])
+        self.axes = {site: self._axes(state, context, site, lengths) for site in state.spiking}
 
-def unspiked(state: PassState, given: PassContext) -> nn.Module:
-    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`.
+    def _axes(self, state: PassState, context: PassContext, site: Site, lengths: set[int]) -> tuple[int, ...]:
+        """Return the axes along which information is told apart; positions of a text have no meaning."""
+        axes = state.axes(site)
+        apart = axes.center + axes.step
+        if axes.position is None or not context.task.positional:
+            return apart
+        fixed = state.thresholds[site].shape[axes.position] not in lengths
+        return (*apart, axes.position) if fixed else apart
 
-    Sites that passes cannot serve are analog in it.
-    """
-    recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
-    return convert(given.model, state.thresholds, recipe, share_weights=True).requires_grad_(False).eval()
-
-
-@contextmanager
-def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
-    """Let every spiking site give its value to `probe(site, x, operand)` and fire nothing within this context."""
-
-    def visit(operand: Operand, x: Tensor) -> Tensor:
-        # an expert may get no tokens, a later stage of a detector no boxes
-        return probe(operand.site, x, operand) if isinstance(operand.neuron(), Neuron) and x.numel() else x
-
-    with visiting(model, Visit(visit)):
-        yield
-
-
-Heard = Callable[[Tensor], None]
-"""Takes in the gradient of one operand."""
-
-
-def gradients(
-    title: str,
-    state: PassState,
-    given: PassContext,
-    inputs: int,
-    seed: int,
-    see: Callable[[Operand, Tensor, Tensor | None], Heard],
-) -> None:
-    """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output.
-
-    `see(operand, value, padding)` is shown the operands of all sites that spike, and returns what takes in their gradients.
-    """
-    model, generator = unspiked(state, given), torch.Generator().manual_seed(seed)
-    batches = take_first(given.inputs, given.portion(inputs))
-
-    def visit(padding: Tensor | None, site: Site, x: Tensor, operand: Operand) -> Tensor:
-        if not torch.is_grad_enabled():  # this block will be run again on the way back
-            return x
-        heard, value = list[bool](), x.detach()
-        hear = see(operand, value, padding)
-
-        def once(gradient: Tensor) -> None:
-            if heard:
-                raise UsageError(
-                    f"passes: the gradient at {site} comes in parts, since several blocks read it. Leave out the passes that "
-                    "need gradients, or take another --device-map."
-                )
-            heard.append(True)
-            hear(gradient)
-
-        x = x.view_as(x) if x.requires_grad else value.clone().requires_grad_()
-        x.register_hook(once)
-        return x
-
-    def log_probability(part: Any, places: Tensor, drawn: Drawing) -> Tensor:
-        with torch.enable_grad():
-            value = drawn(call(model, to(part, device_of(model))), places)
-        return value if value.requires_grad else value.requires_grad_()  # no site has a way to the output
-
-    def works() -> Iterator[tuple[Callable[[], Tensor], Around]]:
-        for batch in given.progress(title, len(batches))(batches):
-            drawn = given.task.drawing(count_of(batch), generator)
-            for places in torch.arange(count_of(batch)).split(PART):
-                part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
-                seen = partial(probing, model, partial(visit, mask_of(part)))
-                yield partial(log_probability, part, places, drawn), seen
-
-    backwards(model, works())
-
-
-def fisher(state: PassState, given: PassContext) -> dict[Site, Fisher]:
-    """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
-
-    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
-    are all taken together, and inputs may differ in length. It takes one backward pass per batch and no labels. The
-    result is kept, since it does not depend on the thresholds. It leaves out sites without any gradient, and those whose
-    sizes differ from call to call.
-    """
-    if "fisher" in given.memory:
-        kept: dict[Site, Fisher] = given.memory["fisher"]
-        return kept
-    found, uneven, lengths = dict[Site, Fisher](), set[Site](), token_lengths(given.inputs[0])
-    axes = {site: state.axes(site) for site in state.spiking}
-
-    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
+    def see(self, operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
         site = operand.site
-        place = axes[site]
-        keep = place.center + place.step
-        if place.position is not None and given.task.positional:
-            fixed = state.thresholds[site].shape[place.position] not in lengths
-            keep += (place.position,) if fixed else ()
-        fan = operand.synapses.mean_fan_out
-        tokens = real(operand.site, value, padding)
-        size = reduced((value if tokens is None else value * tokens).abs().double(), keep)
-        row = found.setdefault(site, Fisher(torch.zeros_like(size), torch.zeros_like(size), 0.0, fan))
+        axes, tokens = self.axes[site], real(operand.site, value, padding)
+        size = reduced((value if tokens is None else value * tokens).abs().double(), axes)
+        if site not in self.rows:
+            zeros = torch.zeros_like(size)
+            self.rows[site] = Fisher(zeros, zeros.clone(), 0.0, operand.synapses.mean_fan_out)
+        row = self.rows[site]
         if row.magnitude.shape != size.shape:
-            uneven.add(site)
+            self.uneven.add(site)
             return lambda gradient: None
         row.magnitude += size
         share = 1.0 if tokens is None else float(tokens.double().mean())
         row.elements += share * value.numel() / size.numel()
+        return partial(self._hear, row, axes, operand, value)
 
-        def hear(gradient: Tensor) -> None:
-            row.information += reduced(gradient.double().pow(2), keep)
-            if operand.site.operation == "linear" and value.dim() > 1:
-                row.add_rows(value, gradient)
-
-        return hear
-
-    gradients("sensitivity", state, given, FISHER_IMAGES, given.seed, see)
-    found = {s: row for s, row in found.items() if s not in uneven and bool(row.information.any())}
-    given.memory["fisher"] = found
-    return found
+    def _hear(
+        self, row: Fisher, axes: tuple[int, ...], operand: Operand, value: Tensor, gradient: Tensor
+    ) -> None:
+        row.information += reduced(gradient.double().pow(2), axes)
+        if operand.site.operation == "linear" and value.dim() > 1:
+            row.add_rows(value, gradient)
 
 
-def held_out(name: str, given: PassContext) -> tuple[range, range]:
-    """Return the parts that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
-    count = len(given.inputs)
-    if count < 2:
-        raise UsageError(f"the pass '{name}' needs two calibration inputs at least. Give more images.")
-    kept = count - max(1, min(-(-given.portion(HELD) // count_of(given.inputs[0])), count // 3))
-    return range(kept), range(kept, count)
+def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
+    """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
+
+    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
+    are all taken together, and inputs may differ in length. It takes one backward pass per batch and no labels. The
+    result is remembered, since it does not depend on the thresholds. It leaves out sites without any gradient, and those
+    whose sizes differ from call to call.
+    """
+    if context.memory.fisher is None:
+        estimate = _Estimate(state, context)
+        gradients("sensitivity", state, context, FISHER_IMAGES, context.seed, estimate.see)
+        context.memory.fisher = {
+            site: row
+            for site, row in estimate.rows.items()
+            if site not in estimate.uneven and bool(row.information.any())
+        }
+    return context.memory.fisher
 
 
 @dataclass
@@ -231,72 +239,92 @@ class Sample:
     positions: Tensor | None
 
 
-def samples(state: PassState, given: PassContext) -> dict[Site, list[Sample]]:
+@dataclass
+class _Group:
+    """Positions of a site with one gain (None for all positions), and what was drawn there from each batch."""
+
+    gain: float
+    positions: Tensor | None
+    drawn: list[Tensor] = field(default_factory=list)
+    elements: int = 0
+
+    def draw(
+        self,
+        x: Tensor,
+        operand: Operand,
+        position: int | None,
+        padding: Tensor | None,
+        values: int,
+        generator: Any,
+    ) -> None:
+        """Draw rows that hold about so many values from an operand."""
+        conv = position is None and operand.site.operation == "conv"
+        rows = x
+        if position is not None:
+            rows, tokens = x.movedim(position, 1), real(operand.site, x, padding)
+            rows = (rows if self.positions is None else rows[:, self.positions]).flatten(0, 1)
+            if tokens is not None and self.positions is None:
+                rows = rows[tokens.flatten()]
+        elif conv:  # places of all images rather than all places of a few
+            rows = x.movedim(1, -1).flatten(0, -2)
+        self.elements += rows.numel()
+        number = max(1, values // rows[0].numel())
+        chosen = rows[torch.randperm(len(rows), generator=generator)[:number]].detach().cpu()
+        if position is not None:
+            chosen = chosen.unsqueeze(position)
+        self.drawn.append(chosen.view(*chosen.shape, *[1] * (x.dim() - 2)) if conv else chosen)
+
+
+def _groups(gain: Tensor | None, position: int | None) -> list[_Group]:
+    """Return the groups of positions with one gain."""
+    if gain is None or position is None:
+        return [_Group(1.0, None)]
+    flat = gain.flatten()
+    return [_Group(value, (flat == value).nonzero().flatten()) for value in flat.unique().tolist()]
+
+
+def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
     """Return values sampled from the original network, per site and per group of its positions with one gain.
 
     Sites that no input reaches, and those whose sizes differ from call to call, are left out.
     """
-    identity = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
-    if given.memory.get("identity") == identity:
-        kept: dict[Site, list[Sample]] = given.memory["samples"]
-        return kept
-    batches = take_first(given.inputs, given.portion(SAMPLED_IMAGES))
-    generator = torch.Generator().manual_seed(given.seed + 1)
-    found: dict[Site, list[tuple[float, Tensor | None, list[Tensor], list[int]]]] = {}
+    gains = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
+    if context.memory.samples is not None and context.memory.samples[0] == gains:
+        return context.memory.samples[1]
+    batches = take_first(context.inputs, context.portion(SAMPLED_IMAGES))
+    generator = torch.Generator().manual_seed(context.seed + 1)
     axes = {site: state.axes(site) for site in state.spiking}
+    groups: dict[Site, list[_Group]] = {}
+    model = unspiked(state, context)
 
-    def visit(padding: Tensor | None, site: Site, x: Tensor, operand: Operand) -> Tensor:
-        place, gain = axes[site], state.thresholds[site].gain
-        groups = found.setdefault(site, [])
-        if not groups:
-            if gain is None or place.position is None:
-                groups.append((1.0, None, [], [0]))
-            else:
-                flat = gain.flatten()
-                for value in flat.unique().tolist():
-                    groups.append((value, (flat == value).nonzero().flatten(), [], [0]))
-        for _, positions, rows, seen in groups:
-            if place.position is not None:
-                part, tokens = x.movedim(place.position, 1), real(operand.site, x, padding)
-                part = (part if positions is None else part[:, positions]).flatten(0, 1)
-                if tokens is not None and positions is None:
-                    part = part[tokens.flatten()]
-            elif operand.site.operation == "conv":  # places of all images rather than all places of a few
-                part = x.movedim(1, -1).flatten(0, -2)
-            else:
-                part = x
-            seen[0] += part.numel()
-            number = max(1, SAMPLES // (part[0].numel() * len(batches) * len(groups)))
-            drawn = torch.randperm(len(part), generator=generator)[:number]
-            chosen = part[drawn].detach().cpu()
-            if place.position is not None:
-                chosen = chosen.unsqueeze(place.position)
-            elif operand.site.operation == "conv":
-                chosen = chosen.view(*chosen.shape, *[1] * (x.dim() - 2))
-            rows.append(chosen)
+    def draw(padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
+        site = operand.site
+        position = axes[site].position
+        if site not in groups:
+            groups[site] = _groups(state.thresholds[site].gain, position)
+        values = SAMPLES // (len(batches) * len(groups[site]))
+        for group in groups[site]:
+            group.draw(x, operand, position, padding, values, generator)
         return x
 
-    model = unspiked(state, given)
-
-    def sampled(batch: Any) -> None:
-        with torch.inference_mode(), probing(model, partial(visit, mask_of(batch))):
+    def sample(batch: Any) -> None:
+        with torch.inference_mode(), probing(model, partial(draw, mask_of(batch))):
             call(model, to(batch, device_of(model)))
 
-    reading = given.progress("sampling", len(batches))(batches)
-    for _ in in_turn(model, (partial(sampled, batch) for batch in reading)):
+    reading = context.progress("sampling", len(batches))(batches)
+    for _ in in_turn(model, (partial(sample, batch) for batch in reading)):
         pass
-    images = sum(count_of(batch) for batch in batches)
-    result = {}
-    for site, groups in found.items():
-        merged = [together(rows, axes[site]) for _, _, rows, _ in groups]
-        of_site = [
-            Sample(gain, rows, seen[0] / rows.numel() / images, positions)
-            for (gain, positions, _, seen), rows in zip(groups, merged, strict=True)
+    images, result = sum(count_of(batch) for batch in batches), {}
+    for site, of_site in groups.items():
+        joined = [together(group.drawn, axes[site]) for group in of_site]
+        drawn = [
+            Sample(group.gain, rows, group.elements / rows.numel() / images, group.positions)
+            for group, rows in zip(of_site, joined, strict=True)
             if rows is not None
         ]
-        if len(of_site) == len(groups):
-            result[site] = of_site
-    given.memory["identity"], given.memory["samples"] = identity, result
+        if len(drawn) == len(of_site):
+            result[site] = drawn
+    context.memory.samples = gains, result
     return result
 
 
@@ -307,12 +335,12 @@ def together(rows: list[Tensor], axes: Axes) -> Tensor | None:
     """
     if len({part.dim() for part in rows}) > 1:
         return None
-    kept = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
+    apart = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
     for axis in range(1, rows[0].dim()):
         sizes = [part.shape[axis] for part in rows]
         if len(set(sizes)) == 1:
             continue
-        if axis in kept:
+        if axis in apart:
             return None
         places = [torch.arange(min(sizes)) * size // min(sizes) for size in sizes]
         rows = [part.index_select(axis, place) for part, place in zip(rows, places, strict=True)]
@@ -328,27 +356,36 @@ def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tens
     return table.to(x.dtype)
 
 
+def held_out(name: str, context: PassContext) -> tuple[range, range]:
+    """Return the parts that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
+    count = len(context.inputs)
+    if count < 2:
+        raise UsageError(f"the pass '{name}' needs two calibration inputs at least. Give more images.")
+    free = count - max(1, min(-(-context.portion(HELD) // count_of(context.inputs[0])), count // 3))
+    return range(free), range(free, count)
+
+
 def judged(
-    state: PassState, others: Sequence[PassState], given: PassContext, held: Sequence[int]
+    state: PassState, others: Sequence[PassState], context: PassContext, held: Sequence[int]
 ) -> PassState:
     """Return the nearest of the others to the original network on held-out inputs, or the state if it is clearly nearer.
 
     A few inputs decide a divergence where most have next to none, as in a network that knows its calibration images by
     heart. So a pass is undone only where it loses more than two standard errors of the paired difference.
     """
-    before, *found = divergences([state, *others], given, [given.inputs[i] for i in held])
-    best = min(range(len(others)), key=lambda index: float(found[index].sum()))
-    worse = found[best] - before
+    before, *after = divergences([state, *others], context, [context.inputs[i] for i in held])
+    best = min(range(len(others)), key=lambda index: float(after[index].sum()))
+    worse = after[best] - before
     error = worse.std() * len(worse) ** 0.5 if len(worse) > 1 else 0.0
     return others[best] if bool(worse.sum() <= 2 * error) else state  # the state, too, where one is no number
 
 
-def divergences(states: Sequence[PassState], given: PassContext, batches: Sequence[Any]) -> Tensor:
+def divergences(states: Sequence[PassState], context: PassContext, batches: Sequence[Any]) -> Tensor:
     """Return KL(original ‖ spiking) of each state, a row, on each batch."""
-    model = given.model
+    model = context.model
     networks = [model, *(convert(model, each.thresholds, each.recipe, share_weights=True) for each in states)]
     columns = [
-        [float(given.task.divergence(expected, actual)) for actual in others]
+        [float(context.task.divergence(expected, actual)) for actual in others]
         for _, _, (expected, *others) in pairwise(networks, ((batch, None) for batch in batches))
     ]
     return torch.tensor(columns).double().T

@@ -45,7 +45,7 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
 
 
 @calibration_pass("tokens", affine=True)
-def tokens(state: PassState, given: PassContext) -> PassState:
+def tokens(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 
     In many networks a few tokens are hundreds of times as large as the others (massive activations): one step for all
@@ -53,12 +53,12 @@ def tokens(state: PassState, given: PassContext) -> PassState:
     Thresholds follow: they keep their percentile, now among the values divided by their gains.
     """
     changes = {}
-    for site, groups in samples(state, given).items():
+    for site, groups in samples(state, context).items():
         if site.operation == "linear":
             old = state.thresholds[site]
-            found = typical_magnitude(groups, old.center)
-            if found is not None:
-                factor = shrunk(replace(old, typical=found), groups, state.recipe.percentile)
+            typical = typical_magnitude(groups, old.center)
+            if typical is not None:
+                factor = shrunk(replace(old, typical=typical), groups, state.recipe.percentile)
                 sides = {"positive": old.positive * factor, "negative": old.negative * factor}
-                changes[site] = {"typical": found, **sides}
+                changes[site] = {"typical": typical, **sides}
     return state.with_sites(changes)

@@ -18,7 +18,7 @@ from onespike.passes.statistics import held_out
 from onespike.runtime.batches import inputs_of, to
 
 START, LEAST, MOST = 0.2, 0.01, 8.0
-"""The first budget to try if none is given, and how far others may be from 0 and from it."""
+"""The first budget to try if none is context, and how far others may be from 0 and from it."""
 DOWN, UP, HALVINGS = 0.7, 1.4, 2
 
 
@@ -26,13 +26,8 @@ DOWN, UP, HALVINGS = 0.7, 1.4, 2
 class Loss:
     """The loss of a spiking network against the original.
 
-    Attributes:
-        drop: loss of the score, as a share: 0.01 is one point of accuracy.
-        error: its standard error, paired by input.
-        inputs: number of inputs that judged it.
-        measure: the name of the score.
-        kl: nats per input; None if labels were used.
-        agreement: the share of inputs with the same answer, likewise.
+    `drop` is that of the score, as a share: 0.01 is one point of accuracy. Its standard error is paired by input.
+    Without labels there are also nats per input (`kl`) and the share of inputs with the same answer (`agreement`).
     """
 
     drop: float
@@ -47,9 +42,8 @@ class Loss:
         return self.drop + self.error <= most
 
     def __str__(self) -> str:
-        text = (
-            f"{100 * self.drop:.2f} ± {100 * self.error:.2f} points of {self.measure} on {self.inputs} inputs"
-        )
+        text = f"{100 * self.drop:.2f} ± {100 * self.error:.2f} points of {self.measure}"
+        text += f" on {self.inputs} inputs"
         if self.kl is not None and self.agreement is not None:
             text += f" (agreement {100 * self.agreement:.1f} %, KL {self.kl:.4f})"
         return text
@@ -65,10 +59,10 @@ def judged(lost: Tensor, measure: str, **more: float) -> Loss:
     return Loss(float(each.mean()), error, len(each), measure, **more)
 
 
-def by_itself(given: PassContext, held: Sequence[Any]) -> Judge:
+def by_itself(context: PassContext, held: Sequence[Any]) -> Judge:
     """Judge without labels, on calibration inputs: the loss that the original's output expects of other answers."""
-    task, unlabeled = given.task, [(batch, None) for batch in held]
-    originals = [output for _, _, (output,) in pairwise((given.model,), unlabeled)]
+    task, unlabeled = context.task, [(batch, None) for batch in held]
+    originals = [output for _, _, (output,) in pairwise((context.model,), unlabeled)]
 
     def judge(snn: nn.Module) -> Loss:
         lost, differing, divergence = list[Tensor](), list[Tensor](), 0.0
@@ -87,19 +81,19 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
     """Judge on labeled inputs: right answers that became wrong, less wrong answers that became right."""
     batches = [(inputs_of(model, inputs), labels) for inputs, labels in labeled]
 
-    def right(network: nn.Module) -> Tensor:
-        found = []
+    def answers_of(network: nn.Module) -> Tensor:
+        right = []
         for _, labels, (output,) in pairwise((network,), batches):
             answers = None if labels is None else task.right(output, to(labels, "cpu"))
             if answers is None:
                 raise UsageError(
                     "max_drop: these labels do not say whether an answer is right. Leave the validation data out."
                 )
-            found.append(answers[0].cpu().double())
-        return torch.cat(found)
+            right.append(answers[0].cpu().double())
+        return torch.cat(right)
 
-    before = right(model)
-    return lambda snn: judged(before - right(snn), "accuracy")
+    before = answers_of(model)
+    return lambda snn: judged(before - answers_of(snn), "accuracy")
 
 
 @dataclass(frozen=True)
@@ -113,30 +107,26 @@ class Tolerated:
 
 def least_energy(
     state: PassState,
-    given: PassContext,
+    context: PassContext,
     run: Callable[[PassState, PassContext], PassState],
     most: float,
     judge: Judge | None = None,
 ) -> Tolerated:
     """Run the passes at the least budget whose loss is within `most`, or at the least loss if none is.
 
-    Args:
-        state: the state before the passes.
-        given: the context of the passes; its budget is tried first.
-        run: runs the passes at the budget of a context.
-        most: the share of the score that may be lost, including its standard error.
-        judge: how the loss is measured; by default without labels, on the last calibration inputs.
+    The context's budget is tried first; `run` runs the passes at the budget of a context. The standard error counts as
+    loss, which is measured without labels on the last calibration inputs if there is no `judge`.
     """
-    judge = judge or by_itself(given, [given.inputs[i] for i in held_out("max_drop", given)[1]])
+    judge = judge or by_itself(context, [context.inputs[i] for i in held_out("max_drop", context)[1]])
     tried: dict[float, tuple[PassState, Loss]] = {}
 
     def good(budget: float) -> bool:
-        found = run(state, replace(given, budget=budget))
-        loss = judge(convert(given.model, found.thresholds, found.recipe, share_weights=True))
-        tried[budget] = (found, loss)
+        after = run(state, replace(context, budget=budget))
+        loss = judge(convert(context.model, after.thresholds, after.recipe, share_weights=True))
+        tried[budget] = (after, loss)
         return loss.within(most)
 
-    budget = START if given.budget is None else given.budget
+    budget = START if context.budget is None else context.budget
     if good(budget):
         enough, scarce = budget, 0.0
         while enough * DOWN > LEAST:
@@ -151,7 +141,7 @@ def least_energy(
                 enough = scarce * UP
                 break
             scarce *= UP
-            if spending(tried[scarce][0], given) < 0.9 * scarce:  # finer steps change nothing
+            if spending(tried[scarce][0], context) < 0.9 * scarce:  # finer steps change nothing
                 break
     for _ in range(HALVINGS if enough and scarce else 0):
         middle = (enough * scarce) ** 0.5

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 
 import torch
 from torch import Tensor
 
+from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.passes.allocate import Curve, Curves, allocated, curves_before
+from onespike.passes.allocate import Curve, allocated
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
-from onespike.passes.statistics import Heard, gradients, held_out, judged
+from onespike.passes.statistics import Hear, gradients, held_out, judged
 from onespike.sites import Operand, Site
 
 IMAGES = 128
@@ -50,30 +52,29 @@ class Together:
         Inputs are weighted by their effect: most images that a network knows by heart have none.
         """
         inputs = self.apart.square() / self.squares.clamp(min=1e-300)
-        found = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
-        return found ** (inputs / (inputs + DOUBT))
+        effect = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
+        return effect ** (inputs / (inputs + DOUBT))
 
 
-def coherence(state: PassState, given: PassContext) -> dict[Site, Together]:
+def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
     """Return the effect of each site's errors on the output of the original network, at several sizes of their steps.
 
     J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error. One backward
     pass per input serves all sites.
     """
-    found: dict[Site, Together] = {}
+    effects: dict[Site, Together] = {}
 
-    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Heard:
-        neuron = operand.neuron()
-        row = found.setdefault(operand.site, Together.none())
+    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
+        row = effects.setdefault(operand.site, Together.none())
+        return partial(_hear, row, operand.neuron(), value)
 
-        def hear(gradient: Tensor) -> None:
-            for index, factor in enumerate(FACTORS):
-                row.add(index, gradient * (with_steps(neuron, factor)(value) - value))
+    gradients("weighing", state, context, IMAGES, context.seed + 2, see)
+    return effects
 
-        return hear
 
-    gradients("weighing", state, given, IMAGES, given.seed + 2, see)
-    return found
+def _hear(row: Together, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
+    for index, factor in enumerate(FACTORS):
+        row.add(index, gradient * (with_steps(neuron, factor)(value) - value))
 
 
 def with_steps(neuron: Neuron, factor: float) -> Neuron:
@@ -83,30 +84,32 @@ def with_steps(neuron: Neuron, factor: float) -> Neuron:
 
 def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
     """Return the curve with its loss times the joint effect of errors at each step, by the logarithms of both."""
-    known = torch.tensor([log(factor) for factor in FACTORS])
-    at = (curve.steps.clamp(min=1e-30).log() - log_step).clamp(float(known[0]), float(known[-1]))
-    right = torch.bucketize(at.contiguous(), known).clamp(1, len(FACTORS) - 1)
-    share = (at - known[right - 1]) / (known[right] - known[right - 1])
+    measured = torch.tensor([log(factor) for factor in FACTORS])
+    at = (curve.steps.clamp(min=1e-30).log() - log_step).clamp(float(measured[0]), float(measured[-1]))
+    right = torch.bucketize(at.contiguous(), measured).clamp(1, len(FACTORS) - 1)
+    share = (at - measured[right - 1]) / (measured[right] - measured[right - 1])
     logs = ratio.log().to(curve.loss)
     return replace(curve, loss=curve.loss * torch.lerp(logs[right - 1], logs[right], share.to(logs)).exp())
 
 
 @calibration_pass("weigh", needs=("allocate",))
-def weigh(state: PassState, given: PassContext) -> PassState:
+def weigh(state: PassState, context: PassContext) -> PassState:
     """Allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)².
 
     Errors with one sign in many places, such as those of values too small to fire, add up over tokens and
     pixels, and do far more than independent ones. The result is kept if it is nearer to the original network on inputs
     that no step was chosen by.
     """
-    goal, (before, curves) = least(state, given), curves_before(given)
-    found: Curves = {}
-    for site, together in coherence(state, given).items():
-        t = state.thresholds[site]
-        step = (t.positive if bool((t.positive > 0).any()) else t.negative) * state.scale(site)
-        log_step = step.clamp(min=1e-30).log()
-        found[site] = [weighted(curve, log_step, together.ratio()) for curve in curves[site]]
-    for site in curves:
-        found.setdefault(site, curves[site])
-    other = allocated(before, given, found, goal)
-    return judged(state, [other], given, held_out("weigh", given)[1])
+    if context.memory.curves is None:
+        raise UsageError("the pass 'weigh' needs 'allocate'. Add it, or leave 'weigh' out.")
+    before, _, curves = context.memory.curves
+    goal = least(state, context)
+    joint = {
+        site: [
+            weighted(curve, state.step(site).clamp(min=1e-30).log(), effect.ratio()) for curve in curves[site]
+        ]
+        for site, effect in coherence(state, context).items()
+    }
+    joint |= {site: of_site for site, of_site in curves.items() if site not in joint}
+    other = allocated(before, context, joint, goal)
+    return judged(state, [other], context, held_out("weigh", context)[1])

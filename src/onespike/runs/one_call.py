@@ -8,8 +8,8 @@ from typing import Any
 from onespike import recipe as recipes
 from onespike.conversion.network import Network
 from onespike.errors import UsageError
-from onespike.passes.base import Progress
-from onespike.passes.chaining import no_progress, prepare
+from onespike.passes.base import Progress, no_progress
+from onespike.passes.chaining import prepare
 from onespike.passes.parts import Parts
 from onespike.passes.tolerance import by_labels
 from onespike.recipe import Recipe

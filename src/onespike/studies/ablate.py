@@ -14,7 +14,7 @@ from onespike.calibration.stream import calibrate
 from onespike.conversion.network import convert
 from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
-from onespike.passes import NEEDS, PassContext, PassState, chain, check_passes, check_recipe
+from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
@@ -75,9 +75,9 @@ def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
     [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
     """
     found: list[tuple[str, tuple[str, ...]]] = [("none", ())]
-    found += [(f"{name} alone", check_passes((*NEEDS[name], name))) for name in names]
+    found += [(f"{name} alone", check_passes((*TRAITS[name].needs, name))) for name in names]
     for name in names:
-        kept = tuple(n for n in names if n != name and name not in NEEDS[n])
+        kept = tuple(n for n in names if n != name and name not in TRAITS[n].needs)
         found.append((f"without {name}", kept))
     found.append(("all", names))
     once = {kept: what for what, kept in reversed(found)}
