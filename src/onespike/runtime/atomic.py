@@ -24,8 +24,6 @@ ADVICE = {
     errno.ENAMETOOLONG: "this name is too long. Choose a shorter one.",
     errno.EISDIR: "this is a folder. Give the name of a file.",
 }
-LINKS = 40
-"""As many links as the kernel follows."""
 
 
 @contextmanager
@@ -152,19 +150,17 @@ def _target(path: Path) -> Path:
 
 
 def _stream(path: Path) -> int | Path | None:
-    """Return a stream that is written through, not replaced: an open file such as /dev/stdout, or a device.
+    """Return a stream that is written through, not replaced: standard output and error, a device or a pipe.
 
-    An open file is given by its number, since reopening it would start at its beginning.
+    The former are given by their numbers, since reopening the file that they go to would start at its beginning.
     """
-    step = path
-    for _ in range(LINKS):
-        folder = os.path.realpath(step.parent)
-        if folder == f"/proc/{os.getpid()}/fd" and step.name.isdecimal():
-            return int(step.name)
-        if not step.is_symlink():
-            break
-        step = Path(folder) / step.readlink()
-    if not path.exists() or path.is_file() or path.is_dir():
+    if not path.exists() or path.is_dir():
+        return None
+    for number in (1, 2):
+        with suppress(OSError):  # closed
+            if os.path.samestat(path.stat(), os.fstat(number)):
+                return number
+    if path.is_file():
         return None
     if path.is_char_device() or path.is_fifo():
         return path
