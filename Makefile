@@ -20,7 +20,7 @@ demo: $(DEMO) ## convert the bundled network, print its accuracy and energy, wri
 	$(BIN)/onespike demo
 
 test: check ## everything that must hold: check, then all tests and doctests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 matrix: $(READY) ## what computes, for other processors, with 1, 2 and 3 threads, and without a compiler
 	BIN=$(BIN) sh tests/matrix.sh

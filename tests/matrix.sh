@@ -9,7 +9,7 @@ cell() {
     name=$1 chosen=$2 started=$(date +%s)
     shift 2
     echo "== $name"
-    env "$@" "$BIN/pytest" -q -n 2 -m "$chosen" tests/core tests/neurons tests/kernels --ignore tests/neurons/test_triton_fire.py
+    env "$@" "$BIN/pytest" -q -n 2 --dist worksteal -m "$chosen" tests/core tests/neurons tests/kernels --ignore tests/neurons/test_triton_fire.py
     echo "== $name: $(($(date +%s) - started)) s"
 }
 

@@ -46,7 +46,7 @@ def test_words_are_read_as_on_the_command_line():
         ({"scale": None}, "scale must be a number, not None"),
         ({"percentile": True}, "percentile must be a number, not True"),
         ({"steps": 2.5}, "steps must be a whole number, not 2.5"),
-        ({"steps": "2.5"}, "steps must be a number, not '2.5'"),
+        ({"steps": "2.5"}, "steps must be a whole number, not '2.5'"),
         ({"levels": 8}, "levels must be text such as 'mixed:8' or '1,2,4', not 8"),
         ({"levels": [1, 2]}, r"levels must be text such as 'mixed:8' or '1,2,4', not \(1, 2\)"),
         ({"neuron": None}, "unknown neuron None"),

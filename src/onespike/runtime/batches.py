@@ -16,12 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.errors import DataError, UsageError
 
-POSITIONAL = {
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL,
-}
-
 
 def call(model: Callable[..., Any], batch: Any) -> Any:
     """Give a batch to a network: a mapping by name, a tuple or list by position, anything else as one input."""
@@ -75,11 +69,12 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
     >>> inputs_of(nn.Linear(2, 3), [torch.zeros(1, 2), torch.tensor([7])])
     tensor([[0., 0.]])
     """
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        return (
-            batch[0] if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor) else batch
-        )
-    arguments = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
+    if not isinstance(batch, (tuple, list)) or not batch:
+        return batch
+    if len(batch) == 1:
+        return batch[0] if isinstance(batch[0], Tensor) else batch
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    arguments = [p for p in inspect.signature(model.forward).parameters.values() if p.kind not in by_name]
     required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in arguments)
     if len(arguments) == required:  # leftover parts are not for the network
         return batch[0] if required == 1 else batch[:required]

@@ -12,16 +12,10 @@ from onespike.errors import UsageError, unknown
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option: its placeholder, meaning and heading in the help, and how a word becomes the field's value.
 
-    Attributes:
-        metavar: the placeholder for its value in the help.
-        help: its meaning, in one line.
-        panel: the heading under which the help lists it.
-        read: converts a word to the field's value.
-        repeated: the field is a tuple, and each word gives one element of it. Other tuples are one word with commas.
-        choices: the allowed values, where they are few and fixed.
-        flag: the option's name, if it differs from the field's.
+    Where it may be repeated, the field is a tuple, and each word gives one element; other tuples are one word with
+    commas. `flag` is the option's name, if it differs from the field's.
     """
 
     metavar: str
@@ -61,29 +55,22 @@ def settle(record: Any) -> None:
     """Give the fields of a frozen record their types: words are read as on the command line, lists become tuples.
 
     Otherwise `exclude="fc1:*"` would be split into letters, and its `*` would exclude everything.
-
-    Raises:
-        UsageError: a value that must be a number is not one.
     """
     for name, option in options(record).items():
-        value = found = getattr(record, name)
+        value = getattr(record, name)
+        settled = tuple(value) if isinstance(value, list) else value
+        kind = "a whole number" if option.read is int else "a number"
+        refusal = UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
         if isinstance(value, str) and (option.repeated or option.read is not str):
             try:
-                found = option.read(value)
+                settled = (option.read(value),) if option.repeated else option.read(value)
             except ValueError:
-                raise UsageError(
-                    f"{name} must be a number, not {value!r}. Write for example {name}=1."
-                ) from None
-            found = (found,) if option.repeated else found
-        elif isinstance(value, list):
-            found = tuple(value)
+                raise refusal from None
         if option.read in (int, float) and (
-            isinstance(found, bool) or not isinstance(found, (int, option.read))
+            type(settled) is bool or not isinstance(settled, (int, option.read))
         ):
-            kind = "a whole number" if option.read is int else "a number"
-            raise UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
-        if found is not value:
-            object.__setattr__(record, name, found)
+            raise refusal
+        object.__setattr__(record, name, settled)
 
 
 def _text(value: Any) -> str:
@@ -113,10 +100,10 @@ def name_or_number(word: str) -> str | float:
 
 
 def number_or_none(word: str) -> float | None:
-    number = None if word == "none" else name_or_number(word)
-    if isinstance(number, str):
-        raise UsageError(f"{word!r} is not a number. Give one, or none.")
-    return number
+    try:
+        return None if word == "none" else float(word)
+    except ValueError:
+        raise UsageError(f"{word!r} is not a number. Give one, or none.") from None
 
 
 def share_or_none(word: str) -> float | None:
