@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onespike.recipe import Recipe as Recipe
     from onespike.recipe import preset as preset
     from onespike.reports.card import push_to_hub as push_to_hub
-    from onespike.reports.files import report as report
+    from onespike.reports.pages import report as report
     from onespike.runs.hub import from_pretrained as from_pretrained
     from onespike.runs.hub import load as load
     from onespike.runs.hub import save as save
@@ -57,7 +57,7 @@ _NAMES = {
     "neurons": ("NEURONS",),
     "recipe": ("Recipe", "preset"),
     "reports.card": ("push_to_hub",),
-    "reports.files": ("report",),
+    "reports.pages": ("report",),
     "runs.hub": ("from_pretrained", "load", "save"),
     "runs.in_memory": ("search",),
     "runs.one_call": ("spike",),

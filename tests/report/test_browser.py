@@ -11,7 +11,7 @@ from report_record import HOSTILE, make_record
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.recipe import preset
-from onespike.reports import html as page
+from onespike.reports.pages import html
 from onespike.reports.record import gather
 
 
@@ -31,7 +31,7 @@ def detector_record():
 
 def shown(browser, record, folder):
     file = folder / "report.html"
-    file.write_text(page.render(record), encoding="utf-8")
+    file.write_text(html([record]), encoding="utf-8")
     browser.get_log("performance")
     browser.get(file.as_uri())
     return browser

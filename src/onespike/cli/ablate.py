@@ -89,7 +89,7 @@ def ablate(
 
 
 def _cells(row: Row, columns: list[str]) -> tuple[str, ...]:
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
 
     found, headline = row.figures, row.headline
     error = "" if headline.error is None else f" ± {headline.error:.2f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from onespike.cli.reported import AGAIN, reported
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 from onespike.runtime.validated import understood
-
-if TYPE_CHECKING:
-    from onespike.tasks.intervals import Bounds
 
 
 @command("onespike compare run-a run-b --data imagenet/val --out compared")
@@ -42,10 +39,9 @@ def compare(
     With --data each run is measured on the same images; without it, the figures are those of each run's report.
     """
     from onespike.energy.columns import COLUMNS
-    from onespike.reports import html, markdown
-    from onespike.reports.files import write_pages
-    from onespike.reports.record import VERSION
-    from onespike.runtime.provenance import made, versions
+    from onespike.reports.pages import common_column, write_report
+    from onespike.reports.tables import comparison, figure
+    from onespike.tasks import compared
 
     if energy is not None and energy not in COLUMNS:
         raise unknown("energy column", energy, COLUMNS)
@@ -59,34 +55,13 @@ def compare(
         _check_tasks(runs)
     records = [_record(run, data, annotations, limit, batch_size, device) for run in runs]
     with understood(", ".join(map(str, runs)), AGAIN):
-        page = html.compare(records, energy)
-        text = markdown.compare_markdown(records, html.differences(records))
-    record = {"version": VERSION, "runs": records, "made": made(), "versions": versions()}
-    output.line(write_pages(out, "compare", page, text, record))
-    column, rows = energy or html.common_column(records), html.compared(records, energy)
-    output.rows(
-        ("run", rows[0]["metric"], "95 %", "minus original", "95 %", f"energy ({column})"),
-        [
-            (
-                row["run"],
-                markdown.figure(row["value"]),
-                _interval(row["interval"]),
-                "–" if row["difference"] is None else f"{row['difference']:+.2f}".replace("-", "−"),
-                _interval(row["paired"], sign=True),
-                markdown.figure(row["energy"], 3),
-            )
-            for row in rows
-        ],
-        left=1,
-    )
+        output.line(write_report(out, records, energy))
+        evaluations, column = [record["evaluation"] for record in records], energy or common_column(records)
+        headlines = dict(zip(map(str, runs), compared(evaluations), strict=True))
+        ratios = [figure(evaluation["energy"][column], 3) for evaluation in evaluations]
+        output.rows(*comparison("run", headlines, {f"energy ({column})": ratios}), left=1)
     output.tables(out / "compare.csv", out / "compare.tex")
     return "inspect", runs[0]
-
-
-def _interval(bounds: Bounds | None, sign: bool = False) -> str:
-    from onespike.tasks.intervals import spelled
-
-    return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
 
 
 def _check_tasks(folders: list[Path]) -> None:

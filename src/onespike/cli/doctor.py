@@ -66,7 +66,7 @@ def doctor(
 
 
 def _figures(measured: Checkup) -> None:
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
     from onespike.tasks.intervals import spelled
 
     ann, snn = measured.headline.original, measured.headline.spiking

@@ -133,7 +133,7 @@ class _Stream:
 
 def _spent(written: Written, column: str, profile: str) -> None:
     from onespike.energy.columns import OF_ALL_MACS, of_what_spikes
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
 
     def row(name: str, spent: Spent) -> tuple[str, ...]:
         if not spent.tokens:

@@ -169,7 +169,7 @@ def evaluation(result: Evaluation, published: float | None = None) -> None:
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
     """Print the same of a stored evaluation."""
     from onespike.energy.columns import DEFINITION, READINGS
-    from onespike.reports.markdown import dearer, fairness
+    from onespike.reports.tables import dearer, fairness
     from onespike.tasks import task_of
 
     found = task_of(record).summary(record, published)
@@ -207,7 +207,7 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
 def energy(record: Mapping[str, Any]) -> None:
     """Print the ratio of each column, also against an original without its dead work."""
     from onespike.energy.columns import meanings, of_what_spikes
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
 
     dead = record["dead_share"]
     alive = None if dead is None else 1 - dead
@@ -234,7 +234,7 @@ def again(found: Mapping[str, Any], unit: str) -> None:
 def compared(found: list[dict[str, Any]], profile: str) -> None:
     """Print spiking and integer networks on the same images, each with the ratio of its column."""
     from onespike.energy.columns import column_of, integer_reading
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
     from onespike.tasks import compared as headlines
 
     shown = headlines(found)

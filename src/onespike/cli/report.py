@@ -54,14 +54,14 @@ def report(
     networks' predictions. The page needs no network and no other file.
     """
     from onespike import runs
-    from onespike.reports.files import write_report
+    from onespike.reports.pages import write_report
     from onespike.reports.record import gather
 
     pair, folder = runs.load_run(run, device=device), out or run / FOLDER
     try_folder(folder)
     items = _images(run, pair, data, annotations, limit, held_out)
     record = gather(run, pair, items, batch_size=batch_size, progress=progress)
-    output.line(write_report(folder, record))
+    output.line(write_report(folder, [record]))
     if record["evaluation"] is not None:
         output.line()
         output.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)

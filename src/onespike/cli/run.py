@@ -195,7 +195,7 @@ def _counts(
 
 def _summary(folder: Path, recipe: Recipe) -> None:
     from onespike.energy.columns import beside
-    from onespike.reports.markdown import figure, unit_of
+    from onespike.reports.tables import figure
     from onespike.tasks import task_of
     from onespike.tasks.intervals import spelled
 
@@ -206,7 +206,7 @@ def _summary(folder: Path, recipe: Recipe) -> None:
     output.line()
     output.line(f"done           {record['network']['spec']} by {recipe!r}")
     output.line(
-        f"calibrated on  {record['calibration']['images']} {unit_of(record)} of {record['calibration']['source']}"
+        f"calibrated on  {record['calibration']['images']} {record.get('unit', 'images')} of {record['calibration']['source']}"
     )
     output.line(f"measured on    {evaluation['images']} others of {record['data']['source']}")
     sure = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"

@@ -92,13 +92,7 @@ def search(
         compiled=compiled, url=storage, resume=resume, fresh=fresh, report=report, progress=progress,
     )  # fmt: skip
     output.figures(json_file, outcome.to_dict())
-    figure = plots.scale_search(
-        outcome.search.trials,
-        outcome.search.best,
-        outcome.title,
-        outcome.energy or PAPER,
-        outcome.search.front(),
-    )
+    figure = plots.scale_search(outcome.search, outcome.title, outcome.energy or PAPER)
     write_atomically(run / FOLDER / "search.png", plots.png(figure))
     _show(run, outcome, pareto)
     _spent(run, data, outcome.spent)
@@ -127,7 +121,7 @@ def _spent(run: Path, data: str, spent: Spent) -> None:
 
 def _show(run: Path, outcome: Outcome, pareto: bool) -> None:
     from onespike.energy.columns import PAPER, beside, of_what_spikes
-    from onespike.reports.markdown import figure
+    from onespike.reports.tables import figure
     from onespike.runs.search_run import FOLDER
 
     best, metric, column, analog = (

@@ -10,7 +10,7 @@ from typing import Any
 from onespike.adapters.base import first_line, require
 from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import LoadError, UsageError
-from onespike.reports.markdown import CITATION, energy, scores
+from onespike.reports.pages import in_markdown, run_values
 from onespike.runs import storage
 from onespike.runs.own import own_class
 from onespike.runs.recipe_file import recipe_text
@@ -59,49 +59,28 @@ def write_card(
     evaluation: Mapping[str, Any] | None = None,
     repository: str | None = None,
 ) -> None:
-    """Write `README.md` and `config.json` into a run folder."""
+    """Write `README.md` and `config.json` into a run folder; without a repository it is loaded from its folder."""
     run = storage.load(folder)
     if not run.holds_weights:
         raise UsageError(
             f"{folder}: the run refers to a checkpoint elsewhere, and a repository holds its weights. "
             "Convert without --reference-weights."
         )
-    write_atomically(folder / CARD, card(run, license, evaluation, repository))
-    config = {"library_name": "onespike", "network": run.network["spec"], "recipe": run.recipe.to_dict()}
-    write_atomically(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")
-
-
-def card(
-    run: storage.Run, license: str, evaluation: Mapping[str, Any] | None, repository: str | None = None
-) -> str:
-    """Return the model card of a run, in Markdown; without a repository it is loaded from its folder."""
-    spec, samples = run.network["spec"], run.thresholds.provenance.get("samples")
-    head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
-    where = (
-        ""
-        if repository
-        else "In the folder of this card (a repository is loaded by its name in the same way):\n\n"
-    )
-    own = own_class(run)
-    made, given = (f"model = ...  # a {own}, with any weights\n", ", model") if own else ("", "")
+    recipe, spec = run.recipe, run.network["spec"]
     record = {
         "network": run.network,
-        "recipe": run.recipe.to_dict(),
-        "energy": run.recipe.energy,
+        "recipe": recipe.to_dict(),
+        "energy": recipe.energy,
         "energy_columns": meanings(),
         "energy_definition": DEFINITION,
+        "evaluation": evaluation,
+        "data": None,
     }
-    parts = [
-        "---\n" + "\n".join(f"{k}: {json.dumps(v)}" for k, v in head.items()) + "\n---",
-        f"# {spec}, spiking in {'one timestep' if run.recipe.steps == 1 else f'{run.recipe.steps} timesteps'}",
-        f"`{spec}` ({run.network['weights']} weights), converted by [onespike](https://pypi.org/project/onespike/) without "
-        f"training: thresholds from {samples} unlabeled inputs. The weights are those of the original network, under its license.",
-        f"{where}```python\nimport onespike\n\n{made}pair = onespike.from_pretrained({json.dumps(repository or '.')}{given})\n"
-        "spiking, original = pair.snn, pair.ann\n```",
-        f"Preprocessing: {run.network.get('preprocessing') or ('not stated' if own else 'that of the library')}.",
-        *(["## Figures", "Not measured."] if evaluation is None else scores(record, evaluation)),
-        *([] if evaluation is None else [energy(record, evaluation)]),
-        f"## Recipe\n\n```yaml\n{recipe_text(run.recipe)}```",
-        f"## Citation\n\n```bibtex\n{CITATION}\n```",
-    ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
+    head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
+    text = in_markdown(
+        "card.md", **run_values(record), head=head, spec=spec, recipe=recipe, recipe_text=recipe_text(recipe),
+        samples=run.thresholds.provenance.get("samples"), repository=repository, own=own_class(run),
+    )  # fmt: skip
+    write_atomically(folder / CARD, text)
+    config = {"library_name": "onespike", "network": spec, "recipe": recipe.to_dict()}
+    write_atomically(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")

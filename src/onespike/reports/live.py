@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from onespike import runs
-from onespike.conversion.network import scale_of, set_scale_
-from onespike.energy.columns import original, reading_of
-from onespike.energy.ledger import Ledger
+from onespike.conversion.network import set_scale_
+from onespike.energy.columns import reading_of
+from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import OnespikeError, UsageError
 from onespike.evaluation.pairwise import pairwise
+from onespike.evaluation.side_by_side import scale_if_any
 from onespike.neurons import Neuron
 from onespike.reports.record import block_of
 from onespike.runs import NetworkPair
@@ -55,14 +56,8 @@ def picture(fired: Tensor, side: int = SIDE) -> Tensor:
     tensor([[  0, 255],
             [128,   0]], dtype=torch.uint8)
     """
-    sizes = fired.abs().float()
-    sizes = (
-        sizes.reshape(1, -1)
-        if sizes.dim() < 2
-        else sizes.flatten(0, -3).mean(0)
-        if sizes.dim() > 2
-        else sizes
-    )
+    sizes = torch.atleast_2d(fired.abs().float())
+    sizes = sizes.reshape(-1, *sizes.shape[-2:]).mean(0)
     small = adaptive_avg_pool2d(sizes[None], (min(side, sizes.shape[0]), min(side, sizes.shape[1])))[0]
     return (255 * (small / small.max().clamp_min(1e-9)).sqrt()).round().to(torch.uint8)
 
@@ -80,10 +75,7 @@ class Session:
     @property
     def scale(self) -> float | None:
         """Return the run's λ, or None for neurons without one."""
-        try:
-            return float(scale_of(self.pair.snn).value)
-        except UsageError:
-            return None
+        return scale_if_any(self.pair.snn)
 
     def samples(self) -> Items | None:
         """Return a few of the run's calibration inputs, if they still exist."""
@@ -126,15 +118,14 @@ class Session:
 @contextmanager
 def scaled(snn: nn.Module, scale: float | None) -> Iterator[None]:
     """Set another λ within this context."""
-    if scale is None:
-        yield
-        return
-    own = float(scale_of(snn).value)
-    set_scale_(snn, scale)
+    before = scale_if_any(snn)
+    if scale is not None:
+        set_scale_(snn, scale)
     try:
         yield
     finally:
-        set_scale_(snn, own)
+        if before is not None:
+            set_scale_(snn, before)
 
 
 def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
@@ -142,7 +133,6 @@ def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
     reading, total = reading_of(column).name, ledger.accumulates(column) or 1.0
     parts = ledger.parts(column, prices)
     of_spikes = parts.pop("spikes", 0.0)
-    whole = sum(item.number * prices.price(item.operation) for item in original(ledger))
     sites = [
         {
             "site": row["site"],
@@ -155,21 +145,17 @@ def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
         for row in ledger.table()
         if row["site"] in ledger.pictures
     ]
-    ratio = ledger.ratio(column, prices=prices)
     return {
         "sites": sites,
         "column": column,
-        "ratio": None if ratio != ratio else ratio,
+        "ratio": or_none(ledger.ratio(column, prices=prices)),
         "others": parts,
-        "original_pj": whole,
+        "original_pj": ledger.original_pj(prices),
         "profile": prices.name,
     }
 
 
 def _encoded(small: Tensor) -> dict[str, Any]:
     height, width = small.shape
-    return {
-        "width": width,
-        "height": height,
-        "bytes": base64.b64encode(small.cpu().numpy().tobytes()).decode(),
-    }
+    pixels = base64.b64encode(small.cpu().numpy().tobytes()).decode()
+    return {"width": width, "height": height, "bytes": pixels}

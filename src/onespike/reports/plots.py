@@ -18,12 +18,17 @@ from onespike.tasks import Headline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from onespike.scale_search import Search
+
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
 """Okabe and Ito's palette, distinguishable with every common color blindness."""
 INK = "#0a0b0c"
 """A placeholder for the page's text color while a figure is drawn for a page."""
+RING: dict[str, Any] = {"ms": 12, "mfc": "none", "mec": ORANGE, "mew": 2}
 LABELED = 12
 """Up to this many points, each is labeled with its λ."""
+Point = Mapping[str, float]
+"""`scale`, `value` and `energy`; `low` and `high` of an interval where there is one."""
 
 
 def svg(plot: Figure, name: str) -> str:
@@ -54,60 +59,75 @@ def files(plot: Figure, name: str) -> dict[str, bytes]:
     """Return a figure for a paper: file name → contents, as SVG and as PDF, the same bytes each time."""
     from matplotlib import rc_context
 
-    found = {}
+    contents = {}
     for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         with rc_context({"svg.hashsalt": name, "pdf.fonttype": 42}):
             plot.savefig(buffer, format=form, metadata=metadata)
-        found[f"{name}.{form}"] = buffer.getvalue()
-    return found
+        contents[f"{name}.{form}"] = buffer.getvalue()
+    return contents
 
 
-def ledger(energy: Mapping[str, float], own: str | None = None) -> Figure:
+def ledger(energy: Mapping[str, float], column: str | None = None) -> Figure:
     """Plot the energy columns beside the original network; the run's column is highlighted."""
     made, axes = figure(6.4, 3.4)
-    draw_ledger(axes, energy, own)
+    _draw_ledger(axes, energy, column)
     return made
 
 
-def front(
-    points: Sequence[Mapping[str, float]], chosen: float, metric: str, energy: str, maximize: bool = True
-) -> Figure:
+def _draw_ledger(axes: Any, energy: Mapping[str, float], column: str | None = None) -> None:
+    values = [1.0, *energy.values()]
+    colors = {column: ORANGE} | dict.fromkeys(comparators(), GREEN)
+    bars = axes.barh(["original", *energy], values, color=[GRAY, *(colors.get(n, BLUE) for n in energy)])
+    axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlim(0, 1.18 * max(values))
+    axes.set_xlabel("energy relative to the original's MACs")
+
+
+def front(points: Sequence[Point], chosen: float, metric: str, energy: str, maximize: bool = True) -> Figure:
     """Plot a metric against energy, one point per λ: unbeaten points are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
-    bounded = [p for p in points if "low" in p]
-    if bounded:
-        reach = [[p["value"] - p["low"] for p in bounded], [p["high"] - p["value"] for p in bounded]]
-        axes.errorbar(
-            [p["energy"] for p in bounded], [p["value"] for p in bounded], yerr=reach, fmt="none", ecolor=GRAY,
-            elinewidth=1, capsize=3, label="95 % interval",
-        )  # fmt: skip
-    kept = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
-    axes.plot(
-        [p["energy"] for p in points], [p["value"] for p in points], "o", color=GRAY, ms=5, label="tried"
-    )
-    axes.plot([p["energy"] for p in kept], [p["value"] for p in kept], "o-", color=BLUE, ms=5, label="front")
-    for point in points if len(points) <= LABELED else ():
-        axes.annotate(f"λ={point['scale']:.3g}", (point["energy"], point["value"]), xytext=(5, -11),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
-    mine = min(points, key=lambda p: abs(p["scale"] - chosen))
-    axes.plot(
-        mine["energy"],
-        mine["value"],
-        "o",
-        ms=13,
-        mfc="none",
-        mec=ORANGE,
-        mew=2,
-        label=f"chosen, λ = {chosen:.3g}",
-    )
+    _draw_front(axes, points, chosen, maximize)
     if not maximize and 0 < 10 * min(p["value"] for p in points) < max(p["value"] for p in points):
         axes.set_yscale("log")  # a perplexity that runs away hides the others
-    axes.margins(x=0.1, y=0.12)
-    axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
-    axes.set_ylabel(metric)
+    _name(axes, metric, energy)
     axes.legend(frameon=False)
     return made
+
+
+def _draw_front(axes: Any, points: Sequence[Point], chosen: float, maximize: bool) -> None:
+    _draw_intervals(axes, [p for p in points if "low" in p])
+    best = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
+    for some, style, color, label in ((points, "o", GRAY, "tried"), (best, "o-", BLUE, "front")):
+        energies, values = [p["energy"] for p in some], [p["value"] for p in some]
+        axes.plot(energies, values, style, color=color, ms=5, label=label)
+    for number, point in enumerate(points if len(points) <= LABELED else ()):
+        # neighbors on different sides, so that they do not overlap
+        place = (6, -12) if number % 2 else (-8, 9)
+        label = f"λ={point['scale']:.3g}"
+        axes.annotate(label, (point["energy"], point["value"]), place, textcoords="offset points", fontsize=8)
+    mine = min(points, key=lambda p: abs(p["scale"] - chosen))
+    axes.plot(mine["energy"], mine["value"], "o", label=f"chosen, λ = {chosen:.3g}", **RING)
+
+
+def _draw_intervals(axes: Any, points: Sequence[Point]) -> None:
+    if points:
+        energies, values = [p["energy"] for p in points], [p["value"] for p in points]
+        reach = [
+            [max(sign * (p[end] - p["value"]), 0.0) for p in points]
+            for sign, end in ((-1, "low"), (1, "high"))
+        ]
+        axes.errorbar(
+            energies, values, reach, fmt="none", ecolor=GRAY, elinewidth=1, capsize=3, label="95 % interval"
+        )
+
+
+def _name(axes: Any, metric: str, energy: str) -> None:
+    axes.margins(x=0.12, y=0.12)
+    axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
+    axes.set_ylabel(metric)
 
 
 def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
@@ -117,135 +137,77 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
     """
     made, axes = figure(6.4, 3.8)
     places: dict[tuple[float, float], list[str]] = {}  # equal runs share their label
-    for number, row in enumerate(rows, 1):
-        if row["energy"] is None:
-            continue
-        places.setdefault((row["energy"], row["value"]), []).append(str(number))
-        low, high = row.get("bounds") or (row["value"], row["value"])
-        reach = [[max(row["value"] - low, 0.0)], [max(high - row["value"], 0.0)]]
-        axes.errorbar(row["energy"], row["value"], reach, fmt="o", color=BLUE, ms=8, ecolor=GRAY, capsize=3)
-    for place, numbers in places.items():
-        axes.annotate(", ".join(numbers), place, xytext=(7, 5), textcoords="offset points", fontsize=10)
     originals: dict[float, list[str]] = {}
     for number, row in enumerate(rows, 1):
+        if row["energy"] is not None:
+            places.setdefault((row["energy"], row["value"]), []).append(str(number))
+            low, high = row.get("bounds") or (row["value"], row["value"])
+            _draw_intervals(axes, [{**row, "low": low, "high": high}])
         if row.get("original") is not None:
             originals.setdefault(row["original"], []).append(str(number))
+    for place, numbers in places.items():
+        axes.plot(*place, "o", color=BLUE, ms=8)
+        axes.annotate(", ".join(numbers), place, (7, 5), textcoords="offset points", fontsize=10)
     for original, numbers in originals.items():
         axes.axhline(original, color=GRAY, ls="--")
         label = "original" if len(originals) == 1 else f"original of {', '.join(numbers)}"
-        axes.annotate(label, (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                      fontsize=8)  # fmt: skip
-    axes.margins(x=0.15, y=0.15)
-    axes.set_xlabel(f"energy relative to the original's MACs ({energy})")
-    axes.set_ylabel(metric)
+        axes.annotate(label, (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
+    _name(axes, metric, energy)
     return made
 
 
-def draw_ledger(axes: Any, energy: Mapping[str, float], own: str | None = None) -> None:
-    names = ["original", *energy]
-    values = [1.0, *energy.values()]
-    others = {own: ORANGE} | dict.fromkeys(comparators(), GREEN)
-    colors = [GRAY, *(others.get(name, BLUE) for name in energy)]
-    bars = axes.barh(names, values, color=colors)
-    axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.set_xlim(0, 1.18 * max(values))
-    axes.set_xlabel("energy relative to the original's MACs")
-
-
-def draw_scales(axes: Any, rows: Sequence[Mapping[str, Any]], headline: Headline, chosen: float) -> None:
-    ordered = sorted(rows, key=lambda row: row[PAPER])
-    axes.plot(
-        [r[PAPER] for r in ordered], [r["score"] for r in ordered], "o-", color=BLUE, label="spiking, T=1"
-    )
-    for place, row in enumerate(ordered):
-        offset = (
-            (6, -12) if place % 2 else (-8, 9)
-        )  # neighbors on different sides, so that they do not overlap
-        axes.annotate(
-            f"λ={row['scale']:g}", (row[PAPER], row["score"]), xytext=offset,
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
-        if row["scale"] == chosen:
-            axes.plot(row[PAPER], row["score"], "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="this run")
-    axes.axhline(headline.original, color=GRAY, ls="--", label="original")
-    axes.margins(x=0.08, y=0.08)
-    axes.set_xlabel(f"energy ratio ({PAPER}), of all MACs")
-    axes.set_ylabel(headline.title)
-    axes.legend(frameon=False, loc="lower right")
-
-
-def overview(
-    energy: Mapping[str, float], rows: Sequence[Mapping[str, Any]], headline: Headline, chosen: float
-) -> Figure:
+def overview(energy: Mapping[str, float], rows: Sequence[Point], headline: Headline, chosen: float) -> Figure:
     """Plot the headline over energy for several λ, and the ledger of the chosen one."""
     made, (left, right) = figure(10.0, 4.0, columns=2)
-    draw_scales(left, rows, headline, chosen)
+    points = [{"scale": row["scale"], "value": row["score"], "energy": row[PAPER]} for row in rows]
+    _draw_front(left, sorted(points, key=lambda p: p["energy"]), chosen, maximize=True)
+    left.axhline(headline.original, color=GRAY, ls="--", label="original")
+    _name(left, headline.title, PAPER)
+    left.legend(frameon=False, loc="lower right")
     left.set_title("accuracy against energy")
-    draw_ledger(right, energy)
+    _draw_ledger(right, energy)
     right.set_title(f"energy ledger at λ = {chosen:g}")
     return made
 
 
 def sites(ledger: Ledger) -> Figure:
     """Plot the mean spikes per neuron and the share of accumulates, site by site."""
-    rows = [row for row in ledger.sites.values() if row.spiking]
-    drivers = {id(row) for _, row in ledger.products()}
+    rows = [row for row in ledger.table() if row["spiking"]]
     total = ledger.accumulates(PAPER) or 1.0
-    made, (left, right) = figure(10.0, max(3.0, 0.19 * len(rows) + 1.0), columns=2)
-    names = [str(row.site) for row in rows]
-    left.barh(names, [row.spikes / row.elements for row in rows], color=BLUE)
-    left.set_xlabel("mean |spike count| of a neuron")
-    right.barh(
-        names, [100 * row.additions[PAPER] / total * (id(row) in drivers) for row in rows], color=ORANGE
-    )
-    right.set_xlabel("share of all accumulates, %")
-    right.set_yticklabels([])
-    for axes in (left, right):
+    made, both = figure(10.0, max(3.0, 0.19 * len(rows) + 1.0), columns=2)
+    shares = [100 * row[PAPER] / total * row["drives"] for row in rows]
+    firing = [row["spikes per neuron"] for row in rows]
+    titles = ("mean |spike count| of a neuron", "share of all accumulates, %")
+    for axes, values, color, title in zip(both, (firing, shares), (BLUE, ORANGE), titles, strict=True):
+        axes.barh([row["site"] for row in rows], values, color=color)
+        axes.set_xlabel(title)
         axes.invert_yaxis()
         axes.tick_params(axis="y", labelsize=6)
         axes.margins(y=0.01)
+    both[1].set_yticklabels([])
     return made
 
 
-def scale_search(
-    trials: Sequence[Any], best: Any, metric: str, energy: str, front: Sequence[Any] = ()
-) -> Figure:
+def scale_search(search: Search, metric: str, energy: str) -> Figure:
     """Plot the metric over λ and, if energy was measured, over energy; the chosen trial is ringed."""
-    measured = sorted((t for t in trials if t.value is not None), key=lambda t: t.scale)
-    known = [t for t in measured if t.energy is not None]
-    made, axes = figure(10.0 if known else 5.5, 4.0, columns=2 if known else 1)
-    left = axes[0] if known else axes
-    left.plot([t.scale for t in measured], [t.value for t in measured], "o-", color=BLUE, ms=4)
-    left.plot(
-        best.scale,
-        best.value,
-        "o",
-        ms=12,
-        mfc="none",
-        mec=ORANGE,
-        mew=2,
-        label=f"chosen: λ = {best.scale:.3g}",
-    )
-    _logarithmic(left.xaxis, [t.scale for t in measured])
+    trials = sorted((t for t in search.trials if t.value is not None), key=lambda t: t.scale)
+    points: list[Any] = [vars(trial) for trial in trials if trial.energy is not None]
+    best, values = search.best, [t.value for t in trials if t.value is not None]
+    made, axes = figure(10.0 if points else 5.5, 4.0, columns=2 if points else 1)
+    left, *others = axes if points else (axes,)
+    left.plot([t.scale for t in trials], values, "o-", color=BLUE, ms=4)
+    left.plot(best.scale, best.value, "o", label=f"chosen: λ = {best.scale:.3g}", **RING)
+    _logarithmic(left.xaxis, [t.scale for t in trials])
     left.set_xlabel("λ")
     left.set_ylabel(metric)
-    left.legend(frameon=False)
-    if known:
-        right = axes[1]
-        right.plot([t.energy for t in known], [t.value for t in known], "o", color=GRAY, ms=4, label="trials")
-        right.plot([t.energy for t in front], [t.value for t in front], "o-", color=BLUE, ms=5, label="front")
-        if best.energy is not None:
-            right.plot(best.energy, best.value, "o", ms=12, mfc="none", mec=ORANGE, mew=2, label="chosen")
-        _logarithmic(right.xaxis, [t.energy for t in known])
-        right.set_xlabel(f"energy ratio ({energy}), of all MACs")
-        right.set_ylabel(metric)
-        right.legend(frameon=False)
-    values = [t.value for t in measured]
-    if min(values) > 0 and max(values) > 20 * min(values):  # a divergence spans decades, an accuracy does not
-        for part in axes if known else (axes,):
-            _logarithmic(part.yaxis, values)
+    for right in others:
+        _draw_front(right, points, best.scale, search.maximize)
+        _logarithmic(right.xaxis, [p["energy"] for p in points])
+        _name(right, metric, energy)
+    for panel in (left, *others):
+        panel.legend(frameon=False)
+        if min(values) > 0 and max(values) > 20 * min(values):  # a divergence spans decades
+            _logarithmic(panel.yaxis, values)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from onespike.runtime.batches import count
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.remembered import Once
 from onespike.sites import Site
-from onespike.tasks import Items, Objective, Score, limit
+from onespike.tasks import Items, Objective, limit
 from onespike.tasks.intervals import Bounds, share_interval
 
 VERSION = 4
@@ -54,15 +54,13 @@ def gather(
         batch_size: inputs per forward.
         progress: wraps long loops.
     """
+    loaded, column = pair.loaded, pair.recipe.energy
     record: dict[str, Any] = {
         "version": VERSION,
         "run": "Python" if run is None else str(run),
         "network": {
-            "spec": pair.loaded.spec,
-            "weights": pair.loaded.weights,
-            "preprocessing": pair.loaded.preprocessing,
-            "attention": pair.loaded.attention,
-            "published_top1": pair.loaded.published_top1,
+            name: getattr(loaded, name)
+            for name in ("spec", "weights", "preprocessing", "attention", "published_top1")
         },
         "recipe": {k: _plain(v) for k, v in pair.recipe.to_dict().items() if k != "version"},
         "calibration": {"source": pair.data["source"], "images": len(pair.data["names"])},
@@ -70,8 +68,8 @@ def gather(
         "made": made(),
         "recipe_text": recipe_text(pair.recipe),
         "command": spike_call() if run is None else convert_command(pair, run),
-        "unit": getattr(pair.loaded.task, "unit", "images"),
-        "energy": pair.recipe.energy,
+        "unit": loaded.task.unit,
+        "energy": column,
         "energy_columns": meanings(),
         "energy_definition": DEFINITION,
         "evaluation": None,
@@ -83,30 +81,27 @@ def gather(
     }
     if items is None:
         return record
-    task = pair.loaded.task
-    items = task.named(items, pair.loaded)
+    items = loaded.task.named(items, loaded)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
-    objective = task.objectives[task.front(items)]
+    objective = loaded.task.objectives[loaded.task.front(items)]
     original = Once(pair.ann) if objective.compares else pair.ann
+    remembering = dataclasses.replace(pair, ann=original)
     result = runs.evaluate_pair(
-        dataclasses.replace(pair, ann=original),
-        items,
-        batch_size=batch_size,
-        progress=progress,
-        ledger=survey,
-    )
+        remembering, items, batch_size=batch_size, progress=progress, ledger=survey
+    ).to_dict()
     few = limit(items, PROBE_IMAGES)
-    record["evaluation"] = result.to_dict()
-    record["data"] = {
-        "source": items.source,
-        "images": len(items),
-        "overlap": len(runs.overlap(pair.data, items)),
-        "surveyed": len(few),
+    return record | {
+        "evaluation": result,
+        "data": {
+            "source": items.source,
+            "images": len(items),
+            "overlap": len(runs.overlap(pair.data, items)),
+            "surveyed": len(few),
+        },
+        "sites": _measured(record["sites"], survey, column),
+        "front": _swept(pair, original, items, objective, result, batch_size, progress),
+        "examples": _examples(pair, few, batch_size),
     }
-    record["sites"] = _measured(record["sites"], survey, pair.recipe.energy)
-    record["front"] = _swept(pair, original, items, objective, record["evaluation"], batch_size, progress)
-    record["examples"] = _examples(pair, few, batch_size)
-    return record
 
 
 def _plain(value: Any) -> Any:
@@ -116,28 +111,32 @@ def _plain(value: Any) -> Any:
 
 def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     """Return the trials that `onespike search` left in a run, if energy was measured."""
-    found = searched(run)
+    search = searched(run)
     points = [
-        {"scale": t["scale"], "value": t["value"], "energy": t["energy"]}
-        for t in found.get("trials", ())
-        if t["value"] is not None and t["energy"] is not None
+        {name: trial[name] for name in ("scale", "value", "energy")}
+        for trial in search.get("trials", ())
+        if trial["value"] is not None and trial["energy"] is not None
     ]
     if not points:
         return None
-    objective = pair.loaded.task.objectives.get(found["objective"])
-    if objective is not None:
-        points = [_bounded(point, objective, found["images"]) for point in points]
+    objective = pair.loaded.task.objectives.get(search["objective"])
     if objective is None:
         raise LoadError(
-            f"{run}: its search was by {found['objective']}, which {pair.loaded.spec} does not have. Search again."
+            f"{run}: its search was by {search['objective']}, which {pair.loaded.spec} does not have. Search again."
         )
+    if objective.share:  # its interval follows from the number of images
+        points = [{**p, **_reach(share_interval(p["value"], search["images"]))} for p in points]
     return {
-        **{name: found[name] for name in ("energy", "images", "source")},
+        **{name: search[name] for name in ("energy", "images", "source")},
         "metric": objective.title,
         "maximize": objective.maximize,
         "points": points,
-        "chosen": found["best"]["scale"],
+        "chosen": search["best"]["scale"],
     }
+
+
+def _reach(bounds: Bounds | None) -> dict[str, float]:
+    return {} if bounds is None else {"low": bounds[0], "high": bounds[1]}
 
 
 def _swept(
@@ -150,70 +149,46 @@ def _swept(
     progress: Progress,
 ) -> dict[str, Any] | None:
     """Return the headline of the evaluation at other λ, on the same images."""
-    own, column = evaluation["scale"], pair.recipe.energy
-    value, energy = pair.loaded.task.headline(evaluation).spiking, evaluation["energy"][column]
-    if own is None or energy is None or value is None:
+    loaded, snn, column = pair.loaded, pair.snn, pair.recipe.energy
+    run_scale, energy = evaluation["scale"], evaluation["energy"][column]
+    headline = loaded.task.headline(evaluation)
+    if run_scale is None or energy is None or headline.spiking is None:
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
-    bounds = pair.loaded.task.headline(evaluation).bounds
-    points = [{"scale": own, "value": value, "energy": energy, **_reach(bounds)}]
+    networks = (original, snn) if objective.compares else (snn,)
+    points = [{"scale": run_scale, "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}]
     try:
-        for scale in (scale for scale in DRAWN_SCALES if scale != own):
-            set_scale_(pair.snn, scale)
-            feed = progress(f"λ = {scale:g}", -(-len(items) // batch_size))(
-                pair.loaded.batches(items, batch_size)
-            )
-            score = objective.score(items, pair.loaded)
-            energy = _at(original, pair.snn, feed, objective, score, column)
-            points.append(
-                {"scale": scale, "value": score.value(), "energy": energy, **_reach(score.interval())}
-            )
+        for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
+            set_scale_(snn, scale)
+            score, steps = objective.score(items, loaded), -(-len(items) // batch_size)
+            batches = progress(f"λ = {scale:g}", steps)(loaded.batches(items, batch_size))
+            with metered(snn) as ledger:
+                for inputs, labels, outputs in pairwise(networks, batches):
+                    expected = outputs[0] if objective.compares else None
+                    score.update(expected, outputs[-1], labels, count(inputs))
+            point = {"scale": scale, "value": score.value(), "energy": ledger.ratio(column)}
+            points.append({**point, **_reach(score.interval())})
     finally:
-        set_scale_(pair.snn, own)
+        set_scale_(snn, run_scale)
     points.sort(key=lambda point: -point["scale"])
     return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
-            "points": points, "chosen": own}  # fmt: skip
-
-
-def _reach(bounds: Bounds | None) -> dict[str, float]:
-    return {} if bounds is None else {"low": bounds[0], "high": bounds[1]}
-
-
-def _bounded(point: dict[str, Any], objective: Objective, images: int) -> dict[str, Any]:
-    """A trial with its 95 % interval, where that follows from the number of images."""
-    if not objective.share:
-        return point
-    return {**point, **_reach(share_interval(point["value"], images))}
-
-
-def _at(
-    original: nn.Module, snn: nn.Module, feed: Iterable[Any], objective: Objective, score: Score, column: str
-) -> float:
-    """Score a network on these batches; its energy."""
-    networks = (original, snn) if objective.compares else (snn,)
-    with metered(snn) as ledger:
-        for inputs, labels, outputs in pairwise(networks, feed):
-            score.update(outputs[0] if objective.compares else None, outputs[-1], labels, count(inputs))
-    return ledger.ratio(column)
+            "points": points, "chosen": run_scale}  # fmt: skip
 
 
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     """Return all sites in execution order, with their neuron or the reason they are analog."""
     rows = {row["site"]: row for row in table(pair.snn)}
-    largest = {str(site): neuron for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
-    order = [
-        *(str(site) for site in pair.thresholds if str(site) in rows),
-        *(s for s in rows if s not in pair.thresholds),
-    ]
+    spiking = {str(site) for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
+    calibrated = [str(site) for site in pair.thresholds if str(site) in rows]
     return [
         {
             "site": site,
             "kind": Site.parse(site).kind,
             "block": block_of(site),
             "role": rows[site]["role"],
-            "spiking": site in largest,
+            "spiking": site in spiking,
             "neuron": rows[site]["neuron"],
         }
-        for site in order
+        for site in dict.fromkeys((*calibrated, *rows))
     ]
 
 
@@ -230,24 +205,19 @@ def block_of(site: str) -> str:
 
 def _measured(rows: list[dict[str, Any]], survey: Survey, column: str) -> list[dict[str, Any]]:
     total, reading = survey.accumulates(column) or 1.0, reading_of(column).name
-    ledger = {row["site"]: row for row in survey.table()}
-    result = []
-    for row in rows:
-        counted, detail = ledger.get(row["site"]), survey.details.get(row["site"])
-        if counted is not None:
-            row = {
-                **row,
-                "energy_share": counted[reading] / total if counted["drives"] else 0.0,
-                "drives": counted["drives"],
-                "macs": counted["macs"],
-                "spikes": counted["spikes per neuron"],
-                "active": counted["active share"],
-                "saturated": counted["saturated share"],
-            }
-        if detail is not None:
-            row = {**row, **detail.to_dict()}
-        result.append(row)
-    return result
+    counted = {
+        row["site"]: {
+            "energy_share": row[reading] / total if row["drives"] else 0.0,
+            "drives": row["drives"],
+            "macs": row["macs"],
+            "spikes": row["spikes per neuron"],
+            "active": row["active share"],
+            "saturated": row["saturated share"],
+        }
+        for row in survey.table()
+    }
+    details = {site: detail.to_dict() for site, detail in survey.details.items()}
+    return [{**row, **counted.get(row["site"], {}), **details.get(row["site"], {})} for row in rows]
 
 
 def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str, Any]]:
@@ -257,13 +227,13 @@ def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str
     def both(some: Items) -> Iterator[Answered]:
         return pairwise((pair.ann, pair.snn), loaded.batches(some, batch_size))
 
-    found = torch.cat([task.differences(*outputs).cpu() for _, _, outputs in both(items)])
-    order, apart = found.argsort(descending=True, stable=True).tolist(), int((found > 0).sum())
+    different = torch.cat([task.differences(*outputs).cpu() for _, _, outputs in both(items)])
+    order, apart = different.argsort(descending=True, stable=True).tolist(), int((different > 0).sum())
     half = min(apart, max(EXAMPLES // 2, EXAMPLES - (len(order) - apart)))
-    shown = []
+    examples = []
     for item in (items[place] for place in [*order[:half], *order[apart:]][:EXAMPLES]):
         [(inputs, _, (expected, actual))] = both(dataclasses.replace(items, items=(item,)))
         example = task.example(item, expected, actual, items, loaded)
-        steps = [[site, round(db, 2)] for site, db in trail(pair.snn, inputs)]
-        shown.append({"name": item.name, **example, "trail": steps})
-    return shown
+        path = [[site, round(db, 2)] for site, db in trail(pair.snn, inputs)]
+        examples.append({"name": item.name, **example, "trail": path})
+    return examples

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from onespike.errors import OnespikeError, UsageError
-from onespike.reports.html import live
 from onespike.reports.live import Session
+from onespike.reports.pages import live
 
 LARGEST = 64 * 2**20
 """The largest size of an input in bytes."""
@@ -98,20 +98,16 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_meant():
             return
         try:
-            found = self._answer()
+            answer = self._answer()
         except BusyError as error:
             self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
         except (OnespikeError, ValueError) as error:
             self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        except (
-            RuntimeError,
-            MemoryError,
-            OSError,
-        ) as error:  # too little memory or disk; the page stays open
+        except (RuntimeError, MemoryError, OSError) as error:  # too little memory; the page stays open
             reason = str(error).partition("\n")[0] or type(error).__name__
             self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"})
         else:
-            self._json(HTTPStatus.OK, found)
+            self._json(HTTPStatus.OK, answer)
 
     def _answer(self) -> dict[str, Any]:
         asked = urlsplit(self.path)
@@ -141,9 +137,8 @@ class Handler(BaseHTTPRequestHandler):
         if ours and name is not None and (self.server.names is None or name in self.server.names):
             return True
         self.close_connection = True
-        self._json(
-            HTTPStatus.FORBIDDEN, {"error": "this address is not served. Use the one that was printed."}
-        )
+        refusal = "this address is not served. Use the one that was printed."
+        self._json(HTTPStatus.FORBIDDEN, {"error": refusal})
         return False
 
     def _json(self, status: HTTPStatus, record: dict[str, Any]) -> None:

@@ -1,13 +1,16 @@
-"""Tables as files for other programs: CSV for spreadsheets, LaTeX for papers."""
+"""Figures in words, the one table in which networks are compared, and tables as CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from onespike.runtime.atomic import write_atomically
+from onespike.tasks import Headline
+from onespike.tasks.intervals import Bounds, spelled
 
 Cells = Sequence[Sequence[str]]
 NUMBERS = str.maketrans({"−": "-", "–": ""})
@@ -18,6 +21,66 @@ TEX = str.maketrans(
         "→": r"$\to$", "λ": r"$\lambda$", "θ": r"$\theta$", "µ": r"$\mu$",
     }
 )  # fmt: skip
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def fairness(evaluation: Mapping[str, Any]) -> str:
+    """Return what every ratio depends on: the hardware, what stays analog, and what is dead in both networks."""
+    dead, head = evaluation.get("dead_share"), evaluation.get("head_share")
+    text = (
+        f"prices of {evaluation['profile']}; {100 * evaluation['analog_share']:.1f} % of the MACs stay analog"
+    )
+    text += f" (the output layer has {100 * head:.1f} %)" if head else ""
+    text += ": only the strict columns charge them"
+    if dead is not None:
+        text += f"; {100 * dead:.1f} % cannot reach the output and are dead work in the original, too"
+    return text
+
+
+def dearer(evaluation: Mapping[str, Any]) -> str:
+    """Return a warning if the spiking network spends more than the original in some column.
+
+    >>> dearer({"energy": dict(counts=1.24, binary=0.2, nonzero=None)})
+    'in the column counts (1.240) this network spends more than the original'
+    """
+    above = [f"{name} ({ratio:.3f})" for name, ratio in evaluation["energy"].items() if ratio and ratio > 1]
+    if not above:
+        return ""
+    names = " and ".join([", ".join(above[:-1]), above[-1]] if above[1:] else above)
+    return f"in the column{'s' if above[1:] else ''} {names} this network spends more than the original"
+
+
+def comparison(
+    what: str, headlines: Mapping[str, Headline], more: Mapping[str, Sequence[str]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the table of networks, forms or runs on the same inputs: headers and rows.
+
+    It states the figure by which they are compared and how far it is from the original's, with 95 % intervals.
+
+    >>> headers, rows = comparison("run", {"a": Headline("top-1", 80.0, 79.5)}, {"energy": ["0.2"]})
+    >>> headers, rows
+    (('run', 'top-1', '95 %', 'minus original', '95 %', 'energy'), [('a', '79.50', '–', '−0.50', '–', '0.2')])
+    """
+
+    def interval(bounds: Bounds | None, sign: bool = False) -> str:
+        return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
+
+    title = next((headline.title for headline in headlines.values()), "score")
+    rows = [
+        (
+            name,
+            figure(headline.spiking),
+            interval(headline.bounds),
+            "–" if headline.difference is None else f"{headline.difference:+.2f}".replace("-", "−"),
+            interval(headline.paired, sign=True),
+            *cells,
+        )
+        for (name, headline), *cells in zip(headlines.items(), *more.values(), strict=True)
+    ]
+    return (what, title, "95 %", "minus original", "95 %", *more), rows
 
 
 def as_csv(headers: Sequence[str], rows: Cells) -> str:
@@ -47,11 +110,10 @@ def as_latex(headers: Sequence[str], rows: Cells) -> str:
     \hline
     \end{tabular}
     """
-    lines = [" & ".join(cell.translate(TEX) for cell in row) + r" \\" for row in (headers, *rows)]
+    first, *others = (" & ".join(cell.translate(TEX) for cell in row) + r" \\" for row in (headers, *rows))
     columns = "l" + "r" * (len(headers) - 1)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{columns}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline", r"\end{tabular}", ""]
-    )  # fmt: skip
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\hline", first, r"\hline", *others, r"\hline", end, ""])
 
 
 FORMS: dict[str, Callable[[Sequence[str], Cells], str]] = {".csv": as_csv, ".tex": as_latex}

@@ -1,0 +1,289 @@
+"""Records → one page about a run or several, as HTML, Markdown and JSON, and their figures for papers.
+
+A page makes no requests, and no text in it can run. The texts are templates; here is what they show.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
+from torch import nn
+
+from onespike.energy.columns import FOR_WHOM, PAPER, beside, meanings, of_what_spikes
+from onespike.reports import plots
+from onespike.reports.record import VERSION, gather
+from onespike.reports.tables import dearer, fairness, figure
+from onespike.runs import Progress, no_progress
+from onespike.runs.in_memory import in_memory
+from onespike.runtime.atomic import try_folder, write_atomically
+from onespike.runtime.provenance import made, versions
+from onespike.runtime.validated import sealed
+from onespike.tasks import Task, compared, task_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from onespike.reports.live import Session
+
+Record = Mapping[str, Any]
+TEMPLATES = Path(__file__).parent / "templates"
+CITATION = """@article{chen2025onetimestep,
+  title  = {One-Timestep is Enough: Achieving High-performance ANN-to-SNN Conversion via Scale-and-Fire Neurons},
+  author = {Chen, Qiuyang and Yang, Huiqi and Meng, Qingyan and Ma, Zhengyu},
+  year   = {2025}
+}"""
+"""The paper of the method."""
+APART_DB = 10.0
+"""Two networks differ where the noise between them is above a tenth of the signal."""
+DRAWN = (
+    "site", "neuron", "levels", "steps", "span", "histogram", "snr_db", "fine", "tail", "clipping", "row_loss",
+)  # fmt: skip
+"""The facts of a site that the page's script draws."""
+
+
+def report(
+    model: nn.Module,
+    snn: nn.Module,
+    loader: Iterable[tuple[Any, Any]],
+    folder: Path | str,
+    *,
+    task: Task | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Measure a converted network, write `report.html` and its other files into a folder, and return its record.
+
+    Args:
+        model: the original network.
+        snn: its converted copy.
+        loader: (inputs, labels) to measure on; labels may be None.
+        folder: the folder to write.
+        task: the meaning of the output; classification by default.
+        progress: progress(title, total) wraps the batches of a long stage.
+    """
+    try_folder(Path(folder))
+    pair, items = in_memory(model, snn, loader, task)
+    record = gather(None, pair, items, progress=progress)
+    write_report(Path(folder), [record])
+    return record
+
+
+def write_report(folder: Path, records: Sequence[Record], column: str | None = None) -> str:
+    """Write one page about one run (`report`) or several (`compare`); return what was written, for people.
+
+    Several runs are drawn in this energy column, or in the one that they share.
+    """
+    name, figures = _name(records), figures_of(records, column)
+    page, text = html(records, column), markdown(records)
+    whole = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
+    stored = sealed(whole if len(records) > 1 else dict(records[0]))
+    for suffix, contents in ((".html", page), (".md", text), (".json", stored)):
+        write_atomically(folder / f"{name}{suffix}", contents)
+    for title, plot in figures.items():
+        for file, drawn in plots.files(plot, title).items():
+            write_atomically(folder / file, drawn)
+    return f"written to {folder}: {name}.html ({len(page.encode()) / 1e6:.2f} MB), {name}.md, {name}.json"
+
+
+def html(records: Sequence[Record], column: str | None = None) -> str:
+    """Return the page of one run, or of several: records as `gather` gives them, or as they were stored."""
+    svgs = {name: plots.svg(plot, name) for name, plot in figures_of(records, column).items()}
+    if len(records) > 1:
+        warnings = [f"Run {n}: {text}" for n, r in enumerate(records, 1) if (text := dearer(r["evaluation"]))]
+        column, metric = column or common_column(records), compared_rows(records, column)[0]["metric"]
+        values = {"figures": svgs, "column": column, "metric": metric, "warnings": warnings}
+        return _page("compare.html", {}, **_compared_values(records), **values)
+    record = records[0]
+    sites = [{key: row[key] for key in DRAWN if key in row} for row in record["sites"]]
+    examples = [{**example, "parted": parted(example["trail"])} for example in record["examples"]]
+    values = {"figures": svgs, "blocks": blocks(record["sites"]), "examples": examples}
+    return _page("report.html", {"sites": sites}, **run_values(record), **values)
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the same in Markdown, without pictures: for a README, an issue or a terminal."""
+    values = _compared_values(records) if len(records) > 1 else run_values(records[0])
+    return in_markdown(f"{_name(records)}.md", **values)
+
+
+def _name(records: Sequence[Record]) -> str:
+    return "report" if len(records) == 1 else "compare"
+
+
+def figures_of(records: Sequence[Record], column: str | None = None) -> dict[str, Figure]:
+    """Return the plots by name: of a run its ledger, its front and the trials of its search; of several, all runs."""
+    record, evaluation = records[0], records[0]["evaluation"]
+    if len(records) > 1:
+        rows = compared_rows(records, column)
+        return {"runs": plots.runs(rows, rows[0]["metric"], column or common_column(records))}
+    drawn = {}
+    if evaluation is not None:
+        ratios = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        drawn["ledger"] = plots.ledger(ratios, record["energy"])
+    for name in ("front", "search"):
+        if (swept := record[name]) is not None:
+            drawn[name] = plots.front(
+                *(swept[key] for key in ("points", "chosen", "metric", "energy", "maximize"))
+            )
+    return drawn
+
+
+def run_values(record: Record) -> dict[str, Any]:
+    """Return what the templates of one run show beside its record."""
+    evaluation = record["evaluation"]
+    values: dict[str, Any] = {"record": {"unit": "images", **record}, "e": evaluation, "summary": None}
+    if evaluation is None:
+        return values
+    analog, ratios = evaluation["analog_share"], evaluation["energy"]
+    ratio = ratios[record["energy"]]
+    return {
+        **values,
+        "summary": task_of(evaluation).summary(evaluation, record["network"]["published_top1"]),
+        "networks": {"ann": "original", "snn": f"spiking, T = {record['recipe'].get('steps', 1)}"},
+        "of_what_spikes": {name: of_what_spikes(name, each, analog) for name, each in ratios.items()},
+        "beside": "–" if ratio is None else beside(record["energy"], ratio, analog),
+        "fairness": fairness(evaluation),
+        "dearer": dearer(evaluation),
+        "for_whom": FOR_WHOM,
+    }
+
+
+def _compared_values(records: Sequence[Record]) -> dict[str, Any]:
+    scores = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
+    return {"records": records, "scores": scores, "recipes": differences(records)}
+
+
+def common_column(records: Sequence[Record]) -> str:
+    """Return the energy column of all runs if they share one, or else the paper's."""
+    columns = {record["energy"] for record in records}
+    return str(columns.pop()) if len(columns) == 1 else PAPER
+
+
+def compared_rows(records: Sequence[Record], column: str | None = None) -> list[dict[str, Any]]:
+    """Return one point per run: the figure that runs of its task are compared by, and its energy."""
+    headlines = compared([record["evaluation"] for record in records])
+    column = column or common_column(records)
+    return [
+        {
+            "original": headline.original,
+            "value": headline.spiking or 0.0,
+            "metric": headline.title,
+            "bounds": headline.compared,
+            "energy": record["evaluation"]["energy"][column],
+        }
+        for record, headline in zip(records, headlines, strict=True)
+    ]
+
+
+def differences(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Return the recipe fields in which the runs differ → each run's value.
+
+    >>> differences([{"recipe": {"scale": 0.2, "io": "analog"}}, {"recipe": {"scale": 0.3, "io": "analog"}}])
+    {'scale': ['0.2', '0.3']}
+    """
+    fields = dict.fromkeys(name for record in records for name in record["recipe"])
+    table = {name: [str(record["recipe"].get(name, "–")) for record in records] for name in fields}
+    return {name: values for name, values in table.items() if len(set(values)) > 1}
+
+
+def blocks(sites: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the rows of the picture: sites of one block together, with shades of energy and error from 0 to 1."""
+    energy = max((row.get("energy_share") or 0.0 for row in sites), default=0.0) or 1.0
+    noises = [10 ** (-row["snr_db"] / 10) for row in sites if "snr_db" in row]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for index, row in enumerate(sites):
+        noise = 10 ** (-row["snr_db"] / 10) / max(noises) if "snr_db" in row else None
+        rows.setdefault(row["block"], []).append(
+            {
+                **row,
+                "index": index,
+                "short": row["site"].removeprefix(row["block"]).lstrip(".:") or row["site"],
+                "energy_shade": (row["energy_share"] / energy) if row.get("drives") else None,
+                "error_shade": noise,
+            }
+        )
+    return [{"name": name, "cells": cells} for name, cells in rows.items()]
+
+
+def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+    """Return where two networks part: the first site under 10 dB, or the lowest; and the path as SVG coordinates.
+
+    >>> parted([["a", 30.0], ["b", 8.0], ["c", 12.0]])["site"]
+    'b'
+    """
+    if not trail:
+        return None
+    lowest = min(trail, key=lambda step: step[1])
+    first = next((step for step in trail if step[1] < APART_DB), None)
+    width = max(len(trail) - 1, 1)
+    points = " ".join(
+        f"{100 * i / width:.1f},{40 - max(0.0, min(db, 40.0)):.1f}" for i, (_, db) in enumerate(trail)
+    )
+    site, db = first or lowest
+    return {"site": site, "db": db, "apart": first is not None, "points": points}
+
+
+def live(session: Session, samples: int) -> str:
+    """Return the live page of a run, with `samples` inputs to try."""
+    loaded, column = session.pair.loaded, session.pair.recipe.energy
+    facts = {"scale": session.scale, "samples": samples, "text": loaded.task.unit != "images"}
+    return _page(
+        "live.html", facts, script="live.js", connect="'self'", run=str(session.run), network=loaded,
+        column=column, meaning=meanings()[column], profile=session.prices, **facts,
+    )  # fmt: skip
+
+
+def _page(
+    template: str, data: Record, *, script: str = "page.js", connect: str = "'none'", **values: Any
+) -> str:
+    program, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in (script, "page.css"))
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+    # Both texts are inside <script>: the JSON cannot close it, and only our script has this hash.
+    safe = json.dumps(data).replace("<", "\\u003c")
+    page = {"script": program, "style": style, "data": safe, "digest": digest, "connect": connect}
+    return _environment().get_template(template).render(**page, **values)
+
+
+def in_markdown(template: str, **values: Any) -> str:
+    """Return a text from its template; between paragraphs there is one empty line."""
+    text = re.sub(r" +\n", "\n", _environment().get_template(template).render(**values))
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.globals["citation"] = CITATION
+    filters: dict[str, Callable[..., Any]] = {
+        "number": figure,
+        "percent": lambda x, digits=1: figure(None if x is None else 100 * x, digits),
+        "cell": cell,
+        "sentence": lambda text: f"{text[0].upper()}{text[1:]}." if text else "",
+        "title": lambda metric: f"{metric[0].upper()}{metric[1:]}".rsplit(",", 1)[0],
+        "breakable": lambda text: Markup("<wbr>").join(map(escape, re.split(r"(?<=[.:_])", str(text)))),
+        # A line breaks between the words of a command, not at hyphens.
+        "words": lambda command: Markup(" ").join(
+            Markup('<span class="word">{}</span>').format(word) for word in str(command).split(" ")
+        ),
+    }
+    environment.filters.update(filters)
+    return environment
+
+
+def cell(text: Any) -> str:
+    r"""Return a text that cannot break a table of Markdown, nor be HTML.
+
+    >>> print(cell("<a> | b"))
+    &lt;a&gt; \| b
+    """
+    marks = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|"})
+    return " ".join(str(text).split()).translate(marks)
