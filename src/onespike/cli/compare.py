@@ -57,9 +57,11 @@ def compare(
     with understood(", ".join(map(str, runs)), AGAIN):
         output.line(write_report(out, records, energy))
         evaluations, column = [record["evaluation"] for record in records], energy or common_column(records)
-        headlines = dict(zip(map(str, runs), compared(evaluations), strict=True))
         ratios = [figure(evaluation["energy"][column], 3) for evaluation in evaluations]
-        output.rows(*comparison("run", headlines, {f"energy ({column})": ratios}), left=1)
+        output.rows(
+            *comparison("run", list(map(str, runs)), compared(evaluations), {f"energy ({column})": ratios}),
+            left=1,
+        )
     output.tables(out / "compare.csv", out / "compare.tex")
     return "inspect", runs[0]
 

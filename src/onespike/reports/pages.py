@@ -80,13 +80,12 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
 
     Several runs are drawn in this energy column, or in the one that they share.
     """
-    name, figures = _name(records), figures_of(records, column)
-    page, text = html(records, column), markdown(records)
+    name, page, text = _name(records), html(records, column), markdown(records)
     whole = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
     stored = sealed(whole if len(records) > 1 else dict(records[0]))
     for suffix, contents in ((".html", page), (".md", text), (".json", stored)):
         write_atomically(folder / f"{name}{suffix}", contents)
-    for title, plot in figures.items():
+    for title, plot in figures_of(records).items() if len(records) == 1 else ():
         for file, drawn in plots.files(plot, title).items():
             write_atomically(folder / file, drawn)
     return f"written to {folder}: {name}.html ({len(page.encode()) / 1e6:.2f} MB), {name}.md, {name}.json"

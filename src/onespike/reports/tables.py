@@ -54,13 +54,13 @@ def dearer(evaluation: Mapping[str, Any]) -> str:
 
 
 def comparison(
-    what: str, headlines: Mapping[str, Headline], more: Mapping[str, Sequence[str]]
+    what: str, names: Sequence[str], headlines: Sequence[Headline], more: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the table of networks, forms or runs on the same inputs: headers and rows.
 
     It states the figure by which they are compared and how far it is from the original's, with 95 % intervals.
 
-    >>> headers, rows = comparison("run", {"a": Headline("top-1", 80.0, 79.5)}, {"energy": ["0.2"]})
+    >>> headers, rows = comparison("run", ["a"], [Headline("top-1", 80.0, 79.5)], {"energy": ["0.2"]})
     >>> headers, rows
     (('run', 'top-1', '95 %', 'minus original', '95 %', 'energy'), [('a', '79.50', '–', '−0.50', '–', '0.2')])
     """
@@ -68,7 +68,7 @@ def comparison(
     def interval(bounds: Bounds | None, sign: bool = False) -> str:
         return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
 
-    title = next((headline.title for headline in headlines.values()), "score")
+    title = headlines[0].title if headlines else "score"
     rows = [
         (
             name,
@@ -78,7 +78,7 @@ def comparison(
             interval(headline.paired, sign=True),
             *cells,
         )
-        for (name, headline), *cells in zip(headlines.items(), *more.values(), strict=True)
+        for name, headline, *cells in zip(names, headlines, *more.values(), strict=True)
     ]
     return (what, title, "95 %", "minus original", "95 %", *more), rows
 
