@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from onespike.neurons import fire_function, mixed_levels, scale_fire
 from onespike.reports import plots
+from onespike.spikes import SpikeCode, fire_function, mixed_levels
 
 
 def fire() -> Any:
@@ -33,11 +33,12 @@ def scale() -> Any:
     """Signal to noise of coding Gaussian activations over λ: the optimum the search looks for."""
     made, axes = plots.figure(6.4, 3.6)
     x = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
-    theta, scales = float(x.abs().quantile(0.98)), torch.logspace(-3, 0, 60)
+    theta, scales = x.abs().quantile(0.98), torch.logspace(-3, 0, 60)
     for size, color in ((4, plots.ORANGE), (8, plots.BLUE)):
         levels = mixed_levels(size)
-        codes = [float(s) * theta * scale_fire(x, theta, theta, levels, scale=float(s)) for s in scales]
-        noise = [10 * float((x.square().sum() / (x - o).square().sum()).log10()) for o in codes]
+        codes = [SpikeCode(theta, theta, fire_function(levels), scale) for scale in scales]
+        missed = [x - code.decode(code.fire(x)) for code in codes]
+        noise = [10 * float((x.square().sum() / error.square().sum()).log10()) for error in missed]
         axes.plot(scales, noise, color=color, label=f"M = {size}, largest level {levels[-1]}")
     axes.set_xscale("log")
     axes.set_xlabel("λ")

@@ -135,7 +135,8 @@ class Recipe:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        from onespike.neurons import NEURONS, ROUNDINGS, check_scale, parse_levels
+        from onespike.neurons import NEURONS, check_scale
+        from onespike.spikes import ROUNDINGS, parse_levels
 
         settle(self)
         check_scale(self.scale)

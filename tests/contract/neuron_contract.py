@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from onespike.errors import CalibrationError, UsageError
-from onespike.neurons import NEURONS, Neuron, Scale, mixed_levels
+from onespike.neurons import NEURONS, Neuron, Scale
+from onespike.spikes import mixed_levels
 
 needs_cpp = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX") or "g++") is None, reason="torch.compile needs a C++ compiler"

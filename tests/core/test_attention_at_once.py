@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onespike import Recipe, calibrate, convert, kernels, metered
 from onespike.conversion.firing import Neurons, named_neurons
-from onespike.neurons import DualMultiThreshold, ScaleFire, mixed_levels
+from onespike.neurons import DualMultiThreshold, ScaleFire
+from onespike.spikes import mixed_levels
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_fast(), reason="the kernel is for processors with AVX2, and a compiler"

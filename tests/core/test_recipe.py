@@ -9,8 +9,8 @@ import torch
 
 from onespike import NEURONS, Recipe, preset
 from onespike.errors import UsageError
-from onespike.neurons import parse_levels
 from onespike.recipe import PRESETS
+from onespike.spikes import parse_levels
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from onespike import kernels
 from onespike.energy.spike_counts import totals
-from onespike.neurons import NEURONS, Scale, ScaleFire, SpikeCode, fire_function
+from onespike.neurons import NEURONS, Scale, ScaleFire
+from onespike.spikes import SpikeCode, fire_function
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)) * 3
 

@@ -10,19 +10,9 @@ from torch import Tensor
 from contract.neuron_contract import bits, needs_cpp
 from onespike.energy.binary_lanes import naf_weight
 from onespike.errors import UsageError
-from onespike.neurons import (
-    bounds,
-    exponential_levels,
-    fire,
-    fire_exponential,
-    fire_function,
-    fire_linear,
-    fire_mixed,
-    linear_levels,
-    mixed_levels,
-)
 from onespike.passes.layout import digit_levels
-from onespike.spikes.fire_functions import ROUNDINGS
+from onespike.spikes import bounds, exponential_levels, fire, fire_function, linear_levels, mixed_levels
+from onespike.spikes.fire_functions import ROUNDINGS, fire_exponential, fire_linear, fire_mixed
 
 SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
 

@@ -18,15 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from contract.neuron_contract import DTYPES, bits, inputs
 from onespike.kernels import build as native
-from onespike.neurons import (
-    NEURONS,
-    Neuron,
-    Scale,
-    ScaleFire,
-    bounds,
-    fire_exponential,
-    mixed_levels,
-)
+from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire
+from onespike.spikes import bounds, mixed_levels
+from onespike.spikes.fire_functions import fire_exponential
 
 LEVELS = {
     "mixed:8": mixed_levels(8),

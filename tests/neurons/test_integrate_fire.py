@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from onespike.neurons import (
     DualIntegrateFire,
     DualMultiThreshold,
     IntegrateFire,
     MultiThreshold,
-    dual_integrate_fire,
-    dual_multi_threshold,
-    integrate_fire,
-    linear_levels,
-    multi_threshold,
 )
+from onespike.neurons.baselines import integrate_fire_step
+from onespike.spikes import linear_levels
 
 
 def levels(count: int) -> tuple[int, ...]:
     return tuple(range(1, count + 1))
+
+
+def integrate_fire(x: Tensor, threshold: float, initial: float) -> tuple[Tensor, Tensor]:
+    """Spikes for currents x of shape [T, …], and the membrane v(T): eqs. 1–4 step by step."""
+    membrane, spikes = torch.zeros_like(x[0]) + initial, []
+    for current in x:
+        spike, membrane = integrate_fire_step(current, membrane, threshold)
+        spikes.append(spike)
+    return torch.stack(spikes), membrane
 
 
 def test_table_of_equations_1_to_4() -> None:
@@ -27,18 +34,8 @@ def test_table_of_equations_1_to_4() -> None:
     spikes, membrane = integrate_fire(x, 1.0, 0.25)
     assert spikes.tolist() == [[1, 0], [0, 0], [0, 1], [0, 1]]
     assert membrane.tolist() == [0.0, 2.5]
-
-
-def test_a_neuron_at_its_threshold_fires() -> None:
-    spikes, membrane = integrate_fire(torch.tensor([0.5]), 1.0, 0.5)
+    spikes, membrane = integrate_fire(torch.tensor([0.5]), 1.0, 0.5)  # at its threshold it fires
     assert (spikes.item(), membrane.item()) == (1.0, 0.0)
-
-
-def test_both_branches_may_fire_in_one_step() -> None:
-    """The positive branch still works off 3.0 when the current turns negative."""
-    up, down = dual_integrate_fire(torch.tensor([3.0, -2.0]), 1.0, 2.0, 0.0, 0.0)
-    assert (up[0].tolist(), down[0].tolist()) == ([1, 1], [0, 1])
-    assert (up[1].item(), down[1].item()) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -56,27 +53,20 @@ def test_agrees_with_spikingjelly(signed: bool) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 8])
-def test_modules_are_the_functions_on_a_constant_current(steps: int) -> None:
+def test_modules_are_the_equations_on_a_constant_current(steps: int) -> None:
     x = torch.linspace(-2, 2, 301)
-    up, down = dual_integrate_fire(x.expand(steps, -1), 0.8, 0.6, 0.4, 0.3)
-    cell = DualIntegrateFire(0.8, 0.6, levels=levels(steps))
-    assert torch.equal(cell.counts(x), up[0].sum(0) - down[0].sum(0))
-    assert torch.equal(IntegrateFire(0.8, levels=levels(steps)).counts(x), up[0].sum(0))
-    multi = dual_multi_threshold(
-        x,
-        torch.tensor(0.8) / steps,
-        torch.tensor(0.6) / steps,
-        torch.tensor(0.8) / steps / 2,
-        torch.tensor(0.6) / steps / 2,
-        steps,
+    up, down = (
+        integrate_fire((sign * x).clamp(min=0).expand(steps, -1), theta, theta / 2)[0].sum(0)
+        for sign, theta in ((1, 0.8), (-1, 0.6))
     )
-    assert torch.equal(DualMultiThreshold(0.8, 0.6, levels=levels(steps)).counts(x), multi)
-
-
-def test_table_of_equation_6() -> None:
-    h = torch.tensor([-1.0, 0.0, 0.249, 0.25, 0.5, 0.99, 1.0, 50.0, torch.nan])
-    assert multi_threshold(h, 0.25, 4)[:-1].tolist() == [0, 0, 0, 1, 2, 3, 4, 4]
-    assert multi_threshold(h, 0.25, 4)[-1].isnan()
+    assert torch.equal(DualIntegrateFire(0.8, 0.6, levels=levels(steps)).counts(x), up - down)
+    assert torch.equal(IntegrateFire(0.8, levels=levels(steps)).counts(x), up)
+    multi = [
+        ((sign * x + theta / steps / 2) / (theta / steps)).floor().clamp(0, steps)
+        for sign, theta in ((1, torch.tensor(0.8)), (-1, torch.tensor(0.6)))
+    ]
+    counts = DualMultiThreshold(0.8, 0.6, levels=levels(steps)).counts(x)
+    assert torch.equal(counts, torch.where(x < 0, 0.0 - multi[1], multi[0]))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 16])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onespike.errors import CalibrationError, UsageError
-from onespike.neurons import (
+from onespike.spikes import (
     LevelSpec,
     density_levels,
     exponential_levels,

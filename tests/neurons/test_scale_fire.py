@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from contract.neuron_contract import bits, inputs, needs_cpp
 from onespike.errors import OnespikeError, UsageError
-from onespike.neurons import Scale, ScaleFire, mixed_levels, scale_fire
+from onespike.neurons import Scale, ScaleFire
+from onespike.spikes import SpikeCode, fire_function, mixed_levels
 
 M = 8
 LEVELS = mixed_levels(M)
@@ -32,12 +33,11 @@ def test_table_of_equations_11_to_14() -> None:
 def test_module_is_the_function() -> None:
     x = inputs()
     cell = ScaleFire(0.8, 0.7, levels=LEVELS, rounding="nearest", scale=Scale(0.25))
-    function = scale_fire(x, 0.8, 0.7, LEVELS, "nearest", 0.25)
-    assert torch.equal(bits(cell.counts(x)), bits(function))
-    assert (scale_fire(x, 0.0, 0.7, LEVELS)[x > 0] == 0).all()
-    assert (scale_fire(x, torch.tensor(0.8), 0.0, LEVELS)[x < 0] == 0).all()
-    with pytest.raises(UsageError, match="both thresholds are 0"):
-        scale_fire(x, 0.0, 0.0, LEVELS)
+    up, down, scale = torch.tensor(0.8), torch.tensor(0.7), torch.tensor(0.25)
+    code = SpikeCode(up, down, fire_function(LEVELS, "nearest"), scale)
+    assert torch.equal(bits(cell.counts(x)), bits(code.fire(x)))
+    assert (code._replace(positive=None).fire(x)[x > 0] == 0).all()
+    assert (code._replace(negative=None).fire(x)[x < 0] == 0).all()
 
 
 def test_without_a_scale_the_step_is_the_threshold() -> None:
@@ -105,7 +105,7 @@ def test_division_is_true_division() -> None:
     x = step * (torch.arange(1, 200) - 0.5)
     expected = (x / step + 0.5).floor()
     assert not torch.equal((x * (1 / step) + 0.5).floor(), expected)
-    assert torch.equal(scale_fire(x, step, levels=tuple(range(1, 300))), expected)
+    assert torch.equal(SpikeCode(step, None, fire_function(levels=tuple(range(1, 300)))).fire(x), expected)
 
 
 def test_scale_is_shared_and_validated() -> None:

@@ -15,7 +15,7 @@ from onespike.calibration.decoding import decoding_sites
 from onespike.calibration.observers import Histogram, Maximum
 from onespike.calibration.thresholds import SiteThreshold, Thresholds, calibrated_by
 from onespike.errors import CalibrationError, UsageError
-from onespike.neurons import NEURONS, parse_levels
+from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, readable, to
 from onespike.runtime.forward import check_network, device_of, evaluating, in_memory, in_turn
@@ -24,6 +24,7 @@ from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
 from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
 from onespike.sites.unfused import plain
+from onespike.spikes import parse_levels
 
 ROUNDING = 2.0**-23
 """Differences up to this share of an output's spread are those of float32."""

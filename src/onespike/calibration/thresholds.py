@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from onespike.neurons import parse_levels
 from onespike.recipe import Recipe
 from onespike.sites import Site
+from onespike.spikes import parse_levels
 
 CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity")
 """The recipe's fields that act in calibration alone: other values take other thresholds."""

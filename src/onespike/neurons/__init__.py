@@ -1,35 +1,15 @@
-"""Neurons: how an activation becomes integer spikes, as pure functions and as modules."""
+"""Neurons: modules that turn an activation into integer spikes."""
 
 from onespike.neurons.base import NEURONS as NEURONS
+from onespike.neurons.base import CodedNeuron as CodedNeuron
 from onespike.neurons.base import Neuron as Neuron
 from onespike.neurons.base import neuron as neuron
-from onespike.neurons.coded import CodedNeuron as CodedNeuron
-from onespike.neurons.integrate_and_fire import DualIntegrateFire as DualIntegrateFire
-from onespike.neurons.integrate_and_fire import IntegrateFire as IntegrateFire
-from onespike.neurons.integrate_and_fire import dual_integrate_fire as dual_integrate_fire
-from onespike.neurons.integrate_and_fire import integrate_fire as integrate_fire
-from onespike.neurons.mean import MeanFire as MeanFire
-from onespike.neurons.multiple_thresholds import DualMultiThreshold as DualMultiThreshold
-from onespike.neurons.multiple_thresholds import MultiThreshold as MultiThreshold
-from onespike.neurons.multiple_thresholds import dual_multi_threshold as dual_multi_threshold
-from onespike.neurons.multiple_thresholds import multi_threshold as multi_threshold
-from onespike.neurons.scale import SMALLEST as SMALLEST
+from onespike.neurons.baselines import DualIntegrateFire as DualIntegrateFire
+from onespike.neurons.baselines import DualMultiThreshold as DualMultiThreshold
+from onespike.neurons.baselines import IntegrateFire as IntegrateFire
+from onespike.neurons.baselines import MeanFire as MeanFire
+from onespike.neurons.baselines import MultiThreshold as MultiThreshold
+from onespike.neurons.baselines import Uniform as Uniform
 from onespike.neurons.scale import Scale as Scale
 from onespike.neurons.scale import check_scale as check_scale
 from onespike.neurons.scale_and_fire import ScaleFire as ScaleFire
-from onespike.neurons.scale_and_fire import scale_fire as scale_fire
-from onespike.neurons.uniform import Uniform as Uniform
-from onespike.spikes.code import SpikeCode as SpikeCode
-from onespike.spikes.density import density_levels as density_levels
-from onespike.spikes.fire_functions import ROUNDINGS as ROUNDINGS
-from onespike.spikes.fire_functions import bounds as bounds
-from onespike.spikes.fire_functions import fire as fire
-from onespike.spikes.fire_functions import fire_exponential as fire_exponential
-from onespike.spikes.fire_functions import fire_function as fire_function
-from onespike.spikes.fire_functions import fire_linear as fire_linear
-from onespike.spikes.fire_functions import fire_mixed as fire_mixed
-from onespike.spikes.levels import LevelSpec as LevelSpec
-from onespike.spikes.levels import exponential_levels as exponential_levels
-from onespike.spikes.levels import linear_levels as linear_levels
-from onespike.spikes.levels import mixed_levels as mixed_levels
-from onespike.spikes.levels import parse_levels as parse_levels

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
 from onespike.neurons.gradient import in_range, straight_through, wants_gradient
 from onespike.neurons.scale import Float32, Scale
 from onespike.spikes import SpikeCode, fire_function
 from onespike.spikes.fire_functions import ROUNDINGS, recognize
-from onespike.spikes.level_checks import check_levels
+from onespike.spikes.levels import check_levels
 from onespike.spikes.signs import by_side
 
 
@@ -31,10 +32,6 @@ class Neuron(Float32):
         levels: the integers it may fire; neurons without separate levels take their number, as N or T.
         rounding: a name of `ROUNDINGS`; only neurons with levels use it.
         scale: λ; only the scale-and-fire neuron uses it. None means 1.
-
-    Raises:
-        CalibrationError: a threshold is negative or not finite.
-        UsageError: both sides are off, or the levels or the rounding cannot be used.
     """
 
     name: ClassVar[str] = "neuron"
@@ -64,9 +61,9 @@ class Neuron(Float32):
         self.levels = check_levels(levels)
         self.rounding = rounding
         self.scale = scale
-        for side, given in (("positive", positive), ("negative", negative)):
+        for side, value in (("positive", positive), ("negative", negative)):
             # Cloned, since a threshold shared with its observer would change with it.
-            self.register_buffer(side, torch.as_tensor(given).detach().to(torch.float32, copy=True))
+            self.register_buffer(side, torch.as_tensor(value).detach().to(torch.float32, copy=True))
         self._settle_sides()
 
     def _settle_sides(self) -> None:
@@ -193,13 +190,9 @@ class Neuron(Float32):
         return self.fired(x)[1] if values is None else values
 
     def extra_repr(self) -> str:
-        signs = ("+", "-")
-        shown = [
-            f"θ{s}={_brief(t)}"
-            for s, t, on in zip(signs, (self.positive, self.negative), self._on, strict=True)
-            if on
-        ]
-        return ", ".join([self.name, *shown, self._describe()])
+        sides = zip("+-", self.active((self.positive, self.negative)), strict=True)
+        thresholds = [f"θ{sign}={_brief(theta)}" for sign, theta in sides if theta is not None]
+        return ", ".join([self.name, *thresholds, self._describe()])
 
     def _describe(self) -> str:
         pattern = recognize(self.levels)
@@ -209,6 +202,38 @@ class Neuron(Float32):
         else:
             text = f"1..{pattern[0]}" + (f"+{pattern[1]} tail up to {self.largest}" if pattern[1] else "")
         return f"levels={text}" + ("" if self.rounding == "paper" else f", rounding={self.rounding}")
+
+
+class CodedNeuron(Neuron):
+    """o = decode(fire(x)), both of its `code`: by a kernel where one fits, bit for bit, else as they are defined."""
+
+    coded = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._plans: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
+
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
+        return kernels.fire(x, self.code(), self._plans, decoded=decoded)
+
+    def fast(self, x: Tensor) -> Tensor | None:
+        """Return `forward(x)` by the kernel, without its counts; None if no kernel fits."""
+        return self.fused(x, decoded=True)
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Return signed spike counts as float32; NaN stays NaN."""
+        fused = self.fused(x, decoded=False)
+        return self.code().fire(x) if fused is None else fused
+
+    def mirrored_counts(self, x: Tensor) -> Tensor:
+        """Return the counts mirrored at the center."""
+        code = self.code()
+        y = code.coordinate(x)
+        return code.fire_coordinate(y) - code.fire_coordinate(-y)
 
 
 def _brief(threshold: Tensor) -> str:
@@ -236,10 +261,8 @@ def neuron(name: str) -> Callable[[Registered], Registered]:
 
     def register(cls: Registered) -> Registered:
         if name in NEURONS:
-            raise UsageError(
-                f"the neuron '{name}' is registered already, as {NEURONS[name].__name__}. "
-                "Choose another name."
-            )
+            taken = NEURONS[name].__name__
+            raise UsageError(f"the neuron '{name}' is registered already, as {taken}. Choose another name.")
         cls.name = name
         NEURONS[name] = cls
         return cls

@@ -8,35 +8,8 @@ import torch
 from torch import Tensor
 
 from onespike.errors import UsageError
-from onespike.neurons.base import Neuron, neuron
-from onespike.neurons.coded import CodedNeuron
-from onespike.spikes import SpikeCode, fire_function
-from onespike.spikes.signs import as_side
-
-
-def scale_fire(
-    x: Tensor,
-    positive: Tensor | float,
-    negative: Tensor | float = 0.0,
-    levels: tuple[int, ...] = (1,),
-    rounding: str = "paper",
-    scale: Tensor | float = 1.0,
-) -> Tensor:
-    """Signed float32 counts ±G(|x|/(λθ±) + ½), the spikes of eqs. 8–14; the value is λθ± times the count.
-
-    For any type of x, the coordinate is computed in float32 and by true division. A threshold that
-    is the number 0 switches its side off.
-
-    >>> x = torch.tensor([-0.9, -0.2, 0.12, 0.13, 0.9, 9.0])
-    >>> scale_fire(x, 1.0, 1.0, levels=(1, 2, 3, 5, 9), scale=0.25)
-    tensor([-3., -1.,  0.,  1.,  3.,  9.])
-    """
-    up, down = (None if side is None else side.to(x.device) for side in map(as_side, (positive, negative)))
-    if up is None and down is None:
-        raise UsageError("scale_fire: both thresholds are 0. Give one above 0.")
-    return SpikeCode(up, down, fire_function(levels, rounding), torch.as_tensor(scale, device=x.device)).fire(
-        x
-    )
+from onespike.neurons.base import CodedNeuron, Neuron, neuron
+from onespike.spikes import SpikeCode
 
 
 @neuron("sfn")
@@ -102,11 +75,8 @@ class ScaleFire(CodedNeuron):
 
     def code(self) -> SpikeCode:
         """Return its buffers, as far as they have an effect."""
-        held, acts, scale = (
-            self._buffers,
-            self._acts,
-            self.scale,
-        )  # attributes of a module take longer to find
+        # attributes of a module take longer to find
+        held, acts, scale = self._buffers, self._acts, self.scale
         return SpikeCode(
             held["positive"] if self._on[0] else None,
             held["negative"] if self._on[1] else None,

@@ -9,9 +9,9 @@ import torch
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.columns import reading_of
-from onespike.neurons import mixed_levels
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.sites import Site
+from onespike.spikes import mixed_levels
 from onespike.spikes.fire_functions import recognize
 
 UNIFORM, TAIL = 64, 11

@@ -3,15 +3,45 @@
 # ruff: noqa: N803, N806 (M is the paper's name)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from onespike.errors import CalibrationError, UsageError, unknown
-from onespike.spikes.density import density_levels
-from onespike.spikes.level_checks import check_largest, check_levels
 
 KINDS = ("mixed", "linear", "exponential", "density", "bits")
+LARGEST = 2**24
+"""float32 represents every integer up to here; beyond, spike counts would be rounded."""
+CANDIDATES = 1024
+"""The levels that `density_levels` chooses from: its time is quadratic in them, a tenth of a second."""
+
+
+def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
+    """Return the levels as a tuple, or raise the reason why a neuron cannot fire them.
+
+    >>> check_levels([1, 2, 4])
+    (1, 2, 4)
+    """
+    text = ",".join(str(y) for y in levels[:8]) + ("…" if len(levels) > 8 else "")
+    if not levels or any(not isinstance(y, int) or y < 1 for y in levels):
+        raise UsageError(
+            f"levels must be positive integers, not '{text}'. Write for example 1,2,4 or mixed:8."
+        )
+    if any(b <= a for a, b in pairwise(levels)):
+        raise UsageError(f"levels must increase, and '{text}' do not. Write each once, the smallest first.")
+    _check_largest(levels[-1], text)
+    return tuple(levels)
+
+
+def _check_largest(largest: int, text: str) -> None:
+    if largest > LARGEST:
+        raise UsageError(
+            f"levels '{text}' reach {largest}, and above 2**24 counts are not exact in float32. "
+            "Use fewer levels, or a shorter tail such as mixed:64+8."
+        )
 
 
 def linear_levels(M: int) -> tuple[int, ...]:
@@ -38,8 +68,6 @@ def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
     The paper prints the second range as N+1 ≤ k; it is M+1 ≤ k, since the largest level must be the
     denominator M − 1 + 2^M of eq. 16.
 
-    >>> mixed_levels(8)
-    (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 23, 39, 71, 135, 263)
     >>> mixed_levels(8, tail=3)
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15)
     """
@@ -52,8 +80,8 @@ class LevelSpec:
 
     Attributes:
         kind: `mixed`, `linear`, `exponential`, `density`, `bits` or `explicit`.
-        M: half the number of levels per side, whatever the kind: `linear:8` has 16, as `mixed:8` has. With a tail of its own,
-            `mixed` has M levels before it; for `bits`, M is the number of bits.
+        M: half the number of levels per side, whatever the kind: `linear:8` has 16, as `mixed:8` has. With a tail of its
+            own, `mixed` has M levels before it; for `bits`, M is the number of bits.
         tail: for `mixed`, the number of levels in the tail.
         explicit: the integers themselves, for `explicit`.
     """
@@ -76,14 +104,13 @@ class LevelSpec:
                 f"levels of kind '{self.kind}' have no tail. Write {self.kind}:{self.M}, or use mixed."
             )
         if self.largest is not None:
-            check_largest(self.largest, str(self))
+            _check_largest(self.largest, str(self))
 
     def __str__(self) -> str:
         if self.kind == "explicit":
-            return ",".join(str(y) for y in self.explicit) + ("," if len(self.explicit) == 1 else "")
-        return f"{self.kind}:{self.M}" + (
-            f"+{self.tail}" if self.kind == "mixed" and self.tail != self.M else ""
-        )
+            return ",".join(map(str, self.explicit)) + ("," if len(self.explicit) == 1 else "")
+        tail = f"+{self.tail}" if self.kind == "mixed" and self.tail != self.M else ""
+        return f"{self.kind}:{self.M}{tail}"
 
     @property
     def needs_histogram(self) -> bool:
@@ -98,11 +125,12 @@ class LevelSpec:
         if self.kind == "density":
             return None
         # A shift by an absurd M would exhaust memory; past 64 bits the answer is "too large" anyway.
-        if self.kind == "mixed":
-            return self.M - 1 + (1 << min(self.tail, 64))
-        if self.kind == "bits":
-            return (1 << min(self.M, 64)) - 1
-        return 2 * self.M if self.kind == "linear" else 1 << min(2 * self.M - 1, 64)
+        return {
+            "mixed": self.M - 1 + (1 << min(self.tail, 64)),
+            "bits": (1 << min(self.M, 64)) - 1,
+            "linear": 2 * self.M,
+            "exponential": 1 << min(2 * self.M - 1, 64),
+        }[self.kind]
 
     def levels(
         self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
@@ -140,11 +168,18 @@ def parse_levels(spec: str) -> LevelSpec:
     """
     if not isinstance(spec, str):
         raise UsageError(f"levels must be text such as 'mixed:8' or '1,2,4', not {spec!r}.")
+
+    def integer(text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(
+                f"levels '{spec}': {text!r} is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4."
+            ) from None
+
     text = spec.strip()
     if "," in text:
-        return LevelSpec(
-            "explicit", explicit=tuple(_integer(part, spec) for part in text.rstrip(",").split(","))
-        )
+        return LevelSpec("explicit", explicit=tuple(map(integer, text.rstrip(",").split(","))))
     kind, colon, size = text.rpartition(":")
     if not colon:
         # A bare number is mixed:M; a bare word is a kind without its size.
@@ -152,16 +187,77 @@ def parse_levels(spec: str) -> LevelSpec:
     if kind not in KINDS:
         raise unknown("kind of levels", kind, KINDS)
     first, plus, second = size.partition("+")
-    M = _integer(first, spec)
+    M = integer(first)
     if plus:
-        return LevelSpec(kind, M, _integer(second, spec))
+        return LevelSpec(kind, M, integer(second))
     return LevelSpec(kind, M, M if kind == "mixed" else 0)
 
 
-def _integer(text: str, spec: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
+def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
+    """Return the `count` integer levels of least expected squared error: dense where the activations are (§3.2.3).
+
+    `values` are the bin centers of a histogram of |x|/step. The first level is 1 and the last is the largest value seen,
+    rounded. Those between minimize Σ counts·(values − G(values))² exactly, by dynamic programming over the integers.
+    Above about a thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
+
+    >>> density_levels(torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0]), torch.tensor([9, 9, 9, 9, 1]), 4)
+    (1, 2, 3, 40)
+    """
+    if values.ndim != 1 or values.shape != counts.shape:
         raise UsageError(
-            f"levels '{spec}': {text!r} is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4."
-        ) from None
+            f"density levels: values {tuple(values.shape)} and counts {tuple(counts.shape)} must be 1-D "
+            "and alike. Pass the bin centers and their counts."
+        )
+    if count < 2:
+        raise UsageError(
+            f"density levels: at least 2 levels are needed, not {count}. Ask for density:1 or more."
+        )
+    value, order = values.detach().double().cpu().sort()
+    weight = counts.detach().double().cpu()[order]
+    seen = value[weight > 0]
+    if not len(seen) or not bool(seen.isfinite().all()):
+        raise CalibrationError(
+            "density levels: the histogram is empty or not finite. Calibrate on finite activations."
+        )
+    candidate = _candidates(min(max(round(float(seen[-1])), 1), LARGEST))
+    if len(candidate) <= count:
+        return tuple(candidate.tolist())
+    cost = _segment_cost(value, weight, candidate, rounding)
+    # best[j]: the least cost of the levels chosen so far, with candidate j last.
+    best = torch.full((len(candidate),), torch.inf, dtype=torch.float64)
+    best[0] = 0.0
+    before = []
+    for _ in range(count - 1):
+        best, origin = (best[:, None] + cost).min(dim=0)
+        before.append(origin)
+    chosen = [len(candidate) - 1]
+    for origin in reversed(before):
+        chosen.append(int(origin[chosen[-1]]))
+    return tuple(candidate[chosen[::-1]].tolist())
+
+
+def _candidates(top: int) -> Tensor:
+    """Return integers from 1 to `top`: all if they are few, else all small ones and a geometric tail."""
+    if top <= CANDIDATES:
+        return torch.arange(1, top + 1)
+    spaced = torch.logspace(0, 1, CANDIDATES, base=top, dtype=torch.float64).round().long()
+    spaced[-1] = top
+    candidates: Tensor = torch.cat([torch.arange(1, CANDIDATES // 8), spaced]).unique()
+    return candidates
+
+
+def _segment_cost(value: Tensor, weight: Tensor, candidate: Tensor, rounding: str) -> Tensor:
+    """Return cost[i, j]: the squared error of the values from level i up to level j with no level between."""
+    moments = [torch.cat([torch.zeros(1).double(), (weight * value**power).cumsum(0)]) for power in range(3)]
+    level = candidate.double()
+    low, high = level[:, None], level[None, :]
+    turn = high - 0.5 if rounding == "paper" else (low + high) / 2
+    first = torch.searchsorted(value, level)
+    middle = torch.searchsorted(value, turn.expand(len(level), len(level)).contiguous())
+
+    def error(start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        total, mean, square = (moment[end] - moment[start] for moment in moments)
+        return (square - 2 * target * mean + target**2 * total).clamp_min(0)
+
+    cost = error(first[:, None], middle, low) + error(middle, first[None, :], high)
+    return cost.masked_fill(low >= high, torch.inf)

@@ -73,10 +73,3 @@ def by_side(
     if up is None:
         return x * 0 if down is None else 0.0 - down
     return up if down is None else up - down
-
-
-def as_side(threshold: Tensor | float) -> Tensor | None:
-    """Return a threshold for these functions: the number 0 means a side that is off."""
-    if isinstance(threshold, Tensor):
-        return threshold.float()
-    return torch.tensor(float(threshold)) if threshold else None
