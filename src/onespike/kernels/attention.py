@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onespike.kernels import build
 from onespike.kernels.firing import may_be_opaque, plain_is_needed
-from onespike.kernels.level_form import form_of
+from onespike.kernels.layout import form_of, pointer
 from onespike.kernels.product import Path
 from onespike.spikes import SpikeCode, fire_function
 
@@ -25,18 +25,14 @@ class _Operand(ctypes.Structure):
     _fields_ = (("start", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
 
 
-_FIELDS = (
-    *((name, _Operand) for name in ("q", "k", "v", "mask", "out")),
-    *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "inner", "outer")),
-    ("step", ctypes.c_void_p),
-    ("by_head", ctypes.c_int64),
-    ("by_row", ctypes.c_int64),
-    ("form", ctypes.c_void_p),
-)
-
-
 class _Attention(ctypes.Structure):
-    _fields_ = _FIELDS
+    _fields_ = (
+        *((name, _Operand) for name in ("q", "k", "v", "mask", "out")),
+        *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "inner", "outer")),
+        ("step", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("by_head", "by_row")),
+        ("form", ctypes.c_void_p),
+    )
 
 
 class Units(NamedTuple):
@@ -60,13 +56,8 @@ class Units(NamedTuple):
 
 
 class _Firing(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("up", "down", "times_up", "times_down", "center", "gain", "form")
-        ),
-        ("quick", ctypes.c_int64),
-    )
+    _names = ("up", "down", "times_up", "times_down", "center", "gain", "form")
+    _fields_ = (*((name, ctypes.c_void_p) for name in _names), ("quick", ctypes.c_int64))
 
 
 FIRE = ("q_fires", "k_fires", "v_fires")
@@ -74,7 +65,7 @@ FIRE = ("q_fires", "k_fires", "v_fires")
 
 class _Integers(ctypes.Structure):
     _fields_ = (
-        *_FIELDS,
+        *_Attention._fields_,
         *((name, ctypes.c_void_p) for name in (*FIRE, *Units._fields)),
         ("path", ctypes.c_int64),
     )
@@ -97,13 +88,8 @@ def attend(
 ) -> Tensor:
     """fire(softmax(query·key + mask))·value, in memory as [batch, rows, heads, outer].
 
-    Args:
-        query: [batch, heads, rows, inner], scaled.
-        key: [batch, heads, inner, keys].
-        value: [batch, heads, keys, outer].
-        mask: what is added to the scores, broadcast to them; None for nothing.
-        step: the step of the probabilities' neuron, broadcast to [heads, rows].
-        code: what they fire.
+    The query [batch, heads, rows, inner] is scaled, the key [batch, heads, inner, keys] transposed, the mask added to the
+    scores. The step of the probabilities' neuron broadcasts to [heads, rows].
     """
     if torch.compiler.is_compiling():
         g = code.function
@@ -133,7 +119,7 @@ def attend_integers(
     call.path = path.number
     firing = [
         _Firing(
-            *map(_pointer, (one.positive, one.negative, *times, one.center, one.gain)),
+            *map(pointer, (one.positive, one.negative, *times, one.center, one.gain)),
             ctypes.addressof(form_of(one.function, one.inside)),
         )
         for one, times in fires
@@ -141,13 +127,9 @@ def attend_integers(
     for name, operand in zip(FIRE, firing, strict=True):
         setattr(call, name, ctypes.addressof(operand))
     for name, of_units in units._asdict().items():
-        setattr(call, name, _pointer(of_units))
+        setattr(call, name, pointer(of_units))
     _run("onespike_attend_integers", call, batch)
     return out
-
-
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def _attend(
@@ -159,13 +141,7 @@ def _attend(
 
 
 def _call(
-    kind: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    step: Tensor,
-    code: SpikeCode,
+    kind: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, code: SpikeCode
 ) -> tuple[Any, int, Tensor]:
     (batch, heads, rows, inner), (keys, outer) = query.shape, value.shape[2:]
     out = query.new_empty(batch, rows, heads, outer).transpose(1, 2)

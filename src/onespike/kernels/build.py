@@ -14,10 +14,11 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from onespike.kernels.cache import drop, keep, kept, private_folder
+from onespike.kernels.cache import drop, keep, libraries, private_folder
 from onespike.kernels.compiler import PREBUILT, VECTORS, compile_, flags_for, key
 
 SWITCH = "ONESPIKE_KERNELS"
@@ -51,12 +52,10 @@ def note() -> str:
 @cache
 def _attempt() -> tuple[ctypes.CDLL | None, str]:
     try:
-        loaded = _load()
+        return _load(), "native"
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        reason = f"plain ({str(error).splitlines()[0]})"
         log.info("neurons run in their plain form: %s", error)
-        return None, reason
-    return loaded, "native"
+        return None, f"plain ({str(error).splitlines()[0]})"
 
 
 def _load() -> ctypes.CDLL:
@@ -69,9 +68,9 @@ def _load() -> ctypes.CDLL:
     if built is not None:
         return built
     folder = private_folder()
-    for file in kept(folder, name) if folder else ():
+    for file in libraries(folder, name) if folder else ():
         try:
-            return _declared(ctypes.CDLL(str(file)))
+            return _declared(file)
         except (OSError, AttributeError) as error:  # for another machine, or without our functions
             log.info("%s is compiled again: %s", file, error)
             drop(file)
@@ -83,7 +82,7 @@ def _load() -> ctypes.CDLL:
         target = Path(scratch) / "native.so"
         compile_(compiler, flags, target)
         # A loaded library stays, even if its file does not.
-        return _declared(ctypes.CDLL(str(keep(target, folder, name) if folder else target)))
+        return _declared(keep(target, folder, name) if folder else target)
 
 
 def _prebuilt(name: str) -> ctypes.CDLL | None:
@@ -92,29 +91,29 @@ def _prebuilt(name: str) -> ctypes.CDLL | None:
     if not file.is_file():
         return None
     try:
-        return _declared(ctypes.CDLL(str(file)))
+        return _declared(file)
     except (OSError, AttributeError) as error:
         log.info("%s does not load, and the kernels are compiled: %s", file, error)
         return None
 
 
-def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Return the library with the types of its functions; raise AttributeError if it lacks one."""
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
-    loaded.onespike_fire.argtypes = (pointer, pointer, pointer, ctypes.c_int32, ctypes.c_int32)
-    loaded.onespike_fire.restype = ctypes.c_int32
-    loaded.onespike_count.argtypes = (
-        pointer, number, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, pointer,
-    )  # fmt: skip
-    loaded.onespike_count.restype = None
-    loaded.onespike_moments.argtypes = (pointer, number, pointer)
-    loaded.onespike_moments.restype = None
-    loaded.onespike_product.argtypes = (pointer, pointer, ctypes.c_int32)
-    loaded.onespike_product.restype = ctypes.c_int32
-    loaded.onespike_path.argtypes = (ctypes.c_int32, pointer)
-    loaded.onespike_path.restype = ctypes.c_int32
-    loaded.onespike_attend.argtypes = (pointer, number, ctypes.c_int32)
-    loaded.onespike_attend.restype = ctypes.c_int32
-    loaded.onespike_attend_integers.argtypes = (pointer, number, ctypes.c_int32)
-    loaded.onespike_attend_integers.restype = ctypes.c_int32
+_NUMBER, _INT, _POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "onespike_fire": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "onespike_count": (None, (_POINTER, _NUMBER, _INT, _INT, _INT, _POINTER)),
+    "onespike_moments": (None, (_POINTER, _NUMBER, _POINTER)),
+    "onespike_product": (_INT, (_POINTER, _POINTER, _INT)),
+    "onespike_path": (_INT, (_INT, _POINTER)),
+    "onespike_attend": (_INT, (_POINTER, _NUMBER, _INT)),
+    "onespike_attend_integers": (_INT, (_POINTER, _NUMBER, _INT)),
+}
+"""The functions of the C side → types of the result and of the arguments."""
+
+
+def _declared(file: Path) -> ctypes.CDLL:
+    """Load a library and declare its functions; raise AttributeError if it lacks one."""
+    loaded = ctypes.CDLL(str(file))
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
     return loaded

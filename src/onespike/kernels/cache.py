@@ -42,11 +42,11 @@ def _require_safe(path: Path, *, ours: bool) -> None:
     """Raise an error if another user may have written this path or, for a parent folder (not `ours`), could rename in it."""
     if os.name != "posix":
         return
-    found, user = os.lstat(path), os.geteuid()
-    if found.st_uid not in ((user,) if ours else (user, 0)):
+    status, user = os.lstat(path), os.geteuid()
+    if status.st_uid not in ((user,) if ours else (user, 0)):
         raise PermissionError(f"{path}: it belongs to another user")
     # A link has all bits set, so it is not our library. In a sticky folder others cannot rename our files.
-    if found.st_mode & OTHERS_WRITE and (ours or not found.st_mode & stat.S_ISVTX):
+    if status.st_mode & OTHERS_WRITE and (ours or not status.st_mode & stat.S_ISVTX):
         raise PermissionError(f"{path}: others may write here. Use chmod go-w")
 
 
@@ -59,7 +59,7 @@ def name(key: str, content: bytes) -> str:
     return f"native-{key}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
-def kept(folder: Path, key: str) -> Iterator[Path]:
+def libraries(folder: Path, key: str) -> Iterator[Path]:
     """Yield libraries for this key that are ours and whole."""
     for file in sorted(folder.glob(f"native-{key}-*.so")):
         try:

@@ -17,13 +17,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onespike.kernels import build
 from onespike.kernels.layout import HUGE, PLANS, Plan, limits, plan
-from onespike.kernels.level_form import form_of
 from onespike.runtime.forward import InOrder
 from onespike.spikes import SpikeCode, fire_function
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
-OFF = torch.zeros(())
 
 
 def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:
@@ -50,11 +48,7 @@ def may_be_opaque(*operands: Tensor | None) -> bool:
 def fire(x: Tensor, code: SpikeCode, plans: dict[Any, Plan], *, decoded: bool) -> Tensor | None:
     """Return signed counts in float32, or with `decoded` their values in x's type; None where the plain form must run.
 
-    Args:
-        x: activations, of any type and strides.
-        code: what they fire.
-        plans: the remembered plans of this code's shapes.
-        decoded: whether to return values instead of counts.
+    `plans` remembers how this code goes through activations of each shape.
     """
     if code.typical is not None:
         if not code.shifts:  # the kernels divide by powers of two alone
@@ -118,15 +112,8 @@ def _fire_operator(
 
 
 @_fire_operator.register_fake
-def _(
-    x: Tensor,
-    positive: Tensor | None,
-    negative: Tensor | None,
-    levels: list[int],
-    rounding: str,
-    inside: bool,
-    decoded: bool,
-) -> Tensor:
+def _(x: Tensor, *code: Any) -> Tensor:
+    decoded = code[-1]
     return torch.empty_like(x, dtype=x.dtype if decoded else torch.float32)
 
 
@@ -164,36 +151,8 @@ def _native(
     return out.to(x.dtype) if decoded and x.dtype is not torch.float32 else out
 
 
-def _channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
-    """Return (channels, inner, steps of each): element i of memory has channel (i // inner) % channels; else None."""
-    if sides[0].dim() == sides[1].dim() == 0:
-        return 1, 1, sides
-    wide = next((side for side in sides if side.numel() > 1), None)
-    if any(side.dim() > x.dim() for side in sides):
-        return None
-    if wide is None:
-        return 1, 1, sides
-    axis = next(d for d in range(-1, -wide.dim() - 1, -1) if wide.shape[d] > 1)
-    if wide.shape[axis] != wide.numel() or wide.numel() != x.shape[axis]:
-        return None
-    if any(side.numel() > 1 and side.shape[-axis:] != wide.shape[-axis:] for side in sides):
-        return None
-    flat = tuple(side.reshape(-1).expand(wide.numel()).contiguous() for side in sides)
-    return wide.numel(), x.stride(axis), (flat[0], flat[1])
-
-
 def _triton(x: Tensor, code: SpikeCode, plans: Any, decoded: bool) -> Tensor | None:
-    return _around(x, code, decoded, _launch)
-
-
-def _launch(x: Tensor, up: Step, down: Step, code: SpikeCode, decoded: bool) -> Tensor | None:
-    out = torch.empty_like(x, dtype=torch.float32)
-    off, most = OFF.to(x.device), limits(up, down)
-    layout = _channels(out, (off if up is None else up, off if down is None else down))
-    source, form = x if x.stride() == out.stride() else out.copy_(x), form_of(code.function, code.inside)
-    if layout is None or not _gpu().launch(source, out, layout, most, form, decoded):
-        return None
-    return out.to(x.dtype) if decoded else out
+    return _around(x, code, decoded, _gpu().launch)
 
 
 @cache

@@ -5,14 +5,16 @@ Imported only where a neuron meets a CUDA tensor outside a compiler, which fuses
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from onespike.kernels.layout import OFF, form_of, limits
+from onespike.spikes import SpikeCode
+from onespike.spikes.fire_functions import EXPONENT
+
 BLOCK = 1024
-EXPONENT = 0x7F800000
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,31 +47,37 @@ def kernel(  # type: ignore[no-untyped-def]
     tl.store(out + at, tl.where(v < 0, 0.0 - size, size), mask=here)
 
 
+def channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
+    """Return (channels, inner, steps of each): element i of memory has channel (i // inner) % channels; else None."""
+    if sides[0].dim() == sides[1].dim() == 0:
+        return 1, 1, sides
+    wide = next((side for side in sides if side.numel() > 1), None)
+    if any(side.dim() > x.dim() for side in sides):
+        return None
+    if wide is None:
+        return 1, 1, sides
+    axis = next(d for d in range(-1, -wide.dim() - 1, -1) if wide.shape[d] > 1)
+    if wide.shape[axis] != wide.numel() or wide.numel() != x.shape[axis]:
+        return None
+    if any(side.numel() > 1 and side.shape[-axis:] != wide.shape[-axis:] for side in sides):
+        return None
+    flat = tuple(side.reshape(-1).expand(wide.numel()).contiguous() for side in sides)
+    return wide.numel(), x.stride(axis), (flat[0], flat[1])
+
+
 def launch(
-    source: Tensor,
-    out: Tensor,
-    layout: tuple[int, int, tuple[Tensor, Tensor]],
-    limits: tuple[float, float],
-    form: Any,
-    decoded: bool,
-) -> bool:
-    """Fire `source` into `out`, which has its strides; False for levels, or a neuron, without the closed form.
-
-    Element i of memory has channel (i // inner) % channels.
-
-    Args:
-        source: activations, dense in memory.
-        out: float32.
-        layout: channels, inner, and the steps of both sides, one per channel.
-        limits: the bounds of magnitudes; infinity for a step that is a single number.
-        form: the closed form.
-        decoded: whether to write values instead of counts.
-    """
-    if form.jumps or form.inside or not out.numel():
-        return False
-    channels, inner, (up, down) = layout
+    x: Tensor, up: Tensor | None, down: Tensor | None, code: SpikeCode, decoded: bool
+) -> Tensor | None:
+    """Return counts, or values; None for steps, levels or a neuron without the closed form."""
+    out = torch.empty_like(x, dtype=torch.float32)
+    off, form = OFF.to(x.device), form_of(code.function, code.inside)
+    layout = channels(out, (off if up is None else up, off if down is None else down))
+    if layout is None or form.jumps or form.inside or not out.numel():
+        return None
+    source = x if x.stride() == out.stride() else out.copy_(x)
+    count, inner, steps = layout
     kernel[(triton.cdiv(out.numel(), BLOCK),)](
-        source, out, out.numel(), up, down, channels, max(inner, 1), *limits, form.dense, form.offset, form.top,
+        source, out, out.numel(), *steps, count, max(inner, 1), *limits(up, down), form.dense, form.offset, form.top,
         form.carry, mask=EXPONENT, decoded=decoded, block=BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
-    return True
+    return out.to(x.dtype) if decoded else out

@@ -1,25 +1,56 @@
-"""How the C side walks through an activation and its constants: found once per shape, then kept."""
+"""What the C side reads: G of a spike code in numbers, and how it walks through an activation and its constants."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from functools import lru_cache
+from itertools import pairwise
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onespike.kernels.level_form import form_of
 from onespike.spikes import SpikeCode
+from onespike.spikes.fire_functions import HALF, FireFunction
 
 SHORT = 16
 """Elements below which a piece is copied first."""
 HUGE = torch.finfo(torch.float32).max
 DIMS = 6
 """The largest number of axes on the C side, once contiguous ones are joined."""
+OFF = torch.zeros(())
+"""The step of a side that is off."""
 PLANS = 16
 """The number of shapes that a neuron remembers."""
+
+
+class Form(ctypes.Structure):
+    """The C side's `Form`: a closed form (M, offset, carry, top), or a table of jumps and the rise of the count there."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("jumps", "inside", "carry")),
+        *((name, ctypes.c_float) for name in ("dense", "offset", "top")),
+        *((name, ctypes.POINTER(ctypes.c_float)) for name in ("bound", "rise")),
+    )
+
+
+@lru_cache(maxsize=1024)
+def form_of(function: FireFunction, inside: bool = False) -> Form:
+    """Return G where C can read it; it stays there as long as this is cached or held.
+
+    >>> from onespike.spikes.fire_functions import fire_function
+    >>> form_of(fire_function((1, 2, 3, 4, 6, 10))).dense, form_of(fire_function((1, 5))).jumps
+    (3.0, 2)
+    """
+    if function.pattern is None:
+        array = ctypes.c_float * len(function.levels)
+        rise = (float(high - low) for low, high in pairwise((0, *function.levels)))
+        return Form(len(function.levels), inside, 0, 0, 0, 0, array(*function.bounds), array(*rise))
+    dense, tail = function.pattern
+    offset, carry = (dense - 0.5, HALF) if function.rounding == "nearest" else (dense - 1, 0)
+    return Form(0, inside, carry, dense, offset, 2.0**tail)
 
 
 class _Axes(ctypes.Array[ctypes.c_int64]):
@@ -92,8 +123,8 @@ def plan(x: Tensor, out: Tensor, code: SpikeCode, most: tuple[float, float]) -> 
         return None
     form = form_of(code.function, code.inside)
     call = _Fire(
-        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), _address(code.scale), _address(code.gain), _Axes(*axes[5]),
-        (ctypes.c_void_p * 4)(*map(_address, tensors)), (_Axes * 4)(*(_Axes(*a) for a in axes[1:5])),
+        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), pointer(code.scale), pointer(code.gain), _Axes(*axes[5]),
+        (ctypes.c_void_p * 4)(*map(pointer, tensors)), (_Axes * 4)(*(_Axes(*a) for a in axes[1:5])),
         ctypes.addressof(form), *most,
     )  # fmt: skip
     call.held = form
@@ -110,18 +141,18 @@ def _joined(sizes: list[int], axes: list[list[int]]) -> tuple[list[int], list[li
     """
     if not sizes:
         return [1], [[1], *([0] for _ in axes[1:])]
-    kept, joined = [sizes[0]], [[a[0]] for a in axes]
+    lengths, joined = [sizes[0]], [[a[0]] for a in axes]
     for d in range(1, len(sizes)):
         if all(a[d - 1] == a[d] * sizes[d] for a in axes):
-            kept[-1] *= sizes[d]
+            lengths[-1] *= sizes[d]
             for a, to in zip(axes, joined, strict=True):
                 to[-1] = a[d]
         else:
-            kept.append(sizes[d])
+            lengths.append(sizes[d])
             for a, to in zip(axes, joined, strict=True):
                 to.append(a[d])
-    return kept, joined
+    return lengths, joined
 
 
-def _address(x: Tensor | None) -> int | None:
+def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.kernels import build
-from onespike.kernels.firing import OFF, SMALL, plain_is_needed
-from onespike.kernels.layout import limits
-from onespike.kernels.level_form import form_of
+from onespike.kernels.firing import SMALL, plain_is_needed
+from onespike.kernels.layout import OFF, form_of, limits, pointer
 from onespike.spikes import SpikeCode, fire_function
 
 COUNT = 2**15 - 1
@@ -54,12 +53,8 @@ class Window(NamedTuple):
     @property
     def places(self) -> tuple[int, int]:
         """Return height and width of the result."""
-        down, right = (
-            (whole - gap * (size - 1) - 1) // step + 1
-            for whole, size, step, gap in zip(
-                self.padded, self.kernel, self.stride, self.dilation, strict=True
-            )
-        )
+        axes = zip(self.padded, self.kernel, self.stride, self.dilation, strict=True)
+        down, right = ((whole - gap * (size - 1) - 1) // step + 1 for whole, size, step, gap in axes)
         return down, right
 
 
@@ -67,11 +62,10 @@ class Weights(NamedTuple):
     """8-bit weights in the layout of a path, with what counts are worth to them and what follows the sums.
 
     Attributes:
-        packed: the weights, in the layout of `pack`.
         total: the sum of the weights of each output, in int32.
         scale: one per output.
-        bias: [outputs], or [places, outputs] for row r modulo their number; None for none.
-        inputs: the number of inputs before padding.
+        bias: [outputs], or [places, outputs] for row r modulo their number.
+        inputs: their number before padding.
         times: the units of a count of each sign, single numbers or one per input.
         low: the smallest number of units that a byte holds.
     """
@@ -125,17 +119,17 @@ def paths() -> tuple[Path, ...]:
     kernels: Any = build.library()
     if kernels is None:
         return ()
-    found = []
+    usable = []
     asked = os.environ.get(build.SWITCH, "")  # as on a processor that has nothing faster
     for number in range(PATHS.index(asked) if asked in PATHS else 0, len(PATHS)):
         layout = (ctypes.c_int32 * 3)()
         if kernels.onespike_path(number, layout):
             path = Path(number, layout[1], layout[2])
             if _is_exact(path):
-                found.append(path)
+                usable.append(path)
             else:
                 build.log.error("%s does not multiply exactly here and is not used", path.name)
-    return tuple(found)
+    return tuple(usable)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -151,20 +145,15 @@ def word_path() -> Path | None:
 
 
 def _is_exact(path: Path) -> bool:
-    generator, code = (
-        torch.Generator().manual_seed(0),
-        SpikeCode(ONE, ONE, fire_function(tuple(range(1, 301)))),
-    )
+    generator = torch.Generator().manual_seed(0)
+    code = SpikeCode(ONE, ONE, fire_function(tuple(range(1, 301))))
     # products in here do not belong to the network whose forward may first ask for this
     with torch._C.DisableTorchFunction(), torch.inference_mode():
         for rows, inputs, outputs in ((1, 64, 16), (7, 5, 3), (27, 900, 48)):
             weight = torch.randint(-127, 128, (outputs, inputs), generator=generator).to(torch.int8)
             counts = torch.randint(-140, 141, (rows, inputs), generator=generator).float()
-            for x, w in (
-                (counts, weight),
-                (counts.sign() * 127, weight.sign() * 127),
-                (counts.abs(), weight.abs()),
-            ):
+            largest = counts.sign() * 127, weight.sign() * 127
+            for x, w in ((counts, weight), largest, (counts.abs(), weight.abs())):
                 total = w.sum(1, dtype=torch.int32)
                 weights = Weights(pack(w.to(torch.int8), path), total, torch.ones(outputs), None, inputs)
                 product = _multiply(x, code, weights, ONE, path)
@@ -178,14 +167,9 @@ def multiply(
 ) -> Tensor | None:
     """Return factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
 
-    Args:
-        x: float32 activations [rows, inputs], or with a window [images, height, width, inputs], contiguous.
-        code: what they fire. Its tensors are float32 and contiguous: steps with their scale and a center, single numbers or
-            one per input; a gain per row, where row r has number r modulo their number.
-        weights: the weights that multiply their counts.
-        factor: a single number for all scales.
-        path: the path that the weights are packed for.
-        window: the window of a convolution.
+    x is [rows, inputs], or with a window [images, height, width, inputs]. The code's tensors are float32 and contiguous:
+    steps with their scale and a center, single numbers or one per input; a gain per row, where row r has number r modulo
+    their number. The factor is a single number for all scales.
     """
     if plain_is_needed(x, weights.bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None
@@ -209,19 +193,15 @@ def _multiply(
         shape = (*window.image, above, left, *window.padded, *window.kernel, *window.stride, *window.dilation)
     gain, bias, form = code.gain, weights.bias, form_of(code.function, code.inside)
     source = _Source(
-        x.data_ptr(), _address(code.center), _address(gain), up_step.data_ptr(), down_step.data_ptr(),
+        x.data_ptr(), pointer(code.center), pointer(gain), up_step.data_ptr(), down_step.data_ptr(),
         weights.times[0].data_ptr(), weights.times[1].data_ptr(), ctypes.addressof(form),
         1 if gain is None else gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
         max(up_step.dim(), down_step.dim()), 0, *shape, *((down, right) if shape else ()),
     )  # fmt: skip
     call = _Product(
-        weights.packed.data_ptr(), weights.total.data_ptr(), weights.scale.data_ptr(), factor.data_ptr(), _address(bias),
+        weights.packed.data_ptr(), weights.total.data_ptr(), weights.scale.data_ptr(), factor.data_ptr(), pointer(bias),
         out.data_ptr(), 1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, weights.low, path.number,
     )  # fmt: skip
     threads = 1 if rows * weights.inputs < SMALL else torch.get_num_threads()
     refused = kernels.onespike_product(ctypes.addressof(call), ctypes.addressof(source), threads)
     return None if refused else out
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
