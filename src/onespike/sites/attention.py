@@ -26,12 +26,8 @@ BLOCK = 2**22
 
 def attention_sites(number: int) -> tuple[str, str, str, str]:
     """Return the keys of q, k, the probabilities and v, where q·kᵀ is the matrix product of this number."""
-    return (
-        f"matmul{number}_lhs",
-        f"matmul{number}_rhs",
-        f"matmul{number + 1}_lhs",
-        f"matmul{number + 1}_rhs",
-    )
+    first, second = f"matmul{number}", f"matmul{number + 1}"
+    return f"{first}_lhs", f"{first}_rhs", f"{second}_lhs", f"{second}_rhs"
 
 
 @synaptic(F.scaled_dot_product_attention)

@@ -16,60 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
-PRODUCTS = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "addbmm",
-        "mv",
-        "addmv",
-        "dot",
-        "vdot",
-        "linear",
-        "matmul",
-        "bilinear",
-        "_trilinear",
-        "einsum",
-        "tensordot",
-        "convolution",
-        "_convolution",
-        "convolution_overrideable",
-        "mkldnn_linear",
-        "mkldnn_convolution",
-        "mkldnn_rnn_layer",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "_native_multi_head_attention",
-        "_transformer_encoder_layer_fwd",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-        "_flash_attention_forward",
-        "_efficient_attention_forward",
-        "_addmm_activation",
-        "_int_mm",
-        "_scaled_mm",
-        "_grouped_mm",
-        "_cudnn_rnn",
-        "miopen_rnn",
-        "_cdist_forward",
-    ]
-)
+PRODUCTS = frozenset([
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul", "bilinear",
+    "_trilinear", "einsum", "tensordot", "convolution", "_convolution", "convolution_overrideable",
+    "mkldnn_linear", "mkldnn_convolution", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward", "_efficient_attention_forward", "_addmm_activation", "_int_mm", "_scaled_mm",
+    "_grouped_mm", "_cudnn_rnn", "miopen_rnn", "_cdist_forward",
+])  # fmt: skip
 """Operations that multiply activations by weights or by each other."""
 
 _SAMPLES = "samples at positions that the network computes"
+_GRIDS = "grid_sampler_2d grid_sampler_3d cudnn_grid_sampler torchvision.roi_align torchvision.ps_roi_align"
 ANALOG = {
-    "grid_sampler_2d": _SAMPLES,
-    "grid_sampler_3d": _SAMPLES,
-    "cudnn_grid_sampler": _SAMPLES,
-    "torchvision.roi_align": _SAMPLES,
-    "torchvision.ps_roi_align": _SAMPLES,
+    **dict.fromkeys(_GRIDS.split(), _SAMPLES),
     "torchvision.deform_conv2d": f"{_SAMPLES}, and weighs the samples in the same kernel",
     "weighted_sum": "sums up products taken element by element",
 }
@@ -201,9 +163,8 @@ def _sampling_macs(name: str, args: Any, result: Any) -> int:
     rois, scale, height, width, ratio = args[1:6]
     # a bin is the mean of ratio × ratio samples or, without a ratio, of about one per pixel
     sides = (rois[:, 3:5] - rois[:, 1:3]) * scale
-    samples = (
-        (sides / sides.new_tensor([width, height])).ceil() if ratio <= 0 else torch.full_like(sides, ratio)
-    )
+    per_pixel = (sides / sides.new_tensor([width, height])).ceil()
+    samples = per_pixel if ratio <= 0 else torch.full_like(sides, ratio)
     return int(4 * samples.clamp_min(1).prod(-1).sum()) * int(pooled.shape[1:].numel())
 
 

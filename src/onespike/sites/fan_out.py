@@ -30,9 +30,8 @@ class Synapses(NamedTuple):
     @property
     def mean_fan_out(self) -> float:
         """Return the mean number of synapses behind one element."""
-        return (
-            float(self.fan_out.double().mean()) if isinstance(self.fan_out, Tensor) else float(self.fan_out)
-        )
+        fan = self.fan_out
+        return float(fan.double().mean() if isinstance(fan, Tensor) else fan)
 
 
 def linear(x: Tensor, weight: Tensor) -> Synapses:
@@ -63,8 +62,8 @@ def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
     """a @ b where only visible results are wanted, as in attention under a mask, seen from a or b.
 
     >>> a, b = torch.zeros(1, 3, 4), torch.zeros(1, 4, 3)
-    >>> found = masked(a, b, a, torch.ones(3, 3).tril() > 0)
-    >>> found.macs, found.fan_out.flatten()
+    >>> synapses = masked(a, b, a, torch.ones(3, 3).tril() > 0)
+    >>> synapses.macs, synapses.fan_out.flatten()
     (24, tensor([1, 2, 3]))
     """
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
@@ -88,8 +87,8 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
     what lies behind the last end belongs to none and is not multiplied.
 
     >>> a, b = torch.zeros(6, 3), torch.zeros(2, 3, 5)
-    >>> found = grouped(a, b, torch.tensor([1, 5]), a)
-    >>> found.macs, found.fan_out.flatten(), grouped(a, b, torch.tensor([1, 5]), b).fan_out.flatten()
+    >>> synapses = grouped(a, b, torch.tensor([1, 5]), a)
+    >>> synapses.macs, synapses.fan_out.flatten(), grouped(a, b, torch.tensor([1, 5]), b).fan_out.flatten()
     (75, tensor([5, 5, 5, 5, 5, 0]), tensor([1, 4]))
     """
     if ends is None:
@@ -98,11 +97,8 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
     whole = int(ends[-1])
     sizes = ends.diff(prepend=ends.new_zeros(1)).long().view(-1, 1, 1)
     if a.dim() == b.dim() == 2:
-        macs, axis, across = (
-            rows * whole * columns,
-            -1 if operand is a else -2,
-            columns if operand is a else rows,
-        )
+        macs = rows * whole * columns
+        axis, across = (-1, columns) if operand is a else (-2, rows)
     elif a.dim() == 2:
         macs, axis, across = whole * inner * columns, -2, columns
     else:
@@ -129,11 +125,11 @@ def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synaps
         for name, size in zip(names, x.shape, strict=True):
             sizes[name] = max(sizes.get(name, 1), size)
     volume = math.prod(sizes.values())
-    outputs = math.prod(sizes[name] for name in _kept(equation, sizes))
+    outputs = math.prod(sizes[name] for name in _output_indices(equation, sizes))
     return Synapses(volume * (len(operands) - 1), volume // max(operand.numel(), 1), outputs)
 
 
-def _kept(equation: str, sizes: Mapping[str, int]) -> list[str]:
+def _output_indices(equation: str, sizes: Mapping[str, int]) -> list[str]:
     """Return the indices of an einsum's output: those named, or else those that occur once."""
     terms, arrow, named = equation.replace(" ", "").partition("->")
     hidden = [name for name in sizes if name.startswith("...")]
@@ -157,7 +153,7 @@ def _spread(counts: list[Tensor], channels: int) -> Tensor:
 @lru_cache(maxsize=1024)
 def _met(size: int, outputs: int, kernel: int, step: int, pad: int, gap: int) -> Tensor:
     """Return how many kernel positions each element along one dimension of a convolution meets."""
-    with torch.inference_mode(False):  # kept, and then used in any mode
+    with torch.inference_mode(False):  # cached, and then used in any mode
         used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
         return torch.bincount(used[(used >= 0) & (used < size)], minlength=size)
 
@@ -183,9 +179,8 @@ def convolution(
     else:
         pads = (0,) * dims if isinstance(padding, str) else _tuple(padding, dims)
     counts, positions = [], 1
-    for size, kernel, step, pad, gap in zip(
-        x.shape[-dims:], weight.shape[2:], strides, pads, dilations, strict=True
-    ):
+    axes = zip(x.shape[-dims:], weight.shape[2:], strides, pads, dilations, strict=True)
+    for size, kernel, step, pad, gap in axes:
         outputs = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
         positions *= outputs
         counts.append(_met(size, outputs, kernel, step, pad, gap))

@@ -63,10 +63,7 @@ def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
     product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices="...k,jk")
     whole = visit.multiply(product, bias)
-    if whole is not None:
-        return whole
-    x = visit(product, "input")
-    return F.linear(x, _weight(visit, product), bias)
+    return F.linear(visit(product, "input"), _weight(visit, product), bias) if whole is None else whole
 
 
 GROUPS = 3
@@ -111,14 +108,7 @@ for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
 def matrix_product(
     lhs: Tensor, rhs: Tensor, visible: Tensor | None = None, weighted: bool = False
 ) -> Product:
-    """Return the product lhs @ rhs, with torch's broadcasting.
-
-    Args:
-        lhs: the first operand.
-        rhs: the second operand.
-        visible: which results are wanted, or which weights are not zero; None for all.
-        weighted: whether `visible` marks the nonzero attention weights in lhs.
-    """
+    """Return the product lhs @ rhs; `visible` says which results are wanted or, if `weighted`, which of lhs are not zero."""
     operands = {"lhs": lhs, "rhs": rhs}
 
     def synapses(role: str) -> Synapses:

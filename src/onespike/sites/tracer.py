@@ -65,17 +65,14 @@ class Trace:
     @property
     def folds(self) -> dict[str, str]:
         """Return convolution → the BatchNorm that was its only reader in every forward."""
-        return {
-            convolution: norm for convolution, norm in self.pairs.items() if convolution not in self.unpaired
-        }
+        return {conv: norm for conv, norm in self.pairs.items() if conv not in self.unpaired}
 
     def role(self, site: Site) -> str:
         """Return `activation`, or why this operand is special: `weight`, `constant`, `input`, `head`."""
         facts = self.sites[site]
-        fixed = [f for f in self.sites.values() if f.site.product == site.product and self._fixed(f)]
         if self._fixed(facts):
-            others = sum(f.site.product == site.product for f in self.sites.values())
-            return "weight" if others > len(fixed) else "constant"
+            operands = [f for f in self.sites.values() if f.site.product == site.product]
+            return "constant" if all(map(self._fixed, operands)) else "weight"
         if facts.sources == {IMAGE}:
             return "input"
         return "head" if site.product in self.heads else "activation"
@@ -125,16 +122,16 @@ class Descent(TorchFunctionMode):
 
     def _multiplied(self, result: Tensor) -> None:
         """Record a rule's product: its result descends from this product alone, and its operands are consumed."""
-        pending, tracer = self.tracer.pending, self.tracer
+        pending = self.tracer.pending
         sources = frozenset[str]().union(*(of_operand for _, of_operand in pending))
-        tracer.trace.consumed |= sources
+        self.tracer.trace.consumed |= sources
         name = pending[0][0].product
         self.sources[result] = frozenset({name}) if sources else frozenset()
         self.products[result] = name
         pending.clear()
 
     def _follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
-        sources = frozenset[str]().union(*map(self.of, operands)) if operands else frozenset[str]()
+        sources = frozenset[str]().union(*map(self.of, operands))
         owner = self.tracer.owners.current
         if function is F.batch_norm:
             self.tracer.norms.append(owner)
@@ -181,8 +178,7 @@ class Tracer(Visitor):
         operations = Operations(self.owners, self.coverage, self.trace.uncovered)
         with plain(self.model), self.owners.following(), operations, descent, NetworkSites(self, self.owners):
             output = self.forward(*args, **kwargs)
-        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-        for x in leaves:
+        for x in (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
             sources = descent.of(x)
             self.trace.output_depends |= bool(sources)
             # a box descends from several output layers; a sum that also holds inner products has no output layer
@@ -205,9 +201,8 @@ class Tracer(Visitor):
         facts = self.trace.sites.get(site)
         if facts is None:
             shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])
-            facts = self.trace.sites[site] = SiteFacts(
-                site, tuple(shape), self.trace.forwards, varies=site in self.varying
-            )
+            varies = site in self.varying
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), self.trace.forwards, varies=varies)
         if not operand.again:
             facts.calls += 1
             facts.moments = (0, 0.0, 0.0)
@@ -224,10 +219,8 @@ class Tracer(Visitor):
                 (size, *before), new = facts.moments, kernels.moments(x)
                 facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
             if not facts.varies and (rows is None or rows.is_last):
-                facts.varies |= facts.fingerprint not in (
-                    None,
-                    fingerprint := _fingerprint(x, *facts.moments),
-                )
+                fingerprint = _fingerprint(x, *facts.moments)
+                facts.varies = facts.fingerprint not in (None, fingerprint)
                 facts.fingerprint = fingerprint
             if self.observe is not None:
                 self.observe(site, x)
@@ -249,10 +242,8 @@ class Tracer(Visitor):
             else:
                 self.trace.unpaired.add(convolution)
         for convolution, batchnorm in {**self.trace.pairs, **paired}.items():
-            reads = list(paired.values()).count(batchnorm)
-            if self.norms.count(batchnorm) != reads:  # it also reads something else
-                self.trace.unpaired.add(convolution)
-            if self.trace.pairs.setdefault(convolution, batchnorm) != batchnorm:
+            reads_more = self.norms.count(batchnorm) != list(paired.values()).count(batchnorm)
+            if reads_more or self.trace.pairs.setdefault(convolution, batchnorm) != batchnorm:
                 self.trace.unpaired.add(convolution)
         self.used_by.clear()
         self.norms.clear()
@@ -309,8 +300,8 @@ def joined(*parts: Trace) -> Trace:
         return parts[0]
     whole = Trace()
     for facts in sorted((f for part in parts for f in part.sites.values()), key=lambda facts: facts.first):
-        known = whole.sites.get(facts.site)
-        whole.sites[facts.site] = facts if known is None else _both(known, facts)
+        before = whole.sites.get(facts.site)
+        whole.sites[facts.site] = facts if before is None else _both(before, facts)
     for part in parts:
         for product, macs in part.uncovered.items():
             whole.uncovered[product] = whole.uncovered.get(product, 0) + macs
@@ -326,12 +317,12 @@ def joined(*parts: Trace) -> Trace:
     return whole
 
 
-def _both(known: SiteFacts, other: SiteFacts) -> SiteFacts:
+def _both(first: SiteFacts, other: SiteFacts) -> SiteFacts:
     return replace(
-        known,
-        calls=known.calls + other.calls,
-        forwards=known.forwards + other.forwards,
-        macs=known.macs + other.macs,
-        sources=known.sources | other.sources,
-        varies=known.varies or other.varies or known.fingerprint != other.fingerprint,
+        first,
+        calls=first.calls + other.calls,
+        forwards=first.forwards + other.forwards,
+        macs=first.macs + other.macs,
+        sources=first.sources | other.sources,
+        varies=first.varies or other.varies or first.fingerprint != other.fingerprint,
     )

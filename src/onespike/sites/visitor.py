@@ -141,10 +141,7 @@ class Places(nn.ModuleDict):
     @property
     def visitor(self) -> Visitor | None:
         """Who sees the operands instead of the neurons, if anybody does: the visitor of this thread, or of the one that
-        takes its forward in step with others.
-
-        Raises:
-            UsageError: another thread has let a visitor in.
+        takes its forward in step with others. While another thread has one, forwards are refused.
         """
         if self.visits is None:
             return None
