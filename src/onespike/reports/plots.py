@@ -12,7 +12,7 @@ from onespike.energy.columns import PAPER, comparators
 from onespike.energy.ledger import Ledger
 from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import png as png
-from onespike.scale_search.pareto import front as unbeaten
+from onespike.scale_search import front as unbeaten
 from onespike.tasks import Headline
 
 if TYPE_CHECKING:

@@ -1,29 +1,13 @@
 """λ by Bayesian optimization: ask a sampler, measure, tell. It knows numbers, not networks."""
 
-from onespike.scale_search.pareto import front
-from onespike.scale_search.study import Trial
-from onespike.scale_search.trials import (
-    LOWEST,
-    SAMPLERS,
-    Hopeless,
-    Measurement,
-    Objective,
-    Report,
-    Search,
-    grid,
-    search,
-)
-
-__all__ = [
-    "LOWEST",
-    "SAMPLERS",
-    "Hopeless",
-    "Measurement",
-    "Objective",
-    "Report",
-    "Search",
-    "Trial",
-    "front",
-    "grid",
-    "search",
-]
+from onespike.scale_search.study import LOWEST as LOWEST
+from onespike.scale_search.study import Trial as Trial
+from onespike.scale_search.trials import SAMPLERS as SAMPLERS
+from onespike.scale_search.trials import Hopeless as Hopeless
+from onespike.scale_search.trials import Measurement as Measurement
+from onespike.scale_search.trials import Objective as Objective
+from onespike.scale_search.trials import Report as Report
+from onespike.scale_search.trials import Search as Search
+from onespike.scale_search.trials import front as front
+from onespike.scale_search.trials import grid as grid
+from onespike.scale_search.trials import search as search

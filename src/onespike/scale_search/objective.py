@@ -34,20 +34,8 @@ class ScaleObjective:
 
     A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first
     batch are counted (one row in `EVERY`, always the same rows), so that counting costs little. A compiled network is
-    compiled once: it reads λ as a value.
-
-    Args:
-        ann: the original network.
-        snn: the converted network.
-        batches: (inputs, labels).
-        objective: the quantity to measure.
-        score: makes a new score for each trial.
-        energy: the ledger's column to measure.
-        compiled: compile the converted network.
-
-    Attributes:
-        images: number of inputs.
-        forwards: inputs that went through either network so far.
+    compiled once: it reads λ as a value. `images` is the number of inputs, `forwards` how many went through either
+    network so far.
     """
 
     def __init__(

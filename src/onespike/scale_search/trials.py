@@ -10,10 +10,10 @@ from typing import Any
 
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.validated import understood
-from onespike.scale_search.pareto import front
-from onespike.scale_search.shared import connected
 from onespike.scale_search.study import (
+    LOWEST,
     Trial,
+    connected,
     finished,
     open_study,
     plan,
@@ -23,8 +23,6 @@ from onespike.scale_search.study import (
 )
 
 SAMPLERS = ("gp", "tpe", "grid")
-LOWEST = 0.01
-"""The smallest λ that is tried: below it every neuron saturates."""
 DAMAGED = "Remove search/study.db from the run to search anew, or name another --storage."
 
 
@@ -43,9 +41,23 @@ class Measurement:
 Hopeless = Callable[[int, float], bool]
 Objective = Callable[[float, Hopeless], Measurement]
 """objective(scale, hopeless) → Measurement; it may call hopeless(step, value so far) and give up."""
-
-
 Report = Callable[[Trial, int, int], None]
+
+
+def front(points: Sequence[tuple[float, float]], maximize: bool) -> list[int]:
+    """Return the places of the (energy, value) points that no other point beats in both, by rising energy.
+
+    >>> front([(0.1, 5), (0.2, 4), (0.3, 9)], maximize=True)
+    [0, 2]
+    >>> front([(0.1, 5), (0.2, 4), (0.3, 9), (0.4, 1)], maximize=False)
+    [0, 1, 3]
+    """
+    sign = 1 if maximize else -1
+    unbeaten: list[int] = []
+    for place in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
+        if not unbeaten or sign * points[place][1] > sign * points[unbeaten[-1]][1]:
+            unbeaten.append(place)
+    return unbeaten
 
 
 @dataclass(frozen=True)
@@ -58,15 +70,10 @@ class Search:
     budget: float | None = None
 
     def front(self) -> tuple[Trial, ...]:
-        """Return the trials that no other trial beats in both metric and energy, by rising energy.
-
-        >>> trials = [Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate([(1, 5, 0.1), (0.5, 4, 0.2), (0.2, 9, 0.3)])]
-        >>> [t.scale for t in Search(tuple(trials), trials[2], True).front()]
-        [1, 0.2]
-        """
-        known = [t for t in self.trials if t.value is not None and t.energy is not None]
-        points = [(t.energy or 0.0, t.value or 0.0) for t in known]
-        return tuple(known[place] for place in front(points, self.maximize))
+        """Return the trials that no other trial beats in both metric and energy, by rising energy."""
+        points = {t: (t.energy, t.value) for t in self.trials if t.value is not None and t.energy is not None}
+        trials = list(points)
+        return tuple(trials[place] for place in front(list(points.values()), self.maximize))
 
 
 def grid(count: int) -> list[float]:
@@ -111,8 +118,8 @@ def search(
         seed: the seed of the sampler.
         report: called after each trial with the number finished and the total.
 
-    >>> found = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
-    >>> abs(found.best.scale - 0.3) < 0.05
+    >>> result = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
+    >>> abs(result.best.scale - 0.3) < 0.05
     True
     """
     try:
@@ -127,23 +134,22 @@ def search(
         raise unknown("sampler", sampler, SAMPLERS)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that fails ends in an error here
     wanted = tuple(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        with connected(storage) as backend:
-            with understood(f"search: the study {name}", DAMAGED):
-                study = open_study(backend, name, identity or {}, resume, maximize, fresh)
-                finished(study)
-            plan(study, wanted)
-            study.sampler = sampler_of(sampler, seed + len(study.trials))  # resumed, it draws other numbers
-            _run(study, objective, trials, budget, report)
-            found = finished(study)
-    measured = [t for t in found if t.value is not None and t.value == t.value]
+    experimental = optuna.exceptions.ExperimentalWarning
+    with warnings.catch_warnings(action="ignore", category=experimental), connected(storage) as backend:
+        with understood(f"search: the study {name}", DAMAGED):
+            study = open_study(backend, name, identity or {}, resume, fresh, maximize)
+            finished(study)
+        plan(study, wanted)
+        study.sampler = sampler_of(sampler, seed + len(study.trials))  # resumed, it draws other numbers
+        _run(study, objective, trials, budget, report)
+        measured = finished(study)
+    valued = [t for t in measured if t.value is not None and t.value == t.value]
     if budget is not None:
-        measured = _within(measured, budget)
-    if not measured:
+        valued = _within(valued, budget)
+    if not valued:
         raise UsageError("search: no trial gave a number. Check the data, or try more values.")
-    best = max(measured, key=lambda t: ((t.value or 0.0) * (1 if maximize else -1), t.scale))
-    return Search(tuple(found), best, maximize, budget)
+    best = max(valued, key=lambda t: ((t.value or 0.0) * (1 if maximize else -1), t.scale))
+    return Search(tuple(measured), best, maximize, budget)
 
 
 def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:
@@ -166,12 +172,9 @@ def _run(study: Any, objective: Objective, trials: int, budget: float | None, re
         if frozen.state is TrialState.COMPLETE:
             report(read_trial(frozen), len(finished(study)), trials)
 
-    def measured(trial: Any) -> float:
-        return _measure(study, trial, objective, budget)
-
     enough = MaxTrialsCallback(trials, states=(TrialState.COMPLETE,))
     if len(finished(study)) < trials:
-        study.optimize(measured, callbacks=[reported, enough])
+        study.optimize(lambda trial: _measure(study, trial, objective, budget), callbacks=[reported, enough])
 
 
 def _measure(study: Any, trial: Any, objective: Objective, budget: float | None) -> float:
@@ -192,12 +195,13 @@ def _measure(study: Any, trial: Any, objective: Objective, budget: float | None)
         raise UsageError(
             f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
         )
-    trial.set_user_attr("seconds", time.perf_counter() - started)
-    trial.set_user_attr("finished", measured.finished)
+    facts: dict[str, Any] = {"seconds": time.perf_counter() - started, "finished": measured.finished}
     if measured.energy is not None:
-        trial.set_user_attr("energy", measured.energy)
+        facts["energy"] = measured.energy
         if budget is not None:
             trial.set_constraint("budget", measured.energy - budget)
-    trial.set_user_attr("sha256", seal(scale, measured.value, measured.finished, measured.energy))
+    facts["sha256"] = seal(scale, measured.value, measured.finished, measured.energy)
+    for name, fact in facts.items():
+        trial.set_user_attr(name, fact)
     # Told as complete even if given up: the GP ignores pruned trials and would ask for them again.
     return measured.value
