@@ -70,7 +70,9 @@ class Meter(Visitor):
         with ledger.counting():
             fired = fired if tokens is None else fired * tokens
             self._add(row, operand.timestep, neuron.largest, fired, synapses.fan_out)
-            self._count_pairs(operand, fired, output)
+            pairs = self.pairs.update(operand, fired, output)
+            if pairs is not None:  # the second operand is there; the sum stands at the first
+                add_up(ledger.sites[site.operand(next(iter(operand.product.operands)))].pairs, pairs)
             ledger.observe(operand, neuron, x, fired, output)
         return output
 
@@ -116,13 +118,6 @@ class Meter(Visitor):
         weighted = total.times(fan_out) if isinstance(fan_out, int) else totals(largest, fired, fan_out)
         row.take(weighted.times(each), total.times(each), later=now > 1)
 
-    def _count_pairs(self, operand: Operand, fired: Tensor, output: Tensor) -> None:
-        """Count both operands of a product once the second is there; the sum stands at the first."""
-        pairs = self.pairs.update(operand, fired, output)
-        if pairs is not None:
-            first = operand.site.operand(next(iter(operand.product.operands)))
-            add_up(self.ledger.sites[first].pairs, pairs)
-
 
 def _share(operand: Operand, tokens: Tensor) -> float:
     """Return the part of a product that is made for tokens, not for padding."""
@@ -144,10 +139,6 @@ def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwar
     if thread == get_ident():
         ledger.inputs += count(args or kwargs)
         ledger.padding = mask_of(kwargs)
-
-
-def _has_unruled(owner: Neurons) -> bool:
-    return any(isinstance(site, Analog) and site.macs is not None for site in owner.values())
 
 
 @contextmanager
@@ -175,7 +166,9 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     """
     ledger = ledger if ledger is not None else Ledger()
     meter, places = Meter(ledger), [module for module in model.modules() if isinstance(module, Neurons)]
-    watch = any(_has_unruled(place) for place in places) if watch is None else watch
+    if watch is None:
+        sites = (site for place in places for site in place.values())
+        watch = any(isinstance(site, Analog) and site.macs is not None for site in sites)
     with ExitStack() as stack:
         if places:
             stack.enter_context(visiting(model, meter))

@@ -80,7 +80,8 @@ class SiteSurvey:
             rows = x.sum(-1) > 0  # a fully masked row has nothing to lose
             self.rows += int(rows.sum())
             self.row_loss += float((1 - output.sum(-1))[rows].sum(dtype=torch.float64))
-        axis = _channel_axis(site, x)
+        # the index over which the product sums
+        axis = 1 - x.dim() if site.operation == "conv" else -2 if site.role == "rhs" and x.dim() > 1 else -1
         fired = output != (0.0 if code.offset is None else code.offset)
         sums = torch.stack([_by_channel(part, axis) for part in (x.square(), error, fired)]).cpu()
         if not self.channels.shape[1]:
@@ -179,13 +180,6 @@ def decibels(signal: float, noise: float) -> float:
 
 def _share(chosen: Tensor) -> float:
     return float(chosen.double().mean()) if chosen.numel() else 0.0
-
-
-def _channel_axis(site: Site, x: Tensor) -> int:
-    """Return the index over which the product sums."""
-    if site.operation == "conv":
-        return 1 - x.dim()
-    return -2 if site.role == "rhs" and x.dim() > 1 else -1
 
 
 def _by_channel(x: Tensor, axis: int) -> Tensor:

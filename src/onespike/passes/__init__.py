@@ -1,8 +1,7 @@
 """Calibration passes: more accuracy for the same spikes. They run in the order of this file."""
 
 # ruff: noqa: I001 (the order in which passes are registered is the order in which they run)
-from onespike.passes import nearest as nearest
-from onespike.passes import thrifty as thrifty
+from onespike.passes import rounding as rounding
 from onespike.passes import layout as layout
 from onespike.passes import positions as positions
 from onespike.passes import center as center

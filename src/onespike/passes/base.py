@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
-from onespike.conversion.network import analog_reason
+from onespike.conversion.network import analog_reason, convert
 from onespike.errors import UsageError, unknown
 from onespike.passes.axes import Axes, axes
 from onespike.passes.parts import Parts
@@ -121,6 +121,10 @@ class PassState:
         threshold = self.thresholds[site]
         side = threshold.positive if bool((threshold.positive > 0).any()) else threshold.negative
         return side * self.scale(site)
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the converted network, on the weights of the original."""
+        return convert(model, self.thresholds, self.recipe, share_weights=True)
 
     def with_sites(self, changes: dict[Site, dict[str, Any]], **recipe: Any) -> PassState:
         """Return another state, in which some fields of some sites differ."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onespike.conversion.network import convert, steps_of
+from onespike.conversion.network import steps_of
 from onespike.energy.columns import holdable
 from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
@@ -49,10 +49,8 @@ class Spent:
     def to_dict(self) -> dict[str, Any]:
         """Return the ratios of all columns, ready for JSON; neurons in place of ReLUs have none."""
         ratios = {name: ratio for name, ratio in self.ledger.ratios().items() if not isnan(ratio)}
-        analog = self.ledger.analog_share
-        return {
-            "inputs": self.ledger.inputs, "relative_error": self.error, "ratios": ratios, "analog_share": analog
-        }  # fmt: skip
+        facts = {"inputs": self.ledger.inputs, "relative_error": self.error}
+        return {**facts, "ratios": ratios, "analog_share": self.ledger.analog_share}
 
 
 def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = IMAGES) -> Spent:
@@ -69,24 +67,19 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = I
 
     batches = take_first(reversed(inputs), max(number // steps_of(snn), PART))
     with evaluating(snn):
-        works = (
-            partial(spent, part)
-            for batch in batches
-            for part in split(batch, max(1, PART * number // IMAGES))
-        )
-        for ledger in in_turn(snn, works):
+        size = max(1, PART * number // IMAGES)
+        parts = (part for batch in batches for part in split(batch, size))
+        for ledger in in_turn(snn, (partial(spent, part) for part in parts)):
             ratios.append(ledger.ratio(column))
             whole.merge(ledger)
     each = torch.tensor(ratios, dtype=torch.float64)
-    error = (
-        float(each.std() / len(each) ** 0.5 / each.mean()) if len(each) > 1 and bool(each.mean() > 0) else 0.0
-    )
-    return Spent(whole, error)
+    spread = len(each) > 1 and bool(each.mean() > 0)
+    return Spent(whole, float(each.std() / len(each) ** 0.5 / each.mean()) if spread else 0.0)
 
 
 def measured(state: PassState, context: PassContext) -> Spent:
     """Measure the energy of a state's network on the last calibration inputs."""
-    snn = convert(context.model, state.thresholds, state.recipe, share_weights=True)
+    snn = state.network(context.model)
     return spent_by(snn, context.inputs, context.energy, context.portion(IMAGES))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onespike.calibration.stream import calibrate
-from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import Thresholds
 from onespike.energy.columns import beside
 from onespike.errors import OnespikeWarning, UsageError
 from onespike.neurons import NEURONS
@@ -85,13 +85,9 @@ def prepare(
     check_recipe(recipe)
     refuse_whole(model, recipe)
     with in_order(model):
+        wrapped = progress("calibrating", total)
         thresholds = calibrate(
-            model,
-            batches,
-            recipe,
-            progress=progress("calibrating", total),
-            provenance=provenance,
-            processes=processes,
+            model, batches, recipe, progress=wrapped, provenance=provenance, processes=processes
         )
     return improve(
         model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
@@ -151,10 +147,10 @@ def _tolerated(
     after = [name for name in names if name not in before and name != "tune"]
     for name in before:  # passes that no budget changes
         state = PASSES[name](state, context)
-    tolerated = least_energy(
+    chosen, results = least_energy(
         state, context, lambda state, context: _through(state, context, after), most, judge
     )
-    result, loss = tolerated.state, tolerated.loss
+    state, loss = results[chosen]
     if not loss.within(most):
         warnings.warn(
             f"passes: no energy that was tried stays within a loss of {100 * most:g} %. The least loss is kept: "
@@ -163,9 +159,9 @@ def _tolerated(
             stacklevel=4,
         )
     if "tune" in names:
-        result = PASSES["tune"](result, replace(context, budget=spending(result, context)))
-    tried = [{"budget": budget, **asdict(loss)} for budget, loss in tolerated.tried]
-    return result, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
+        state = PASSES["tune"](state, replace(context, budget=spending(state, context)))
+    tried = [{"budget": budget, **asdict(loss)} for budget, (_, loss) in results.items()]
+    return state, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
 
 
 def _spent(state: PassState, context: PassContext, budget: float | None) -> dict[str, Any]:
@@ -249,12 +245,10 @@ def _only_scaled(before: PassState, after: PassState) -> bool:
     ratios = set[float]()
     for site, threshold in before.spiking.items():
         other = after.thresholds[site]
-        names = (f.name for f in fields(SiteThreshold) if f.name not in ("positive", "negative"))
-        if after.recipe != before.recipe or any(
-            getattr(other, n) is not getattr(threshold, n) for n in names
-        ):
+        others = (f.name for f in fields(threshold) if f.name not in ("positive", "negative"))
+        if any(getattr(other, name) is not getattr(threshold, name) for name in others):
             return False
         if threshold.role != "softmax":
             for old, new in ((threshold.positive, other.positive), (threshold.negative, other.negative)):
                 ratios |= {round(ratio, 5) for ratio in (new / old)[old > 0].flatten().tolist()}
-    return len(ratios) == 1 and ratios != {1.0}
+    return after.recipe == before.recipe and len(ratios) == 1 and ratios != {1.0}

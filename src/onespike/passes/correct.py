@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from onespike.conversion.firing import named_neurons
-from onespike.conversion.network import convert
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
@@ -50,7 +49,7 @@ def correct(state: PassState, context: PassContext) -> PassState:
         if site.operation in ("linear", "conv") and state.axes(site).center
     }
     original = unspiked(state, context)
-    spiking = convert(context.model, state.thresholds, state.recipe, share_weights=True)
+    spiking = state.network(context.model)
     fired: dict[Site, Any] = dict(named_neurons(original))
     # a module that runs several times shares one offset, that of its first run
     wanted, apart, onward = dict[Site, Tensor](), dict[Site, Tensor](), dict[Site, Tensor]()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.network import convert
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
@@ -40,7 +39,7 @@ def unspiked(state: PassState, context: PassContext) -> nn.Module:
     Sites that passes cannot serve are analog in it.
     """
     recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
-    return convert(context.model, state.thresholds, recipe, share_weights=True).requires_grad_(False).eval()
+    return replace(state, recipe=recipe).network(context.model).requires_grad_(False).eval()
 
 
 @contextmanager
@@ -88,10 +87,7 @@ def _listen(see: See, padding: Tensor | None, operand: Operand, x: Tensor) -> Te
 
 
 def gradients(title: str, state: PassState, context: PassContext, inputs: int, seed: int, see: See) -> None:
-    """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output.
-
-    All sites that spike are seen.
-    """
+    """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output."""
     model, generator = unspiked(state, context), torch.Generator().manual_seed(seed)
     batches = take_first(context.inputs, context.portion(inputs))
 
@@ -126,8 +122,11 @@ class Fisher:
     by_octave: Tensor | None = None
     rows: Tensor | None = None
 
-    def add_rows(self, x: Tensor, gradient: Tensor) -> None:
-        """Add the rows of an input of a linear map and their gradients."""
+    def add(self, axes: tuple[int, ...], x: Tensor | None, gradient: Tensor) -> None:
+        """Add the gradient of a value, which is known if it is an input of a linear map."""
+        self.information += reduced(gradient.double().pow(2), axes)
+        if x is None:
+            return
         if self.by_octave is None or self.rows is None:
             self.by_octave = x.new_zeros(OCTAVES, x.shape[-1]).double()
             self.rows = x.new_zeros(OCTAVES).double()
@@ -174,17 +173,14 @@ class _Estimate:
         self.rows: dict[Site, Fisher] = {}
         self.uneven: set[Site] = set()
         """Sites whose sizes differ from call to call."""
+        self.axes: dict[Site, tuple[int, ...]] = {}
+        """Along which information is told apart; positions of a text have no meaning."""
         lengths = token_lengths(context.inputs[0])
-        self.axes = {site: self._axes(state, context, site, lengths) for site in state.spiking}
-
-    def _axes(self, state: PassState, context: PassContext, site: Site, lengths: set[int]) -> tuple[int, ...]:
-        """Return the axes along which information is told apart; positions of a text have no meaning."""
-        axes = state.axes(site)
-        apart = axes.center + axes.step
-        if axes.position is None or not context.task.positional:
-            return apart
-        fixed = state.thresholds[site].shape[axes.position] not in lengths
-        return (*apart, axes.position) if fixed else apart
+        for site, threshold in state.spiking.items():
+            axes = state.axes(site)
+            self.axes[site] = axes.center + axes.step
+            if axes.position is not None and context.task.positional:
+                self.axes[site] += (axes.position,) if threshold.shape[axes.position] not in lengths else ()
 
     def see(self, operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
         site = operand.site
@@ -200,14 +196,7 @@ class _Estimate:
         row.magnitude += size
         share = 1.0 if tokens is None else float(tokens.double().mean())
         row.elements += share * value.numel() / size.numel()
-        return partial(self._hear, row, axes, operand, value)
-
-    def _hear(
-        self, row: Fisher, axes: tuple[int, ...], operand: Operand, value: Tensor, gradient: Tensor
-    ) -> None:
-        row.information += reduced(gradient.double().pow(2), axes)
-        if operand.site.operation == "linear" and value.dim() > 1:
-            row.add_rows(value, gradient)
+        return partial(row.add, axes, value if site.operation == "linear" and value.dim() > 1 else None)
 
 
 def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
@@ -248,6 +237,13 @@ class _Group:
     drawn: list[Tensor] = field(default_factory=list)
     elements: int = 0
 
+    @classmethod
+    def of(cls, gain: Tensor | None, position: int | None) -> list[_Group]:
+        if gain is None or position is None:
+            return [cls(1.0, None)]
+        flat = gain.flatten()
+        return [cls(value, (flat == value).nonzero().flatten()) for value in flat.unique().tolist()]
+
     def draw(
         self,
         x: Tensor,
@@ -275,19 +271,8 @@ class _Group:
         self.drawn.append(chosen.view(*chosen.shape, *[1] * (x.dim() - 2)) if conv else chosen)
 
 
-def _groups(gain: Tensor | None, position: int | None) -> list[_Group]:
-    """Return the groups of positions with one gain."""
-    if gain is None or position is None:
-        return [_Group(1.0, None)]
-    flat = gain.flatten()
-    return [_Group(value, (flat == value).nonzero().flatten()) for value in flat.unique().tolist()]
-
-
 def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
-    """Return values sampled from the original network, per site and per group of its positions with one gain.
-
-    Sites that no input reaches, and those whose sizes differ from call to call, are left out.
-    """
+    """Return values of the original network by site and group of positions with one gain; as in `fisher`, sites are left out."""
     gains = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
     if context.memory.samples is not None and context.memory.samples[0] == gains:
         return context.memory.samples[1]
@@ -301,7 +286,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
         site = operand.site
         position = axes[site].position
         if site not in groups:
-            groups[site] = _groups(state.thresholds[site].gain, position)
+            groups[site] = _Group.of(state.thresholds[site].gain, position)
         values = SAMPLES // (len(batches) * len(groups[site]))
         for group in groups[site]:
             group.draw(x, operand, position, padding, values, generator)
@@ -382,8 +367,7 @@ def judged(
 
 def divergences(states: Sequence[PassState], context: PassContext, batches: Sequence[Any]) -> Tensor:
     """Return KL(original ‖ spiking) of each state, a row, on each batch."""
-    model = context.model
-    networks = [model, *(convert(model, each.thresholds, each.recipe, share_weights=True) for each in states)]
+    networks = [context.model, *(state.network(context.model) for state in states)]
     columns = [
         [float(context.task.divergence(expected, actual)) for actual in others]
         for _, _, (expected, *others) in pairwise(networks, ((batch, None) for batch in batches))

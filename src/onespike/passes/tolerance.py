@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.network import convert
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.passes.base import PassContext, PassState
@@ -18,7 +17,7 @@ from onespike.passes.statistics import held_out
 from onespike.runtime.batches import inputs_of, to
 
 START, LEAST, MOST = 0.2, 0.01, 8.0
-"""The first budget to try if none is context, and how far others may be from 0 and from it."""
+"""The first budget to try if none is given, and how far others may be from 0 and from it."""
 DOWN, UP, HALVINGS = 0.7, 1.4, 2
 
 
@@ -96,23 +95,14 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
     return lambda snn: judged(before - answers_of(snn), "accuracy")
 
 
-@dataclass(frozen=True)
-class Tolerated:
-    """The result: the state, its loss, and every (budget, loss) that was tried."""
-
-    state: PassState
-    loss: Loss
-    tried: tuple[tuple[float, Loss], ...]
-
-
 def least_energy(
     state: PassState,
     context: PassContext,
     run: Callable[[PassState, PassContext], PassState],
     most: float,
     judge: Judge | None = None,
-) -> Tolerated:
-    """Run the passes at the least budget whose loss is within `most`, or at the least loss if none is.
+) -> tuple[float, dict[float, tuple[PassState, Loss]]]:
+    """Return the least budget whose loss is within `most`, or that of the least loss, and the result of each that was tried.
 
     The context's budget is tried first; `run` runs the passes at the budget of a context. The standard error counts as
     loss, which is measured without labels on the last calibration inputs if there is no `judge`.
@@ -122,29 +112,18 @@ def least_energy(
 
     def good(budget: float) -> bool:
         after = run(state, replace(context, budget=budget))
-        loss = judge(convert(context.model, after.thresholds, after.recipe, share_weights=True))
-        tried[budget] = (after, loss)
-        return loss.within(most)
+        tried[budget] = after, judge(after.network(context.model))
+        return tried[budget][1].within(most)
 
     budget = START if context.budget is None else context.budget
-    if good(budget):
-        enough, scarce = budget, 0.0
-        while enough * DOWN > LEAST:
-            if not good(enough * DOWN):
-                scarce = enough * DOWN
-                break
-            enough *= DOWN
-    else:
-        enough, scarce = 0.0, budget
-        while scarce * UP < MOST:
-            if good(scarce * UP):
-                enough = scarce * UP
-                break
-            scarce *= UP
-            if spending(tried[scarce][0], context) < 0.9 * scarce:  # finer steps change nothing
-                break
+    enough, scarce = (budget, 0.0) if good(budget) else (0.0, budget)
+    while enough and not scarce and enough * DOWN > LEAST:
+        enough, scarce = (enough * DOWN, 0.0) if good(enough * DOWN) else (enough, enough * DOWN)
+    while scarce and not enough and scarce * UP < MOST:
+        enough, scarce = (scarce * UP, scarce) if good(scarce * UP) else (0.0, scarce * UP)
+        if not enough and spending(tried[scarce][0], context) < 0.9 * scarce:  # finer steps change nothing
+            break
     for _ in range(HALVINGS if enough and scarce else 0):
         middle = (enough * scarce) ** 0.5
         enough, scarce = (middle, scarce) if good(middle) else (enough, middle)
-    chosen = enough or min(tried, key=lambda one: tried[one][1].drop)
-    return Tolerated(*tried[chosen], tuple((one, loss) for one, (_, loss) in tried.items()))
+    return enough or min(tried, key=lambda one: tried[one][1].drop), tried

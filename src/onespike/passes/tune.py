@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import Reading, additions_within, reading_of
 from onespike.errors import UsageError
 from onespike.neurons.gradient import in_range, straight_through
@@ -133,14 +132,6 @@ class Learner(nn.Module):
             self.moves[name].copy_(value)
 
 
-def check_symmetric(t: SiteThreshold) -> None:
-    """Refuse different steps for the two signs: tuning learns one step."""
-    if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
-        raise UsageError(
-            f"the pass 'tune' learns one step for both signs, and {t.site} has two. Add the pass 'allocate'."
-        )
-
-
 @calibration_pass("tune", needs=("allocate",), whole=True, steps=True)
 def tune(state: PassState, context: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
@@ -148,12 +139,14 @@ def tune(state: PassState, context: PassContext) -> PassState:
     The average of the path is judged on inputs that no step has seen, and so is the start; the best is taken and then
     meets the budget exactly.
     """
-    for t in state.spiking.values():
-        check_symmetric(t)
+    for site, t in state.spiking.items():
+        if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
+            raise UsageError(
+                f"the pass 'tune' learns one step for both signs, and {site} has two. Add the pass 'allocate'."
+            )
     goal = least(state, context)
     training = Training(Learner(state, context.energy), state, context, goal)
-    training.run()
-    return fit(training.best_state(), context, goal)
+    return fit(training.run(), context, goal)
 
 
 class Training:
@@ -201,15 +194,19 @@ class Training:
         self.learner.put(now)
         return sum(losses) / len(losses)
 
-    def run(self) -> None:
-        """Take steps until the held-out loss has not improved for a while, or time is up; resume where it stopped."""
+    def run(self) -> PassState:
+        """Take steps until the held-out loss has not improved for a while, or time is up; resume where it stopped.
+
+        The result has the best average.
+        """
         self._resume()
         if not self.step:
             self.best_loss = self._judge()
         training = self.teacher.training
         self.teacher.eval()
         for _ in self.context.progress("tuning", STEPS)(range(self.step, STEPS)):
-            if self.waited >= (PATIENCE if self.gained else HOPELESS) or self.seconds > SECONDS:
+            gained = any(bool(value.any()) for value in self.best.values())
+            if self.waited >= (PATIENCE if gained else HOPELESS) or self.seconds > SECONDS:
                 continue
             started = time.perf_counter()
             self._step()
@@ -222,11 +219,8 @@ class Training:
                 self._save()
             self.seconds += time.perf_counter() - started
         self.teacher.train(training)
-
-    @property
-    def gained(self) -> bool:
-        """Return whether something is better than the start."""
-        return any(bool(value.any()) for value in self.best.values())
+        self.learner.put(self.best)
+        return self.learner.state(self.state)
 
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.context.seed * 100003 + self.step)
@@ -251,11 +245,6 @@ class Training:
         if isinstance(batch, Tensor) and batch.dim() == 4:
             batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
         return batch
-
-    def best_state(self) -> PassState:
-        """Return the thresholds of the best average."""
-        self.learner.put(self.best)
-        return self.learner.state(self.state)
 
     def _identity(self) -> Tensor:
         """Return what a resumed tuning must share with the one it continues: its start."""

@@ -1,9 +1,15 @@
-"""Pass `thrifty`: a level fires where what it saves in squared error is worth its binary digits."""
+"""Passes `nearest` and `thrifty`: which level fires between two of them."""
 
 from __future__ import annotations
 
 from onespike.energy.columns import reading_of
 from onespike.passes.base import PassContext, PassState, calibration_pass
+
+
+@calibration_pass("nearest")
+def nearest(state: PassState, context: PassContext) -> PassState:
+    """Fire level y_i from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, not the floor."""
+    return state.with_sites({site: {"rounding": "nearest"} for site in state.spiking})
 
 
 @calibration_pass("thrifty")
