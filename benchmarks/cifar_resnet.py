@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from onespike.adapters import LoadedModel
-from onespike.adapters.networks import CIFAR10_CLASSES
+from onespike.adapters import LoadedModel, Reading
+from onespike.adapters.bundled import CIFAR10_CLASSES
+from onespike.tasks import Classification
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """What these checkpoints were trained with."""
@@ -71,7 +72,5 @@ def load(layers: int, file: Path) -> LoadedModel:
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(32, 32, 3)
         return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
 
-    return LoadedModel(
-        model=model.eval(), spec=f"resnet{layers}", transform=transform, preprocessing="ImageNet mean and deviation",
-        weights=file.name, attention=None, class_names=CIFAR10_CLASSES,
-    )  # fmt: skip
+    reading = Reading(transform, "ImageNet mean and deviation")
+    return LoadedModel(model.eval(), f"resnet{layers}", reading, Classification(CIFAR10_CLASSES), file.name)

@@ -146,7 +146,7 @@ class Bench:
         return logits
 
     def _batches(self):
-        return batches(self.items, self.loaded.transform, self.options.batch_size)
+        return batches(self.items, self.loaded.reading.transform, self.options.batch_size)
 
     def convert(self, row: dict) -> tuple[PassState, float]:
         started = time.perf_counter()

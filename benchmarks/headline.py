@@ -57,7 +57,7 @@ class Headline(Bench):
             start = len(self.calibration)
             held = [(self.inputs[start + i], None) for i in range(start)]
             aim = Classification().objectives["kl"]
-            measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(None, self.loaded))
+            measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(None))
             found = search(measure, trials=TRIALS, maximize=aim.maximize, fixed=(1.0, 0.25))
             self.memory["scale"] = found.best.scale
         return self.memory["scale"]
@@ -66,7 +66,7 @@ class Headline(Bench):
         """The class that a network gives each image, its mean KL from the original and, for spikes, its ledger."""
         given, truth, divergent, seen, ledger = [], [], 0.0, 0, None
         with evaluating(network):
-            for x, labels in batches(self.items, self.loaded.transform, self.options.batch_size):
+            for x, labels in batches(self.items, self.loaded.reading.transform, self.options.batch_size):
                 if meter and seen < self.options.metered:
                     with metered(network, ledger) as ledger:
                         logits = network(x)

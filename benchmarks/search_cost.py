@@ -52,7 +52,7 @@ def main() -> None:
         preset("sformer"),
     )
     items = runs.choose(options.data, options.images)
-    data = list(batches(items, pair.loaded.transform, 16))
+    data = list(batches(items, pair.loaded.reading.transform, 16))
     objectives = {
         name: objective_of(pair, items, data, pair.loaded.task.objectives[name.split()[0]], *energy)
         for name, energy in KINDS.items()

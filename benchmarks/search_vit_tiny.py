@@ -76,7 +76,7 @@ def measure(assets: Path, out: Path, scales: dict[str, float]) -> dict:
     compiled = torch.compile(pair.snn)
     hits, ledgers = {name: Hits() for name in scales}, {name: Ledger() for name in scales}
     with torch.inference_mode():
-        for number, (inputs, labels) in enumerate(batches(items, pair.loaded.transform, BATCH)):
+        for number, (inputs, labels) in enumerate(batches(items, pair.loaded.reading.transform, BATCH)):
             expected = pair.ann(inputs)
             for name, scale in scales.items():
                 set_scale_(pair.snn, scale)

@@ -56,8 +56,8 @@ from onespike.tasks import (
     list_coco,
     read_image,
 )
-from onespike.tasks.coco import figures_of, resampled
 from onespike.tasks.pictures import predictions
+from onespike.tasks.precision import figures_of, resampled
 
 PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
             "charset_normalizer", "urllib3", "certifi")  # fmt: skip
@@ -275,7 +275,9 @@ def main() -> None:
     record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
     shown = [(read_image(items[i]), items[i].id) for i in range(4)]
-    write_atomically(options.json.with_suffix(".png"), png(predictions(shown, metric.found, coco.categories)))
+    write_atomically(
+        options.json.with_suffix(".png"), png(predictions(shown, metric.predictions, coco.categories))
+    )
     for kind, name in (("bbox", "boxes"), ("segm", "masks")):
         for key in ("ann", "snn"):
             print(

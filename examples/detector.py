@@ -18,7 +18,7 @@ inputs = (images for images, _ in loaded.batches(calibration, 16))
 thresholds = onespike.calibrate(loaded.model, inputs)
 snn = onespike.convert(loaded.model, thresholds, onespike.preset("sformer", scale=0.25))
 
-metric = loaded.task.metric(test, loaded)
+metric = loaded.task.metric(test)
 result = onespike.evaluate(loaded.model, snn, loaded.batches(test, 20), metric)
 
 for kind, name in (("bbox", "boxes"), ("segm", "masks")):

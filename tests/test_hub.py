@@ -40,7 +40,7 @@ def pair() -> Any:
 
 def test_there_and_back(pair: Any, tmp_path: Path) -> None:
     folder = onespike.save(tmp_path / "run", pair)
-    items = pair.loaded.task.labeled("bundled:cifar10-test", None, pair.loaded)
+    items = pair.loaded.task.labeled("bundled:cifar10-test", None)
     from onespike.tasks import limit
 
     figures = json.loads(json.dumps(evaluate_pair(pair, limit(items, 4)).to_dict()))

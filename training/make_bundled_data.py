@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from onespike.adapters.networks import CIFAR10_CLASSES
+from onespike.adapters.bundled import CIFAR10_CLASSES
 
 OUT = Path(__file__).parents[1] / "src" / "onespike" / "tasks" / "bundled"
 PER_CLASS, CALIBRATION = 100, 256

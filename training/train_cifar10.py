@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from onespike.adapters import load_checkpoint_
-from onespike.adapters.networks import CIFAR10_MEAN, CIFAR10_STD, NETWORKS
+from onespike.adapters.bundled import CIFAR10_MEAN, CIFAR10_STD, NETWORKS
 
 RECIPES = {
     "cifar10-vit": dict(batch=250, muon=0.02, adam=2e-3, decay=0.02, small=0.0, smoothing=0.1),

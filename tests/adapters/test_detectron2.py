@@ -55,7 +55,7 @@ def lazy(tmp_path, monkeypatch):
 def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
     spec, run = f"detectron2:{request.getfixturevalue(kind)}", tmp_path / "run"
     loaded = load_model(spec, random_weights=True)
-    assert (loaded.task.masks, loaded.class_names, loaded.backbone) == (
+    assert (loaded.task.masks, loaded.task.class_names, loaded.backbone) == (
         True,
         SCENE_CLASSES,
         ("backbone[.:]*",),
@@ -75,7 +75,7 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
     for each in (pair, again):
         metric = runs.metric_for(each, items)
         result = runs.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
-        figures.append((result["ann"], result["snn"], metric.found))
+        figures.append((result["ann"], result["snn"], metric.predictions))
     assert figures[0] == figures[1]
     found = figures[0][2]
     assert len(found["ann"]) == len(found["snn"]) == 4 * 3
@@ -86,11 +86,11 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
 @pytest.mark.parametrize(("kind", "first"), [("config", 30), ("lazy", 10)])
 def test_an_image_is_resized_in_the_order_of_colors_of_the_configuration(kind, first, request):
     loaded = load_model(f"detectron2:{request.getfixturevalue(kind)}", random_weights=True)
-    entry = loaded.transform(Image.new("RGB", (128, 64), (10, 20, 30)))
+    entry = loaded.reading.transform(Image.new("RGB", (128, 64), (10, 20, 30)))
     assert (entry["height"], entry["width"]) == (64, 128)
     assert entry["image"].shape == (3, 32, 64) and entry["image"].dtype == torch.float32
     assert entry["image"][:, 0, 0].tolist() == [first, 20, 40 - first]
-    assert "mean 103 116 123, std 60 60 60" in loaded.preprocessing
+    assert "mean 103 116 123, std 60 60 60" in loaded.reading.preprocessing
 
 
 def test_tensors_that_older_checkpoints_hold_are_left_out(config, tmp_path):
@@ -147,4 +147,7 @@ def test_what_cannot_be_built_is_named(config, tmp_path, monkeypatch):
 
 def test_classes_without_a_catalog_are_numbered(config):
     config.write_text(json.dumps({"DATASETS": {"TEST": ["my_data"]}}))
-    assert load_model(f"detectron2:{config}", random_weights=True).class_names[:2] == ("class 0", "class 1")
+    assert load_model(f"detectron2:{config}", random_weights=True).task.class_names[:2] == (
+        "class 0",
+        "class 1",
+    )

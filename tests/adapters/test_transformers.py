@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 def logits(loaded, image):
     with torch.inference_mode():
-        return loaded.model(loaded.transform(image)[None]).logits
+        return loaded.model(loaded.reading.transform(image)[None]).logits
 
 
 def test_from_a_folder_with_both_kinds_of_attention(folder):
@@ -39,8 +39,8 @@ def test_from_a_folder_with_both_kinds_of_attention(folder):
     fused = load_model(spec, pretrained=True)
     eager = load_model(spec, pretrained=True, attention="eager")
     assert (fused.attention, eager.attention) == ("sdpa", "eager")
-    assert fused.class_names == ("ant", "bee", "cat")
-    assert fused.preprocessing == "resize 32×32 bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
+    assert fused.task.class_names == ("ant", "bee", "cat")
+    assert fused.reading.preprocessing == "resize 32×32 bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
     assert (fused.weights, fused.spec, fused.model.training) == ("pretrained", spec, False)
     image = Image.effect_mandelbrot((50, 40), (-2, -1, 1, 1), 20).convert("RGB")
     torch.testing.assert_close(logits(fused, image), logits(eager, image))
@@ -63,12 +63,10 @@ def test_a_checkpoint_without_the_classifier_is_refused(folder, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     kept = {k: v for k, v in tensors.items() if not k.startswith("classifier")}
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(LoadError) as error:
+    with pytest.raises(
+        LoadError, match=r"another architecture than ViTForImage.*2 missing, first classifier\.bias"
+    ):
         load_model(f"transformers:{tmp_path}", pretrained=True)
-    assert str(error.value) == (
-        f"transformers:{tmp_path}: the checkpoint is of another architecture than ViTForImageClassification, which "
-        "has 40 tensors: 2 missing, first classifier.bias. Name the network that the weights were trained for."
-    )
 
 
 def test_a_file_must_fit_exactly(folder, tmp_path):
@@ -77,13 +75,10 @@ def test_a_file_must_fit_exactly(folder, tmp_path):
     tensors["more"] = torch.zeros(1)
     path = tmp_path / "w.safetensors"
     save_file(tensors, path)
-    with pytest.raises(LoadError) as error:
+    with pytest.raises(
+        LoadError, match=r"1 unexpected, first more; 1 of another shape, .* \(7 instead of 3\)"
+    ):
         load_model(f"transformers:{folder}", weights=path)
-    assert str(error.value) == (
-        f"{path}: the checkpoint is of another architecture than ViTForImageClassification, which has 40 tensors: "
-        "1 unexpected, first more; 1 of another shape, first classifier.bias (7 instead of 3). "
-        "Name the network that the weights were trained for."
-    )
 
 
 def test_the_names_in_memory_load_too(folder, tmp_path):
@@ -100,28 +95,17 @@ def test_the_configuration_builds_the_network_again(folder, tmp_path):
     loaded.save_configuration(tmp_path / "configuration")
     again = load_model(f"transformers:{tmp_path / 'configuration'}", random_weights=True)
     again.model.load_state_dict(loaded.model.state_dict())
-    assert (again.preprocessing, again.class_names) == (loaded.preprocessing, loaded.class_names)
+    assert again.reading.preprocessing == loaded.reading.preprocessing and again.task == loaded.task
     image = Image.new("RGB", (40, 50), "teal")
     assert torch.equal(logits(again, image), logits(loaded, image))
 
 
 def test_a_folder_without_a_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
-    with pytest.raises(LoadError) as error:
+    with pytest.raises(
+        LoadError, match=r"holds no network that can be loaded \(.*Write one there with save_pretrained"
+    ):
         load_model(f"transformers:{tmp_path}", pretrained=True)
-    message = str(error.value)
-    assert message.startswith(f"transformers:{tmp_path}: the folder holds no network that can be loaded (")
-    assert message.endswith(
-        "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
-    )
-
-
-def test_an_id_without_a_network():
-    with pytest.raises(LoadError) as error:
-        load_model("transformers:nobody/nothing", pretrained=True)
-    message = str(error.value)
-    assert message.startswith("transformers:nobody/nothing: the published weights cannot be fetched (")
-    assert message.endswith("or give a local checkpoint with --weights FILE.")
 
 
 @pytest.mark.parametrize("source", ["folder", "file"])

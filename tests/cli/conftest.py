@@ -44,7 +44,7 @@ def images(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def vit_weights(tmp_path_factory) -> Path:
     """A checkpoint of the bundled architecture, untrained."""
-    from onespike.adapters.networks import NETWORKS
+    from onespike.adapters.bundled import NETWORKS
 
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "vit.pth"

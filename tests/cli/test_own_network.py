@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from helper import side
-from onespike.adapters.networks import CIFAR10_CLASSES
+from onespike.adapters.bundled import CIFAR10_CLASSES
 from onespike.neurons import NEURONS
 
 with open(Path(__file__).with_name("ran"), "a") as marks:

@@ -67,7 +67,7 @@ def record(run: Path) -> dict:
 
 def digest(pair: runs.NetworkPair, images: Path) -> str:
     """The SHA-256 of both networks' logits."""
-    inputs, _ = next(iter(batches(list_images(images), pair.loaded.transform, 4)))
+    inputs, _ = next(iter(batches(list_images(images), pair.loaded.reading.transform, 4)))
     sha = hashlib.sha256()
     with torch.inference_mode():
         for network in (pair.ann, pair.snn):
@@ -316,7 +316,7 @@ from onespike.tasks import batches, list_images
 
 torch.set_num_threads(1)
 pair = runs.load_run(Path(sys.argv[1]))
-inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.transform, 4)))
+inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.reading.transform, 4)))
 with torch.inference_mode():
     both = [network(inputs).numpy().tobytes() for network in (pair.ann, pair.snn)]
 print(hashlib.sha256(b"".join(both)).hexdigest())

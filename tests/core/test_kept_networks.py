@@ -120,7 +120,7 @@ def test_a_folder_without_its_class(model, inputs, tmp_path):
     with pytest.raises(LoadError, match="missing"):
         onespike.load(folder, nn.Linear(2, 2))
     with pytest.raises(UsageError, match="states no preprocessing"):
-        onespike.load(folder, Own()).loaded.transform(None)
+        onespike.load(folder, Own()).loaded.reading.transform(None)
     write_card(folder, license="mit")
     text = (folder / "README.md").read_text()
     assert 'pair = onespike.from_pretrained(".", model)' in text and "Own, with any weights\n" in text

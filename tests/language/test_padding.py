@@ -72,7 +72,7 @@ def test_a_padded_batch_costs_what_its_texts_cost(texts, every):
 
 def test_passes_take_texts_of_several_lengths(texts):
     padded, single = texts
-    model, task = Pooled(), Embedding(16)
+    model, task = Pooled(), Embedding()
     recipe = onespike.Recipe(passes=("nearest", "layout", "center", "tokens", "allocate"), scale=0.2)
     with torch.inference_mode():
         expected = torch.cat([model(**text) for text in single])

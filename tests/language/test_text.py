@@ -15,7 +15,7 @@ from onespike.adapters.writing import Tokens
 from onespike.errors import DataError
 from onespike.tasks.embedding import texts
 from onespike.tasks.text import documents
-from onespike.tasks.windows import pack, windows_of
+from onespike.tasks.windows import pack
 
 TOKENS = Tokens(tokenizer(), 32)
 
@@ -29,7 +29,7 @@ def test_windows_cover_the_text_once(tmp_path):
     assert torch.cat([w.ids for w in windows]).tolist() == ids[: 8 * (len(ids) // 8)]
     assert [w.following for w in windows] == [ids[i] if i < len(ids) else None for i in range(8, 97, 8)]
     assert items[0].name == "story.txt[0:8]" and len({item.sha256 for item in items}) == len(items)
-    assert windows_of(items)[3] is windows[3]
+    assert items.contents[3] is windows[3]
 
 
 def test_words_and_bytes_are_those_of_the_text(tmp_path):
@@ -136,7 +136,7 @@ def test_both_perplexities_by_hand(tmp_path):
     file = tmp_path / "story.txt"
     file.write_text(sentence(1, 63), encoding="utf-8")
     items = pack(str(file), TOKENS, 8)
-    metric = Perplexity(windows_of(items))
+    metric = Perplexity(items.contents)
     flat = torch.zeros(len(items), 8, 32)
     metric.update(flat, flat, torch.arange(len(items)))
     found = metric.compute()
@@ -154,7 +154,7 @@ def test_perplexity_is_transformers_own_loss(tmp_path):
     loaded = load_model(f"transformers:{llama(tmp_path / 'net')}", pretrained=True).with_length(8)
     (tmp_path / "t.txt").write_text(sentence(2, 40))
     items = loaded.task.inputs(str(tmp_path / "t.txt"))
-    metric = loaded.task.metric(items, loaded)
+    metric = loaded.task.metric(items)
     with torch.inference_mode():
         for inputs, labels in loaded.batches(items, 2):
             output = loaded.model(**inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onespike import Recipe, calibrate, convert, runs
-from onespike.adapters import LoadedModel
+from onespike.adapters import LoadedModel, Reading
 from onespike.passes import improve
 from onespike.reports import record as gather
 from onespike.tasks import Classification, Items, Task
@@ -43,8 +43,8 @@ def make_record(run: Path | None = None, task: Task | None = None, **changes) ->
     recipe = Recipe(**changes)
     items = runs.choose("bundled:cifar10-test", 12)
     ann, classes = Small().eval(), (HOSTILE, "cat", "dog")
-    task = task or Classification()
-    loaded = LoadedModel(ann, HOSTILE, to_input, "8×8", "random", None, classes, task=task)
+    task = task or Classification(classes)
+    loaded = LoadedModel(ann, HOSTILE, Reading(to_input, "8×8"), task, "random")
     images = [x for x, _ in loaded.batches(items, 6)]
     thresholds = improve(ann, images, calibrate(ann, images, recipe), recipe)
     snn = convert(ann, thresholds, recipe)

@@ -146,7 +146,7 @@ def test_energy_shares_sum_to_one_and_examples_have_a_trail(record):
 
 def test_examples_are_those_of_the_task():
     class Other(Classification):
-        def example(self, item, ann, snn, items, network):
+        def example(self, item, ann, snn, items):
             text = ["<b>box</b> 50.0 %"]
             return {"label": None, "pictures": {"input": "data:,"}, "agree": True, "text": text}
 

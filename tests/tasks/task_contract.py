@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from onespike.tasks import TASKS, Items, Task, check, task_of
 from onespike.tasks.base import exact
-
-NETWORK = SimpleNamespace(spec="bundled:it", class_names=None, class_ids=None)
 
 
 def number(x: Tensor) -> float:
@@ -46,7 +43,7 @@ class TaskContract:
         return torch.tensor([item.label for item in self.items()][: self.inputs])
 
     def scored(self, noise: float = 0.5, without: bool = False) -> dict[str, Any]:
-        metric = self.task.metric(self.items(), NETWORK)
+        metric = self.task.metric(self.items())
         metric.update(self.output(0), self.output(0, noise), self.labels())
         return {**metric.compute(), "images": self.inputs, "seconds": {"ann": 1.0, "snn": 1.0}}
 
@@ -102,7 +99,7 @@ class TaskContract:
 
     def test_metrics_of_two_parts_are_those_of_the_whole(self):
         ann, snn, labels = self.output(0), self.output(0, 0.5), self.labels()
-        whole, first, second = (self.task.metric(self.items(), NETWORK) for _ in range(3))
+        whole, first, second = (self.task.metric(self.items()) for _ in range(3))
         whole.update(ann, snn, labels)
         for metric, rows in ((first, slice(0, 2)), (second, slice(2, None))):
             metric.update(self.part(ann, rows), self.part(snn, rows), labels[rows])
@@ -112,7 +109,7 @@ class TaskContract:
         assert _close(found, expected)
 
     def test_figures_lie_within_their_intervals(self):
-        metric = self.task.metric(self.items(), NETWORK)
+        metric = self.task.metric(self.items())
         metric.update(self.output(0), self.output(0, 0.5), self.labels())
         record = json.loads(json.dumps(metric.compute()))
         bounds = {name: record["intervals"][name] for name in record["intervals"] if "." not in name}
@@ -127,7 +124,7 @@ class TaskContract:
 
     def test_every_objective_has_a_score(self):
         for name, objective in self.task.objectives.items():
-            score = objective.score(self.items(), NETWORK)
+            score = objective.score(self.items())
             expected = self.output(0) if objective.compares else None
             labels = self.labels() if objective.labeled else None
             score.update(expected, self.output(0), labels, self.inputs)

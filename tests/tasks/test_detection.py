@@ -17,8 +17,8 @@ from pycocotools.cocoeval import COCOeval
 from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
 from onespike.tasks import AveragePrecision, category_ids, limit, list_coco, read_coco, read_image
-from onespike.tasks.coco import FIGURES, resampled
 from onespike.tasks.coco_schema import decompressed
+from onespike.tasks.precision import FIGURES, resampled
 
 MODES = ("RGB", "L", "CMYK")
 
@@ -168,7 +168,7 @@ def test_results_are_checked(data):
             metric.update([{**good, **change}], [], torch.tensor([5]))
     metric = AveragePrecision(coco, lambda output, images: output, categories={1: 3})
     metric.update([{**good, "category_id": 1}, {**good, "category_id": 8}], [], torch.tensor([5]))
-    assert [r["category_id"] for r in metric.found["ann"]] == [3]
+    assert [r["category_id"] for r in metric.predictions["ann"]] == [3]
 
 
 def test_gray_and_cmyk_images_become_rgb(data):
@@ -184,76 +184,46 @@ def broken(file: Path, change) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: r["annotations"].clear(), "its list 'annotations' is empty"),
-        (lambda r: r.pop("categories"), r"damaged \(at categories: field required\)"),
-        (
-            lambda r: r["annotations"][2].update(image_id=77),
-            "annotation 3 has the image_id 77, which the file",
-        ),
-        (
-            lambda r: r["annotations"][2].update(category_id=4),
-            "annotation 3 has the category_id 4, which the file",
-        ),
-        (lambda r: r["images"][1].update(id=5), "image 5 has the id 5, which another one has too"),
-        (lambda r: r["annotations"][2].update(id=1), "annotation 1 has the id 1, which another one has too"),
-        (lambda r: r["categories"][1].update(id=3), "category 3 has the id 3, which another one has too"),
-        (lambda r: r["categories"][1].update(name="cat"), "category 90 has the name 'cat', which is"),
-        (lambda r: r["annotations"][2].update(id=2**63), "has the id 9223372036854775808, beyond 64 bits"),
-        (lambda r: r["images"][1].pop("width"), r"\(at image 15, width: field required\)"),
-        (
-            lambda r: r["images"][1].update(width="60"),
-            r"\(at image 15, width: input should be a valid integer\)",
-        ),
-        (lambda r: r["images"][1].update(height=0), "image 15 has the height 0, not from 1 to 65536"),
-        (
-            lambda r: r["images"][1].update(file_name="a\0"),
-            "image 15 has the file_name 'a.x00', which no file",
-        ),
-        (lambda r: r["annotations"].append(5), r"\(at annotations.13: input should be"),
-        (
-            lambda r: r["annotations"][2].update(image_id=[5]),
-            r"\(at annotation 3, image_id: input should be a valid",
-        ),
-        (
-            lambda r: r["annotations"][2].update(bbox=None),
-            r"\(at annotation 3, bbox: input should be a valid",
-        ),
-        (
-            lambda r: r["annotations"][2].update(bbox=[1, 2, 3]),
-            r"annotation 3 has the bbox \[1.0, 2.0, 3.0\], not x",
-        ),
-        (
-            lambda r: r["annotations"][2].update(bbox=[1, 2, -3, 4]),
-            "annotation 3 has the bbox .* no negative side",
-        ),
-        (
-            lambda r: r["annotations"][2].update(bbox=[1, 2, 1e9, 4]),
-            "the bbox .* far outside the image of 60×40",
-        ),
-        (lambda r: r["annotations"][2].update(bbox=[math.nan] * 4), "annotation 3 has the bbox .*finite"),
-        (
-            lambda r: r["annotations"][2].update(area="large"),
-            r"\(at annotation 3, area: input should be a valid",
-        ),
-        (
-            lambda r: r["annotations"][2].update(area=-1),
-            "annotation 3 has the area -1.0, not a finite number",
-        ),
-        (
-            lambda r: r["annotations"][2].update(iscrowd=-1),
-            "annotation 3 has the iscrowd -1, neither 0 nor 1",
-        ),
-        (
-            lambda r: r["images"][1].update(file_name="gone.jpg"),
-            "gone.jpg: the file of image id 15 is missing",
-        ),
-        (lambda r: r["images"][1].update(width=61), "image id 15 is 60×40, and .* says 61×40"),
-    ],
-)
-def test_bad_annotations_are_named(data, change, message):
+DAMAGE = [
+    ("annotations", None, [], "its list 'annotations' is empty"),
+    ("categories", None, ..., "at categories: field required"),
+    ("annotations", 2, {"image_id": 77}, "annotation 3 has the image_id 77, which the file"),
+    ("annotations", 2, {"category_id": 4}, "annotation 3 has the category_id 4, which the file"),
+    ("images", 1, {"id": 5}, "image 5 has the id 5, which another one has too"),
+    ("annotations", 2, {"id": 1}, "annotation 1 has the id 1, which another one has too"),
+    ("categories", 1, {"id": 3}, "category 3 has the id 3, which another one has too"),
+    ("categories", 1, {"name": "cat"}, "category 90 has the name 'cat', which is"),
+    ("annotations", 2, {"id": 2**63}, "at annotation 9223372036854775808, id: input should be less than"),
+    ("images", 1, {"width": ...}, "at image 15, width: field required"),
+    ("images", 1, {"width": "60"}, "at image 15, width: input should be a valid integer"),
+    ("images", 1, {"height": 0}, "at image 15, height: input should be greater than or equal to 1"),
+    ("images", 1, {"file_name": "a\0"}, "image 15 has the file_name 'a.x00', which no file"),
+    ("annotations", 2, 5, "at annotations.2: input should be"),
+    ("annotations", 2, {"image_id": [5]}, "at annotation 3, image_id: input should be a valid"),
+    ("annotations", 2, {"bbox": None}, "at annotation 3, bbox: input should be a valid"),
+    ("annotations", 2, {"bbox": [1, 2, 3]}, "at annotation 3, bbox: list should have at least 4 items"),
+    ("annotations", 2, {"bbox": [1, 2, -3, 4]}, "annotation 3 has the bbox .* no negative side"),
+    ("annotations", 2, {"bbox": [1, 2, 1e9, 4]}, "the bbox .* far outside the image of 60×40"),
+    ("annotations", 2, {"bbox": [math.nan] * 4}, "at annotation 3, bbox.0: input should be a finite number"),
+    ("annotations", 2, {"area": "large"}, "at annotation 3, area: input should be a valid"),
+    ("annotations", 2, {"area": -1}, "at annotation 3, area: input should be greater than or equal to 0"),
+    ("annotations", 2, {"iscrowd": -1}, "at annotation 3, iscrowd: input should be greater than"),
+    ("images", 1, {"file_name": "gone.jpg"}, "gone.jpg: the file of image id 15 is missing"),
+    ("images", 1, {"width": 61}, "image id 15 is 60×40, and .* says 61×40"),
+]
+"""The list, the place in it, new values (`...` removes one), and the message."""
+
+
+@pytest.mark.parametrize(("key", "place", "values", "message"), DAMAGE)
+def test_bad_annotations_are_named(data, key, place, values, message):
+    def change(record):
+        if place is None or not isinstance(values, dict):
+            target, name, value = (record, key, values) if place is None else (record[key], place, values)
+            record.pop(key) if value is ... else target.__setitem__(name, value)
+        else:
+            entry = record[key][place] | values
+            record[key][place] = {name: value for name, value in entry.items() if value is not ...}
+
     folder, file = data
     with pytest.raises(DataError, match=message):
         list_coco(folder, broken(file, change))

@@ -1,85 +1,101 @@
-"""Sources of networks: `ADAPTER:NAME` → a model, its image transform and what is known about both."""
+"""Sources of networks: `ADAPTER:NAME` → a model, how its inputs are read, and its task."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, unknown
-from onespike.tasks import Classification, Items, Task, batches
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    Transform = Callable[[Image], Tensor]
+from onespike.tasks import Classification, Detection, Item, Items, Task, batches
 
 ATTENTIONS = ("sdpa", "eager")
+BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
+"""Names that detectors give to the part that a classifier also has."""
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+"""A mean and a standard deviation per channel."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a network's inputs are read.
+
+    Attributes:
+        transform: what the task loads, such as an RGB image → the network's input, without the batch dimension.
+        preprocessing: the transform in one readable line.
+        collate: makes a batch of several inputs; they are stacked if it is None.
+        length: tokens that the network is fed with at once; None for one that does not read text.
+        of_length: reading and task for another number of tokens.
+        size: the shorter side that images are resized to and the crop, where the user gave them.
+        replaced: the library's own mean and deviation, where the user gave others.
+        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
+    """
+
+    transform: Callable[[Any], Any]
+    preprocessing: str
+    collate: Callable[[list[Any]], Any] | None = None
+    length: int | None = None
+    of_length: Callable[[int], tuple[Reading, Task]] | None = None
+    size: tuple[int, int] | None = None
+    replaced: Normalization | None = None
+    doubt: str = ""
+
+    def batches(
+        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network in evaluation mode, with everything needed to feed and describe it.
+    """A network in evaluation mode, how its inputs are read, and how its outputs are scored.
 
     Attributes:
         model: the network.
         spec: the user's request, `ADAPTER:NAME`.
-        transform: an RGB image → the network's input, without the batch dimension.
-        preprocessing: the transform in one readable line.
+        reading: how inputs are read.
+        task: what the output means and how it is scored.
         weights: `pretrained`, `bundled`, `own` (of the user's code), `random`, or the name of the file.
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
-        class_names: one name per class, if known.
-        class_ids: one WordNet id per class, if known.
         published_top1: the accuracy stated by the publisher of the weights, in percent.
         save_configuration: writes what is needed to rebuild the network (without weights) into a folder, for networks
             that their name does not define.
-        task: how inputs are read, what the output means and how it is scored.
-        collate: makes the network's input of several images' tensors; they are stacked if it is None.
-        backbone: globs of the sites in the backbone, for networks that have more than one.
-        replaced: the library's own mean and deviation, where the user gave others.
-        length: tokens that the network is fed with at once; None for one that does not read text.
-        of_length: the same network, fed with another number of tokens.
-        size: the shorter side that images are resized to and the crop, where the user gave them.
-        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
     """
 
     model: nn.Module
     spec: str
-    transform: Transform
-    preprocessing: str
-    weights: str
-    attention: str | None
-    class_names: tuple[str, ...] | None
+    reading: Reading
+    task: Task = field(default_factory=Classification)
+    weights: str = "own"
+    attention: str | None = None
     published_top1: float | None = None
     save_configuration: Callable[[Path], None] | None = None
-    task: Task = field(default_factory=Classification)
-    collate: Callable[[list[Tensor]], Any] | None = None
-    backbone: tuple[str, ...] = ()
-    replaced: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    class_ids: tuple[str, ...] | None = None
-    length: int | None = None
-    of_length: Callable[[int], LoadedModel] | None = None
-    size: tuple[int, int] | None = None
-    doubt: str = ""
+
+    @property
+    def backbone(self) -> tuple[str, ...]:
+        """Return globs of the sites in a detector's backbone; none for networks that are nothing else."""
+        names = dict(self.model.named_modules()) if isinstance(self.task, Detection) else {}
+        return next(((f"{name}[.:]*",) for name in BACKBONES if name in names), ())
 
     def with_length(self, length: int) -> LoadedModel:
         """Return the same network for this many tokens per input."""
-        if self.of_length is None:
+        if self.reading.of_length is None:
             raise UsageError(f"{self.spec} reads no text, and --length is for text. Leave it out.")
-        return self.of_length(length)
+        reading, task = self.reading.of_length(length)
+        return dataclasses.replace(self, reading=reading, task=task)
 
     def batches(
         self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Any, Tensor | None]]:
         """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
-        load = self.task.load
-        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
+        return self.reading.batches(items, batch_size, part, self.task.load)
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,9 @@ class Source:
         return self.file.name if self.file else "random" if self.random else "pretrained"
 
 
+Load = Callable[[str, Source], LoadedModel]
+
+
 @dataclass(frozen=True)
 class Adapter:
     """One source of networks.
@@ -105,14 +124,12 @@ class Adapter:
         has_weights: whether a name stands for its weights, too, so that none need be given.
     """
 
-    load: Callable[[str, Source], LoadedModel]
+    load: Load
     names: Callable[[], Sequence[str]]
     has_weights: Callable[[str], bool]
 
 
 ADAPTERS: dict[str, Adapter] = {}
-
-Load = Callable[[str, Source], LoadedModel]
 
 
 def adapter(
@@ -164,17 +181,11 @@ def load_model(
         raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
-    file = None if weights is None else Path(weights)
-    source = Source(file, pretrained, random_weights, attention)
-    if on_disk:
-        from onespike.adapters.on_disk import files_of, load_from_disk
+    source = Source(None if weights is None else Path(weights), pretrained, random_weights, attention)
+    from onespike.adapters.on_disk import files_of, load_from_disk
 
-        files = files_of(name, source)
-        if files:
-            loaded = load_from_disk(kind, name, source, files)
-            loaded.model.eval()
-            return loaded
-    loaded = ADAPTERS[kind].load(name, source)
+    files = files_of(name, source) if on_disk else []
+    loaded = load_from_disk(kind, name, source, files) if files else ADAPTERS[kind].load(name, source)
     loaded.model.eval()
     return loaded
 
@@ -194,11 +205,22 @@ def require(package: str, extra: str, wanted_by: str) -> ModuleType:
         raise LoadError(f"{wanted_by}: {reason}. Install it with: pip install 'onespike[{extra}]'") from error
 
 
-def unknown_model(library: str, name: str, known: Sequence[str], listing: str) -> UsageError:
+def unknown_model(library: str, name: str, names: Sequence[str]) -> UsageError:
     """Return the error for a name among hundreds: it shows only the nearest ones and where to find all."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
-    return UsageError(f"unknown {library} model {name!r}.{hint} All {len(known)} names: {listing}.")
+    listing = f"All {len(names)} names: onespike list models {library}."
+    return UsageError(f"unknown {library} model {name!r}.{hint} {listing}")
+
+
+def built(spec: str, source: Source, build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what a library builds; what goes wrong with its published weights becomes one error."""
+    try:
+        return build()
+    except Exception as error:  # hub and HTTP clients have separate exception families
+        if not source.pretrained:
+            raise
+        raise cannot_download(spec, error) from error
 
 
 def cannot_download(spec: str, error: Exception) -> LoadError:
@@ -220,17 +242,13 @@ def first_line(error: Exception) -> str:
 
 def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the WordNet ids of ImageNet-1K's classes as timm lists them; None for other classes, or without timm."""
-    if (
-        names is None
-        or len(names) != 1000
-        or not (names[0].startswith("tench") and names[-1].startswith("toilet"))
-    ):
+    if names is None or len(names) != 1000 or not names[0].startswith("tench"):
         return None
     try:
         info = importlib.import_module("timm.data").ImageNetInfo()
     except ImportError:
         return None
-    return tuple(info.label_names())
+    return tuple(info.label_names()) if names[-1].startswith("toilet") else None
 
 
 def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:

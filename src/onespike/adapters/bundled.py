@@ -1,28 +1,77 @@
-"""`bundled:NAME`: the networks that onespike has trained and ships."""
+"""`bundled:NAME`: the small networks that ship with onespike; the scripts in `training/` trained them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from onespike.adapters import scene_results, scenes
-from onespike.adapters.base import LoadedModel, Source, adapter, describe_normalization, require
+from onespike.adapters import scenes
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, require
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import backbone_of
-from onespike.adapters.networks import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD, NETWORKS, SCENES
+from onespike.adapters.detection import Records, box, run_lengths
+from onespike.adapters.preprocessing import NORMALIZATIONS, normalized, pixels_of
 from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, unknown
-from onespike.tasks import Detection
+from onespike.tasks import Classification, Detection
+from onespike.tasks.objects import Objects
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CIFAR10_MEAN, CIFAR10_STD = NORMALIZATIONS["CIFAR-10"]
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+SIDE = 32
 IN_PACKAGE = Path(__file__).parent / "bundled"
 IN_REPOSITORY = Path(__file__).parents[3] / "weights"
-SIDE = 32
+
+
+class ConvStem(nn.Sequential):
+    """Three 3×3 convolutions that turn a 32×32 image into an 8×8 grid of tokens."""
+
+    def __init__(self, width: int) -> None:
+        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+            return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+        super().__init__(
+            *block(3, width // 4, 1), *block(width // 4, width // 2, 2), *block(width // 2, width, 2)
+        )
+        self.num_features = width
+
+
+def cifar10_vit(**overrides: Any) -> nn.Module:
+    """A timm VisionTransformer for 32×32 images behind a convolutional stem."""
+    from timm.layers.hybrid_embed import HybridEmbed
+    from timm.models.vision_transformer import VisionTransformer
+
+    width = 128
+    settings: dict[str, Any] = dict(
+        img_size=32, patch_size=1, num_classes=10, embed_dim=width, depth=6, num_heads=4, mlp_ratio=2.0,
+        class_token=False, global_pool="avg", fc_norm=True,
+        embed_layer=partial(HybridEmbed, backbone=ConvStem(width), feature_size=8, proj=True),
+    )  # fmt: skip
+    return VisionTransformer(**(settings | overrides))
+
+
+def cifar10_resnet18() -> nn.Module:
+    """Full-width ResNet-18 (64, 128, 256, 512 channels) with a 3×3 stem for 32×32 images."""
+    from timm import create_model
+
+    network: nn.Module = create_model("resnet18", num_classes=10)
+    network.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    return network
+
+
+SCENES = "scenes"
+NETWORKS = {"cifar10-vit": cifar10_vit, "cifar10-resnet18": cifar10_resnet18, SCENES: scenes.SceneDetector}
 
 
 @adapter("bundled", names=lambda: tuple(sorted(NETWORKS)), has_weights=lambda name: True)
@@ -38,26 +87,19 @@ def load(name: str, source: Source) -> LoadedModel:
     if file:
         load_checkpoint_(model, file)
     shipped = file is not None and source.file is None
+    weights = "bundled" if shipped else source.describe()
     if name == SCENES:
-        return LoadedModel(
-            model=model,
-            spec=spec,
-            transform=scene_results.to_input,
-            preprocessing=f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5",
-            weights="bundled" if shipped else source.describe(),
-            attention="sdpa",
-            class_names=scenes.SCENE_CLASSES,
-            task=Detection(scene_results.scene_results, scene_results.scene_objects, masks=True),
-            backbone=backbone_of(model),
-        )
+        reading = Reading(to_scene, f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5")
+        task = Detection(scene_results, scene_objects, masks=True, class_names=scenes.SCENE_CLASSES)
+        return LoadedModel(model, spec, reading, task, weights, attention="sdpa")
+    normalization = describe_normalization(CIFAR10_MEAN, CIFAR10_STD)
     return LoadedModel(
-        model=model,
-        spec=spec,
-        transform=to_input,
-        preprocessing=f"resize {SIDE}×{SIDE} bilinear, {describe_normalization(CIFAR10_MEAN, CIFAR10_STD)}",
-        weights="bundled" if shipped else source.describe(),
+        model,
+        spec,
+        Reading(to_input, f"resize {SIDE}×{SIDE} bilinear, {normalization}"),
+        Classification(CIFAR10_CLASSES),
+        weights,
         attention=set_attention_(model, source.attention),
-        class_names=CIFAR10_CLASSES,
         published_top1=_recorded_accuracy(file) if file and shipped else None,
     )
 
@@ -73,17 +115,6 @@ def weights_file(name: str) -> Path:
     )
 
 
-def to_input(image: Image) -> Tensor:
-    """Turn an RGB image into a normalized 3×32×32 tensor; images of that size are not resampled."""
-    from PIL.Image import Resampling
-
-    if image.size != (SIDE, SIDE):
-        image = image.resize((SIDE, SIDE), Resampling.BILINEAR)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(SIDE, SIDE, 3)
-    mean, std = torch.tensor(CIFAR10_MEAN).view(3, 1, 1), torch.tensor(CIFAR10_STD).view(3, 1, 1)
-    return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
-
-
 def _recorded_accuracy(file: Path) -> float | None:
     """Return the test accuracy that the training script wrote into the file."""
     from safetensors import safe_open
@@ -91,3 +122,40 @@ def _recorded_accuracy(file: Path) -> float | None:
     with safe_open(file, framework="pt") as opened:
         recorded = (opened.metadata() or {}).get("test_accuracy")
     return float(recorded) if recorded else None
+
+
+def to_input(image: Image) -> Tensor:
+    """Turn an RGB image into a normalized 3×32×32 tensor; images of that size are not resampled."""
+    return normalized(pixels_of(image, SIDE), CIFAR10_MEAN, CIFAR10_STD)
+
+
+def to_scene(image: Image) -> Tensor:
+    """Turn an RGB image into a 3×64×64 tensor with values from −1 to 1."""
+    return pixels_of(image, scenes.SIDE) / 127.5 - 1
+
+
+def scene_objects(output: dict[str, Tensor]) -> list[Objects]:
+    """Return each image's objects as tensors; masks are cut to their boxes, as in `scene_results`."""
+    logits, boxes = output["masks"], output["boxes"].detach()
+    at = (torch.arange(logits.shape[-1], device=logits.device) + 0.5) * (scenes.SIDE / logits.shape[-1])
+    x0, y0, x1, y1 = (boxes[..., c, None] for c in range(4))
+    inside = ((at > y0) & (at < y1))[..., :, None] & ((at > x0) & (at < x1))[..., None, :]
+    masks = logits.sigmoid() * inside
+    names = ("scores", "labels", "boxes")
+    return [{**{name: output[name][row] for name in names}, "masks": masks[row]} for row in range(len(masks))]
+
+
+def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[str, Any]]:
+    """Return COCO results of the detector's output: masks at the image's size, cut to their boxes."""
+    for row, image in enumerate(images):
+        height, width = image["height"], image["width"]
+        masks = F.interpolate(output["masks"][row][None], size=(height, width), mode="bilinear")[0] > 0
+        boxes = output["boxes"][row] * torch.tensor([width, height, width, height]) / scenes.SIDE
+        ys, xs = torch.arange(height)[:, None] + 0.5, torch.arange(width) + 0.5
+        for i, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
+            inside = (xs > x0) & (xs < x1) & (ys > y0) & (ys < y1)
+            yield {
+                "image_id": image["id"], "category_id": int(output["labels"][row, i]),
+                "score": float(output["scores"][row, i]), "bbox": box(boxes[i]),
+                "segmentation": run_lengths(masks[i].cpu() & inside),
+            }  # fmt: skip

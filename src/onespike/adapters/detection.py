@@ -6,21 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onespike.errors import LoadError
 from onespike.tasks import Detection
-from onespike.tasks.objects import Found
+from onespike.tasks.objects import Objects, boxes_around
 
 Records = Sequence[Mapping[str, Any]]
-BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
-"""Names that detectors give to the part that a classifier also has."""
-
-
-def backbone_of(model: nn.Module) -> tuple[str, ...]:
-    """Return globs of the backbone's sites; none if a network has no backbone."""
-    names = dict(model.named_modules())
-    return next(((f"{b}[.:]*",) for b in BACKBONES if b in names), ())
 
 
 def box(corners: Tensor) -> list[float]:
@@ -47,25 +39,25 @@ def run_lengths(mask: Tensor) -> dict[str, Any]:
 
 def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dict[str, Any]]:
     """Return the results of networks that give one dictionary per image: boxes, labels, scores, perhaps masks."""
-    for image, found in zip(images, output, strict=True):
-        for i in range(len(found["scores"])):
+    for image, entry in zip(images, output, strict=True):
+        for i in range(len(entry["scores"])):
             result = {
-                "image_id": image["id"], "category_id": int(found["labels"][i]),
-                "score": float(found["scores"][i]), "bbox": box(found["boxes"][i]),
+                "image_id": image["id"], "category_id": int(entry["labels"][i]),
+                "score": float(entry["scores"][i]), "bbox": box(entry["boxes"][i]),
             }  # fmt: skip
-            if "masks" in found:
-                result["segmentation"] = run_lengths(found["masks"][i, 0] > threshold)
+            if "masks" in entry:
+                result["segmentation"] = run_lengths(entry["masks"][i, 0] > threshold)
             yield result
 
 
-def found_in_list(output: Any) -> list[Found]:
+def objects_in(output: Any) -> list[Objects]:
     """Return the same dictionaries as tensors with gradients; binary masks have none and are left out."""
-    objects: list[Found] = []
-    for found in output:
-        kept = {name: found[name] for name in ("scores", "labels", "boxes")}
-        if "masks" in found and found["masks"].is_floating_point():
-            kept["masks"] = found["masks"].squeeze(1)
-        objects.append(kept)
+    objects: list[Objects] = []
+    for entry in output:
+        tensors = {name: entry[name] for name in ("scores", "labels", "boxes")}
+        if "masks" in entry and entry["masks"].is_floating_point():
+            tensors["masks"] = entry["masks"].squeeze(1)
+        objects.append(tensors)
     return objects
 
 
@@ -90,40 +82,38 @@ def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
     return collate
 
 
-def processed(processor: Any, masks: bool) -> Detection:
+def processed(processor: Any, masks: bool, class_names: tuple[str, ...] | None) -> Detection:
     """Return objects by an image processor of transformers: boxes, or instance masks (with the boxes they imply)."""
 
     def boxes(output: Any, images: Records) -> Iterator[dict[str, Any]]:
         sizes = [(image["height"], image["width"]) for image in images]
-        found = processor.post_process_object_detection(output, threshold=0.0, target_sizes=sizes)
-        yield from listed(found, images)
+        return listed(
+            processor.post_process_object_detection(output, threshold=0.0, target_sizes=sizes), images
+        )
 
     def instances(output: Any, images: Records) -> Iterator[dict[str, Any]]:
         sizes = [(image["height"], image["width"]) for image in images]
-        found = processor.post_process_instance_segmentation(
+        segmented = processor.post_process_instance_segmentation(
             output, threshold=0.0, target_sizes=sizes, return_binary_maps=True
         )
-        for image, parts in zip(images, found, strict=True):
+        for image, parts in zip(images, segmented, strict=True):
             for segment, mask in zip(parts["segments_info"], parts["segmentation"], strict=True):
-                rows, columns = torch.nonzero(mask, as_tuple=True)
-                if not len(rows):
-                    continue
-                corners = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-                yield {
-                    "image_id": image["id"], "category_id": int(segment["label_id"]),
-                    "score": float(segment["score"]), "bbox": box(corners),
-                    "segmentation": run_lengths(mask > 0),
-                }  # fmt: skip
+                if mask.any():
+                    yield {
+                        "image_id": image["id"], "category_id": int(segment["label_id"]),
+                        "score": float(segment["score"]), "bbox": box(boxes_around(mask[None] != 0)[0]),
+                        "segmentation": run_lengths(mask > 0),
+                    }  # fmt: skip
 
-    def found_boxes(output: Any) -> list[Found]:
-        return found_in_list(processor.post_process_object_detection(output, threshold=0.0))
+    def objects_with_boxes(output: Any) -> list[Objects]:
+        return objects_in(processor.post_process_object_detection(output, threshold=0.0))
 
-    def found_masks(output: Any) -> list[Found]:
+    def objects_with_masks(output: Any) -> list[Objects]:
         """Return queries with their most likely class; the last class is no object."""
         scores, labels = output.class_queries_logits.softmax(-1)[..., :-1].max(-1)
         pixels = output.masks_queries_logits.sigmoid()
-        return [
-            {"scores": s, "labels": c, "masks": m} for s, c, m in zip(scores, labels, pixels, strict=True)
-        ]
+        queries = zip(scores, labels, pixels, strict=True)
+        return [{"scores": s, "labels": c, "masks": m} for s, c, m in queries]
 
-    return Detection(instances, found_masks, masks=True) if masks else Detection(boxes, found_boxes)
+    results, objects = (instances, objects_with_masks) if masks else (boxes, objects_with_boxes)
+    return Detection(results, objects, masks, class_names)

@@ -16,18 +16,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from onespike.adapters.base import (
-    LoadedModel,
-    Source,
-    adapter,
-    describe_normalization,
-    first_line,
-)
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, first_line
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import Records, as_list, backbone_of, found_in_list, listed
+from onespike.adapters.detection import Records, as_list, listed, objects_in
 from onespike.errors import LoadError, UsageError
 from onespike.tasks import Detection
-from onespike.tasks.objects import Found
+from onespike.tasks.objects import Objects
 
 TRUST = "ONESPIKE_TRUST_CONFIG"
 """The variable that, set to 1, allows a lazy configuration: it is a program, and a run may name one."""
@@ -62,18 +56,14 @@ def load(name: str, source: Source) -> LoadedModel:
         load_checkpoint_(built.model, source.file, ignored=DERIVED)
     mean, std = (getattr(built.model, f"pixel_{part}").flatten().tolist() for part in ("mean", "std"))
     masks = bool(getattr(getattr(built.model, "roi_heads", None), "mask_on", False))
+    preprocessing = f"{built.resizing}, {built.colors}, {describe_normalization(mean, std)}"
     return LoadedModel(
-        model=built.model,
-        spec=spec if not lazy else f"detectron2:{file.resolve()}",
-        transform=_transform(library, built.augmentations, built.colors),
-        preprocessing=f"{built.resizing}, {built.colors}, {describe_normalization(mean, std)}",
-        weights=source.describe(),
-        attention=None,
-        class_names=_class_names(library, built.dataset, built.model),
+        built.model,
+        spec if not lazy else f"detectron2:{file.resolve()}",
+        Reading(_transform(library, built.augmentations, built.colors), preprocessing, as_list),
+        Detection(_results, _objects, masks, _class_names(library, built.dataset, built.model)),
+        source.describe(),
         save_configuration=built.save,
-        task=Detection(_results, _found, masks),
-        collate=as_list,
-        backbone=backbone_of(built.model),
     )
 
 
@@ -154,26 +144,20 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
 
 def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
     """Return COCO results of a list of `{"instances": Instances}`, in coordinates of the original images."""
-    yield from listed(_listed(output), images)
+    return listed(_entries(output), images)
 
 
-def _found(output: Any) -> list[Found]:
-    return found_in_list(_listed(output))
+def _objects(output: Any) -> list[Objects]:
+    return objects_in(_entries(output))
 
 
-def _listed(output: Any) -> list[dict[str, Any]]:
-    found = []
-    for one in output:
-        instances = one["instances"]
-        entry = {
-            "boxes": instances.pred_boxes.tensor,
-            "labels": instances.pred_classes,
-            "scores": instances.scores,
-        }
-        if instances.has("pred_masks"):
-            entry["masks"] = instances.pred_masks[:, None]
-        found.append(entry)
-    return found
+def _entries(output: Any) -> list[dict[str, Any]]:
+    entries = []
+    for instances in (one["instances"] for one in output):
+        masks = {"masks": instances.pred_masks[:, None]} if instances.has("pred_masks") else {}
+        boxes, labels = instances.pred_boxes.tensor, instances.pred_classes
+        entries.append({"boxes": boxes, "labels": labels, "scores": instances.scores, **masks})
+    return entries
 
 
 def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[str, ...] | None:

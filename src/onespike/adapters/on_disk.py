@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from onespike.adapters.base import ADAPTERS, LoadedModel, Source, require
 from onespike.adapters.checkpoints import REAL, refuse_differences
 from onespike.errors import LoadError
@@ -28,40 +30,31 @@ def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) 
     model: Any = loaded.model
     if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
         model.tie_weights()
-    built_without_weights(model, _matching(f"{files[0].parent}", loaded, stored_in(files)))
-    return _described(loaded, source.describe())
+    built_without_weights(model, _matching(f"{files[0].parent}", model, stored_in(files)))
+    return dataclasses.replace(loaded, weights=source.describe())
 
 
-def _matching(place: str, loaded: LoadedModel, found: dict[str, Stored]) -> dict[str, Stored]:
+def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:
     """What the network has of these tensors, if all of it is there, in its shape and of a type that it can take."""
-    model = loaded.model
     wanted = model.state_dict()
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in found:
+        if name in stored:
             first.setdefault(id(parameter), name)
     tied = {n: first.get(id(p), n) for n, p in model.named_parameters(remove_duplicate=False)}
-    missing = [name for name in wanted if tied.get(name, name) not in found]
-    known = {name: found[tied.get(name, name)] for name in wanted if name not in missing}
-    other = [
-        (n, entry.shape, wanted[n].shape) for n, entry in known.items() if entry.shape != wanted[n].shape
-    ]
+    missing = [name for name in wanted if tied.get(name, name) not in stored]
+    tensors = {name: stored[tied.get(name, name)] for name in wanted if name not in missing}
+    reshaped = [(n, t.shape, wanted[n].shape) for n, t in tensors.items() if t.shape != wanted[n].shape]
     try:
-        refuse_differences(place, model, missing, [], other)
+        refuse_differences(place, model, missing, [], reshaped)
     except LoadError as error:
         raise LoadError(
             f"{error} Names that a library translates are read into memory only: without --device-map blocks."
         ) from error
-    for name, entry in known.items():
-        if wanted[name].dtype in REAL and entry.dtype not in REAL:
+    for name, tensor in tensors.items():
+        if wanted[name].dtype in REAL and tensor.dtype not in REAL:
             raise LoadError(
-                f"{place}: the tensor {name} is of type {entry.dtype}, and the network needs {wanted[name].dtype}. "
+                f"{place}: the tensor {name} is of type {tensor.dtype}, and the network needs {wanted[name].dtype}. "
                 "Save the weights as floating-point numbers."
             )
-    return known
-
-
-def _described(loaded: LoadedModel, weights: str) -> LoadedModel:
-    longer = loaded.of_length
-    again = None if longer is None else lambda length: _described(longer(length), weights)
-    return dataclasses.replace(loaded, weights=weights, of_length=again)
+    return tensors

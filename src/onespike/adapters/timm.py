@@ -9,15 +9,17 @@ from torch import nn
 
 from onespike.adapters.base import (
     LoadedModel,
+    Reading,
     Source,
     adapter,
-    cannot_download,
+    built,
     describe_normalization,
     require,
     unknown_model,
 )
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.errors import LoadError, UsageError, unknown
+from onespike.tasks import Classification
 
 
 def names() -> Sequence[str]:
@@ -30,38 +32,29 @@ def load(name: str, source: Source) -> LoadedModel:
     spec = f"timm:{name}"
     timm = require("timm", "timm", spec)
     if not timm.is_model(name):
-        raise unknown_model("timm", name, timm.list_models(), "onespike list models timm")
+        raise unknown_model("timm", name, timm.list_models())
     architecture, _, tag = name.partition(".")
     tags = [n.partition(".")[2] for n in timm.list_pretrained(f"{architecture}.*")]
+    if tag and not tags:
+        raise UsageError(f"{spec}: this model has no tags. Write timm:{architecture}.")
     if tag and tag not in tags:
-        raise (
-            unknown(f"tag of timm:{architecture}", tag, tags)
-            if tags
-            else UsageError(f"{spec}: this model has no tags. Write timm:{architecture}.")
-        )
+        raise unknown(f"tag of timm:{architecture}", tag, tags)
     if source.pretrained and not timm.is_model_pretrained(name):
         raise LoadError(
             f"{spec}: timm publishes no weights for this model. Give a local checkpoint with --weights FILE."
         )
-    try:
-        model: nn.Module = timm.create_model(name, pretrained=source.pretrained)
-    except Exception as error:  # hub and HTTP clients have separate exception families
-        if not source.pretrained:
-            raise
-        raise cannot_download(spec, error) from error
+    model = built(spec, source, lambda: timm.create_model(name, pretrained=source.pretrained))
     if source.file:
         load_checkpoint_(model, source.file)
     settings = timm.data.resolve_model_data_config(model)
-    class_names, class_ids = _classes(timm, model)
+    transform = timm.data.create_transform(**settings, is_training=False)
     return LoadedModel(
-        model=model,
-        spec=spec,
-        transform=timm.data.create_transform(**settings, is_training=False),
-        preprocessing=_describe(settings),
-        weights=source.describe(),
+        model,
+        spec,
+        Reading(transform, _describe(settings)),
+        _task(timm, model),
+        source.describe(),
         attention=set_attention_(model, source.attention),
-        class_names=class_names,
-        class_ids=class_ids,
     )
 
 
@@ -82,17 +75,16 @@ def set_attention_(model: nn.Module, attention: str | None) -> str | None:
 def _describe(settings: dict[str, Any]) -> str:
     height, width = settings["input_size"][1:]
     size = f"{height}" if height == width else f"{height}×{width}"
-    resize = int(height / settings["crop_pct"])
+    resize = f"resize {int(height / settings['crop_pct'])} {settings['interpolation']}"
     normalization = describe_normalization(settings["mean"], settings["std"])
-    return (
-        f"resize {resize} {settings['interpolation']}, {settings['crop_mode']} crop {size}, {normalization}"
-    )
+    return f"{resize}, {settings['crop_mode']} crop {size}, {normalization}"
 
 
-def _classes(timm: Any, model: nn.Module) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Return names and WordNet ids of the model's classes, if timm knows them."""
+def _task(timm: Any, model: nn.Module) -> Classification:
+    """Return the task with names and WordNet ids of the model's classes, if timm knows them."""
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
-        return None, None
+        return Classification()
     info = timm.data.ImageNetInfo(subset)
-    return tuple(info.index_to_description(i) for i in range(info.num_classes())), tuple(info.label_names())
+    descriptions = tuple(info.index_to_description(i) for i in range(info.num_classes()))
+    return Classification(descriptions, tuple(info.label_names()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from onespike.adapters.base import (
     LoadedModel,
+    Reading,
     Source,
     adapter,
     cannot_download,
@@ -22,80 +25,16 @@ from onespike.adapters.base import (
     require,
 )
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
-from onespike.adapters.detection import backbone_of, padded, processed
-from onespike.adapters.writing import causal, encoder, takes_first
+from onespike.adapters.detection import padded, processed
+from onespike.adapters.writing import FIRST, POOLING, Pooled, sentences, takes_first, windowed
 from onespike.errors import LoadError, UsageError, out_of_memory
 from onespike.runtime.validated import understood
-from onespike.tasks import Classification
+from onespike.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-
-
-@adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
-def load(name: str, source: Source) -> LoadedModel:
-    """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
-    spec = f"transformers:{name}"
-    library = require("transformers", "transformers", spec)
-    where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
-    with _quiet(library), _failures(spec, name):
-        config = library.AutoConfig.from_pretrained(name, **where)
-        kind = _kind(config)
-        _refuse_headless(library, spec, config)
-        reader = library.AutoTokenizer if kind in TEXTS else library.AutoImageProcessor
-        processor = reader.from_pretrained(name, **where)
-        if source.attention:
-            model = _build(library, name, source, config, where, source.attention)
-        else:
-            try:
-                model = _build(library, name, source, config, where, "sdpa")
-            except ValueError as error:
-                if "scaled_dot_product_attention" not in str(error):
-                    raise
-                model = _build(library, name, source, config, where, "eager")
-        if kind == "writes":
-            return causal(spec, source, model.config, processor, model)
-        if kind == "embeds":
-            return encoder(spec, source, model.config, processor, model, takes_first(Path(name)))
-        return _loaded(spec, source, config, processor, model)
-
-
-def _refuse_headless(library: Any, spec: str, config: Any) -> None:
-    """Refuse a decoder without its language head: it neither writes nor embeds."""
-    writes, masks = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
-    if _kind(config) == "embeds" and type(config) in writes and type(config) not in masks:
-        raise LoadError(
-            f"{spec}: {_architecture(config)} has no language head, and nothing can be scored. "
-            f"Save the network with its head, a {writes[type(config)].__name__}."
-        )
-
-
-def _loaded(spec: str, source: Source, config: Any, processor: Any, model: nn.Module) -> LoadedModel:
-    def save_configuration(folder: Path) -> None:
-        config.save_pretrained(folder)
-        processor.save_pretrained(folder)
-
-    labels, kind = config.id2label, _kind(config)
-    class_names = tuple(labels[i] for i in sorted(labels)) if labels else None
-    named = list(inspect.signature(type(model).forward).parameters)
-    return LoadedModel(
-        model=model,
-        spec=spec,
-        transform=image_transform(processor, spec),
-        preprocessing=_describe(processor),
-        weights=source.describe(),
-        attention=_attention(model),
-        class_names=class_names,
-        class_ids=imagenet_synsets(class_names),
-        save_configuration=save_configuration,
-        task=Classification() if kind is None else processed(processor, masks=kind == "masks"),
-        collate=None if kind is None else padded(named),
-        backbone=() if kind is None else backbone_of(model),
-    )
-
-
 HEADS = {
     "ForObjectDetection": ("boxes", "AutoModelForObjectDetection"),
     "ForUniversalSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
@@ -106,7 +45,75 @@ HEADS = {
     "ForPreTraining": ("embeds", "AutoModel"),
 }
 """The ending of an architecture's name → what it finds and the class that builds it; all others classify."""
-TEXTS = ("writes", "embeds")
+
+
+@adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
+def load(name: str, source: Source) -> LoadedModel:
+    """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
+    spec = f"transformers:{name}"
+    library = require("transformers", "transformers", spec)
+    where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
+    with _quiet(library), _failures(spec, name):
+        config = library.AutoConfig.from_pretrained(name, **where)
+        kind = _head(config)[0]
+        _refuse_headless(library, spec, config)
+        reader = library.AutoTokenizer if kind in ("writes", "embeds") else library.AutoImageProcessor
+        processor = reader.from_pretrained(name, **where)
+        try:
+            model: Any = _build(library, name, source, config, where, source.attention or "sdpa")
+        except ValueError as error:
+            if source.attention or "scaled_dot_product_attention" not in str(error):
+                raise
+            model = _build(library, name, source, config, where, "eager")
+        parts, attention = [model.config, processor], model.config._attn_implementation
+        pooling: dict[Path, str] = {}
+        if kind == "writes":
+            reading, task = windowed(spec, model.config, processor, model)(None)
+            parts.append(model.generation_config)
+        elif kind == "embeds":
+            reading, task = sentences(spec, model.config, processor, model)(None)
+            first = takes_first(Path(name))
+            model, pooling = Pooled(model, first), {POOLING: json.dumps({FIRST: first})}
+        else:
+            reading, task = _image_reader(spec, config, processor, model)
+            parts[0] = config
+    return LoadedModel(
+        model,
+        spec,
+        reading,
+        task,
+        source.describe(),
+        attention=attention,
+        save_configuration=partial(_save, parts, pooling),
+    )
+
+
+def _save(parts: list[Any], files: dict[Path, str], folder: Path) -> None:
+    for part in parts:
+        part.save_pretrained(folder)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _refuse_headless(library: Any, spec: str, config: Any) -> None:
+    """Refuse a decoder without its language head: it neither writes nor embeds."""
+    writes, masks = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
+    if _head(config)[0] == "embeds" and type(config) in writes and type(config) not in masks:
+        raise LoadError(
+            f"{spec}: {_architecture(config)} has no language head, and nothing can be scored. "
+            f"Save the network with its head, a {writes[type(config)].__name__}."
+        )
+
+
+def _image_reader(spec: str, config: Any, processor: Any, model: nn.Module) -> tuple[Reading, Task]:
+    labels, kind = config.id2label, _head(config)[0]
+    names = tuple(labels[i] for i in sorted(labels)) if labels else None
+    transform, preprocessing = image_transform(processor, spec), _describe(processor)
+    if kind is None:
+        return Reading(transform, preprocessing), Classification(names, imagenet_synsets(names))
+    collate = padded(list(inspect.signature(type(model).forward).parameters))
+    return Reading(transform, preprocessing, collate), processed(processor, kind == "masks", names)
 
 
 def _architecture(config: Any) -> str:
@@ -117,12 +124,8 @@ def _head(config: Any) -> tuple[str | None, str]:
     architecture = _architecture(config)
     if architecture.endswith("Model") and getattr(config, "vocab_size", None):
         return HEADS["LMHeadModel"] if architecture.endswith("LMHeadModel") else HEADS["ForMaskedLM"]
-    found = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
-    return found or (None, "AutoModelForImageClassification")
-
-
-def _kind(config: Any) -> str | None:
-    return _head(config)[0]
+    head = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
+    return head or (None, "AutoModelForImageClassification")
 
 
 def image_transform(processor: Any, spec: str) -> Callable[[Image], Tensor]:
@@ -139,17 +142,13 @@ def image_transform(processor: Any, spec: str) -> Callable[[Image], Tensor]:
 def _build(
     library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
 ) -> nn.Module:
-    classifier = getattr(library, _head(config)[1])
-    more = _without_pooler(library, config)
+    automatic = getattr(library, _head(config)[1])
+    settings = {**_without_pooler(library, config), "attn_implementation": attention}
     if source.random:
-        model: nn.Module = classifier.from_config(
-            config, attn_implementation=attention, dtype=torch.float32, **more
-        )
+        model: nn.Module = automatic.from_config(config, dtype=torch.float32, **settings)
         return model
-    settings = {
-        **more,
+    settings |= {
         "config": config,
-        "attn_implementation": attention,
         "dtype": "float32",
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # so that they are reported, and refused below
@@ -158,10 +157,10 @@ def _build(
         # Through the library, not load_state_dict: it knows the names in files of its older releases.
         tensors = read_checkpoint(source.file)
         with torch.device("meta"):
-            architecture = type(classifier.from_config(config))
+            architecture = type(automatic.from_config(config))
         model, report = architecture.from_pretrained(None, state_dict=tensors, **settings)
     else:
-        model, report = classifier.from_pretrained(name, use_safetensors=True, **where, **settings)
+        model, report = automatic.from_pretrained(name, use_safetensors=True, **where, **settings)
     # transformers fills missing tensors with random numbers and continues; a converted network must not.
     # Surplus tensors (heads for other tasks) are common in published checkpoints.
     unexpected = sorted(report["unexpected_keys"]) if source.file else []
@@ -176,18 +175,13 @@ def _build(
     return model
 
 
-def _without_pooler(library: Any, config: Any) -> dict[str, bool]:
+def _without_pooler(library: Any, config: Any) -> dict[str, Any]:
     """Leave out the layer that only pre-training used, where the encoder has that choice."""
-    if _kind(config) != "embeds" or type(config) not in library.MODEL_MAPPING:
+    if _head(config)[0] != "embeds" or type(config) not in library.MODEL_MAPPING:
         return {}
     architecture = library.MODEL_MAPPING[type(config)]
     chosen = "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
     return {"add_pooling_layer": False} if chosen else {}
-
-
-def _attention(model: Any) -> str | None:
-    attention: str | None = model.config._attn_implementation
-    return attention
 
 
 @contextmanager

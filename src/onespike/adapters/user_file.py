@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Source, adapter, first_line
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, first_line
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.errors import LoadError, OnespikeError, UsageError, unknown
+from onespike.tasks import Classification
 
 OWN = "python:"
 NAMED: ContextVar[str | None] = ContextVar("NAMED", default=None)
@@ -59,21 +60,19 @@ def load(name: str, source: Source) -> LoadedModel:
     except Exception as error:
         raise _failed(file, error) from error
     if isinstance(loaded, nn.Module):
-        transform = getattr(loaded, "transform", partial(_no_transform, name))
-        stated = "of its file" if hasattr(loaded, "transform") else ""
+        transform = getattr(loaded, "transform", None)
+        reading = Reading(transform or partial(_no_transform, name), "of its file" if transform else "")
         classes = getattr(loaded, "class_names", None)
-        loaded = LoadedModel(
-            loaded, name, transform, stated, "own", None, None if classes is None else tuple(classes)
-        )
+        task = Classification(None if classes is None else tuple(classes))
+        loaded = LoadedModel(loaded, name, reading, task, "own")
     if not isinstance(loaded, LoadedModel):
         raise LoadError(
             f"{OWN}{name}: it returns {type(loaded).__name__}. Return an nn.Module, or an onespike.adapters.LoadedModel."
         )
     if source.file:
         load_checkpoint_(loaded.model, source.file)
-    return dataclasses.replace(
-        loaded, spec=OWN + name, weights="own" if source.pretrained else source.describe()
-    )
+    weights = "own" if source.pretrained else source.describe()
+    return dataclasses.replace(loaded, spec=OWN + name, weights=weights)
 
 
 def _parts(name: str) -> tuple[Path, str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import LoadedModel, Source
+from onespike.adapters.base import Reading
 from onespike.errors import LoadError, UsageError
-from onespike.tasks import Embedding, Language
+from onespike.tasks import Embedding, Language, Task
 
 LENGTH, SENTENCE = 512, 256
 """Default limit of tokens per window, and per embedded text."""
@@ -29,9 +28,9 @@ class Tokens:
     def encode(self, text: str) -> tuple[list[int], list[int] | None]:
         """Return tokens, with those that open a text, and where each begins."""
         fast = bool(self.tokenizer.is_fast)
-        found = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
-        starts = [start for start, _ in found["offset_mapping"]] if fast else None
-        return list(found["input_ids"]), starts
+        tokens = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
+        starts = [start for start, _ in tokens["offset_mapping"]] if fast else None
+        return list(tokens["input_ids"]), starts
 
     def decode(self, ids: Sequence[int], bare: bool = False) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
@@ -70,16 +69,13 @@ def fitting(spec: str, tokenizer: Any, model: Any) -> Tokens:
 def context_of(config: Any, tokenizer: Any, model: nn.Module) -> int:
     """Return the longest input of a network, as far as its configuration and its tokenizer state it."""
     names = ("max_position_embeddings", "n_positions", "seq_length")
-    known = [int(getattr(config, name)) for name in names if getattr(config, name, None)]
+    limits = [int(getattr(config, name)) for name in names if getattr(config, name, None)]
     # positions of RoBERTa and related networks begin after the number of the padding token
-    known += [
-        module.num_embeddings - module.padding_idx - 1
-        for name, module in model.named_modules()
-        if name.endswith("position_embeddings")
-        and isinstance(module, nn.Embedding)
-        and module.padding_idx is not None
-    ]
-    return min([*known, int(tokenizer.model_max_length)])
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None) if isinstance(module, nn.Embedding) else None
+        if name.endswith("position_embeddings") and padding is not None:
+            limits.append(module.num_embeddings - padding - 1)
+    return min([*limits, int(tokenizer.model_max_length)])
 
 
 def checked(spec: str, length: int | None, context: int, usual: int) -> int:
@@ -89,68 +85,34 @@ def checked(spec: str, length: int | None, context: int, usual: int) -> int:
     return min(context, usual) if length is None else length
 
 
-def causal(
-    spec: str, source: Source, config: Any, tokenizer: Any, model: Any, length: int | None = None
-) -> LoadedModel:
-    """Return a network that writes, fed with windows of a text."""
-    tokens = fitting(spec, tokenizer, model)
+Fed = Callable[[int | None], tuple[Reading, Task]]
+"""A number of tokens, or None for the default → how the network is fed with so many, and its task."""
+
+
+def windowed(spec: str, config: Any, tokenizer: Any, model: nn.Module) -> Fed:
+    """Return how a network that writes is fed with windows of a text."""
+    tokens, context = fitting(spec, tokenizer, model), context_of(config, tokenizer, model)
+
+    def of_length(length: int | None) -> tuple[Reading, Task]:
+        length = checked(spec, length, context, LENGTH)
+        words = f"its own tokenizer, windows of {length} tokens"
+        reading = Reading(_as_it_is, words, _windows, length, of_length)
+        return reading, Language(tokens, length, context)
+
+    return of_length
+
+
+def sentences(spec: str, config: Any, tokenizer: Any, model: nn.Module) -> Fed:
+    """Return how a network that embeds is fed with texts."""
+    fitting(spec, tokenizer, model)
     context = context_of(config, tokenizer, model)
-    length = checked(spec, length, context, LENGTH)
 
-    def save_configuration(folder: Path) -> None:
-        for part in (config, tokenizer, model.generation_config):
-            part.save_pretrained(folder)
+    def of_length(length: int | None) -> tuple[Reading, Task]:
+        length = checked(spec, length, context, SENTENCE)
+        words = f"its own tokenizer, texts of at most {length} tokens"
+        return Reading(_as_it_is, words, padded(tokenizer, model, length), length, of_length), Embedding()
 
-    return LoadedModel(
-        model=model,
-        spec=spec,
-        transform=_as_it_is,
-        preprocessing=f"its own tokenizer, windows of {length} tokens",
-        weights=source.describe(),
-        attention=config._attn_implementation,
-        class_names=None,
-        save_configuration=save_configuration,
-        task=Language(tokens, length, context),
-        collate=windows,
-        length=length,
-        of_length=partial(causal, spec, source, config, tokenizer, model),
-    )
-
-
-def encoder(
-    spec: str,
-    source: Source,
-    config: Any,
-    tokenizer: Any,
-    model: Any,
-    first: bool,
-    length: int | None = None,
-) -> LoadedModel:
-    """Return a network that embeds texts."""
-    pooled = model if isinstance(model, Pooled) else Pooled(model, first)
-    fitting(spec, tokenizer, pooled.encoder)
-    length = checked(spec, length, context_of(config, tokenizer, pooled.encoder), SENTENCE)
-
-    def save_configuration(folder: Path) -> None:
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        (folder / POOLING).parent.mkdir(exist_ok=True)
-        (folder / POOLING).write_text(json.dumps({FIRST: first}), encoding="utf-8")
-
-    return LoadedModel(
-        model=pooled,
-        spec=spec,
-        transform=_as_it_is,
-        preprocessing=f"its own tokenizer, texts of at most {length} tokens",
-        weights=source.describe(),
-        attention=config._attn_implementation,
-        class_names=None,
-        save_configuration=save_configuration,
-        task=Embedding(length),
-        collate=padded(tokenizer, pooled.encoder, length),
-        length=length,
-        of_length=partial(encoder, spec, source, config, tokenizer, pooled, first),
-    )
+    return of_length
 
 
 POOLING, FIRST = Path("1_Pooling") / "config.json", "pooling_mode_cls_token"
@@ -168,16 +130,16 @@ def takes_first(folder: Path) -> bool:
 
 def padded(tokenizer: Any, model: nn.Module, length: int) -> Callable[[list[Any]], dict[str, Tensor]]:
     """Return a collate function: texts of several lengths as one batch, with a padding mask."""
-    known = inspect.signature(type(model).forward).parameters
+    arguments = inspect.signature(type(model).forward).parameters
 
     def collate(texts: list[str]) -> dict[str, Tensor]:
-        found = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        return {name: value for name, value in found.items() if name in known}
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return {name: value for name, value in batch.items() if name in arguments}
 
     return collate
 
 
-def windows(ids: list[Tensor]) -> dict[str, Any]:
+def _windows(ids: list[Tensor]) -> dict[str, Any]:
     """Return windows of one length as one batch; nothing is generated, so nothing is cached."""
     return {"input_ids": torch.stack(ids), "use_cache": False}
 

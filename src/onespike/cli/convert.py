@@ -118,10 +118,10 @@ def convert(
     if resize is not None or crop is not None:
         check(loaded.task, "normalization")
         loaded = resized(loaded, resize, crop)
-    elif loaded.doubt:
+    elif loaded.reading.doubt:
         warnings.warn(
-            f"{model}: its published weights want different preprocessing ({loaded.doubt}), and a file does not say "
-            f"which; this run takes {loaded.preprocessing}. Give --resize and --crop.",
+            f"{model}: its published weights want different preprocessing ({loaded.reading.doubt}), and a file does not say "
+            f"which; this run takes {loaded.reading.preprocessing}. Give --resize and --crop.",
             OnespikeWarning,
             stacklevel=1,
         )

@@ -113,7 +113,7 @@ def network(pair: NetworkPair) -> None:
     """Print one paragraph on what was loaded."""
     loaded = pair.loaded
     line(f"network        {loaded.spec} ({loaded.weights} weights)")
-    line(f"preprocessing  {loaded.preprocessing}")
+    line(f"preprocessing  {loaded.reading.preprocessing}")
     if loaded.attention:
         line(f"attention      {loaded.attention}")
 

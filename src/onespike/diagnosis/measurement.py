@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onespike import runs
-from onespike.adapters import KNOWN, exchanged, normalization
+from onespike.adapters import NORMALIZATIONS, exchanged, normalization
 from onespike.conversion.firing import named_neurons
 from onespike.diagnosis.outliers import outliers
 from onespike.diagnosis.probe import Probe, analog, beyond_chance
@@ -102,7 +102,7 @@ def checkup(
     Without a folder, for networks in Python, remedies are calls of Python.
     """
     task, recipe = pair.loaded.task, pair.recipe
-    items = task.named(items, pair.loaded)
+    items = task.named(items)
     survey = Survey(visits=max(1, images // batch_size))
     result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
     few = limit(items, images)
@@ -215,13 +215,13 @@ def _normalizations(
     """Return how often the original is right under each known normalization, and the one that is clearly better."""
     task = pair.loaded.task
     files = items.labeled and all(isinstance(x, Tensor) for x in inputs) and items[0].content is None
-    current = normalization(pair.loaded.transform, task.load(items[0]).size) if files else None
+    current = normalization(pair.loaded.reading.transform, task.load(items[0]).size) if files else None
     if current is None:
         return {}, None
-    original = {} if pair.loaded.replaced is None else {OWN_LIBRARY: pair.loaded.replaced}
+    original = {} if pair.loaded.reading.replaced is None else {OWN_LIBRARY: pair.loaded.reading.replaced}
     labels = torch.tensor([item.label for item in items]).split([len(x) for x in inputs])
     right, fit = dict[str, Tensor](), dict[str, float]()
-    for name, other in {"as given": current, **original, **KNOWN}.items():
+    for name, other in {"as given": current, **original, **NORMALIZATIONS}.items():
         changed = ((exchanged(x, current, other), label) for x, label in zip(inputs, labels, strict=True))
         judged = [task.right(output, label) for _, label, (output,) in pairwise((pair.ann,), changed)]
         answers = [answer for answer in judged if answer is not None]

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onespike.adapters import KNOWN
+from onespike.adapters import NORMALIZATIONS
 from onespike.errors import UsageError
 from onespike.passes.chaining import check_recipe
 from onespike.recipe import PRESETS
@@ -59,7 +59,7 @@ def commands(
             "per site": shlex.join((*searching, "--per-site", "kind")),
         }
     if better is not None:
-        words["normalization"] = again(normalization=KNOWN.get(better))
+        words["normalization"] = again(normalization=NORMALIZATIONS.get(better))
     if scales:
         best = min(scales, key=lambda row: float(row["kl"]))
         spends = pair.recipe.budget is not None and best["energy"] is not None

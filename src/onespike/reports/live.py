@@ -107,7 +107,7 @@ class Session:
         ledger = Watched()
         with self.lock, scaled(snn, scale), metered(snn, ledger):
             [(_, _, (expected, actual))] = pairwise((ann, snn), loaded.batches(one, 1))
-            example = task.example(one[0], expected, actual, one, loaded)
+            example = task.example(one[0], expected, actual, one)
             return {
                 "scale": self.scale,
                 "answer": {key: example[key] for key in ("label", "pictures", "agree", "text")},

@@ -59,8 +59,8 @@ def gather(
         "version": VERSION,
         "run": "Python" if run is None else str(run),
         "network": {
-            name: getattr(loaded, name)
-            for name in ("spec", "weights", "preprocessing", "attention", "published_top1")
+            **{name: getattr(loaded, name) for name in ("spec", "weights", "attention", "published_top1")},
+            "preprocessing": loaded.reading.preprocessing,
         },
         "recipe": {k: _plain(v) for k, v in pair.recipe.to_dict().items() if k != "version"},
         "calibration": {"source": pair.data["source"], "images": len(pair.data["names"])},
@@ -81,7 +81,7 @@ def gather(
     }
     if items is None:
         return record
-    items = loaded.task.named(items, loaded)
+    items = loaded.task.named(items)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
     objective = loaded.task.objectives[loaded.task.front(items)]
     original = Once(pair.ann) if objective.compares else pair.ann
@@ -159,7 +159,7 @@ def _swept(
     try:
         for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
             set_scale_(snn, scale)
-            score, steps = objective.score(items, loaded), -(-len(items) // batch_size)
+            score, steps = objective.score(items), -(-len(items) // batch_size)
             batches = progress(f"λ = {scale:g}", steps)(loaded.batches(items, batch_size))
             with metered(snn) as ledger:
                 for inputs, labels, outputs in pairwise(networks, batches):
@@ -233,7 +233,7 @@ def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str
     examples = []
     for item in (items[place] for place in [*order[:half], *order[apart:]][:EXAMPLES]):
         [(inputs, _, (expected, actual))] = both(dataclasses.replace(items, items=(item,)))
-        example = task.example(item, expected, actual, items, loaded)
+        example = task.example(item, expected, actual, items)
         path = [[site, round(db, 2)] for site, db in trail(pair.snn, inputs)]
         examples.append({"name": item.name, **example, "trail": path})
     return examples

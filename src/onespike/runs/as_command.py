@@ -55,12 +55,12 @@ def convert_command(
         words.append("--pretrained" if loaded.weights == "pretrained" else "--random-weights")
     elif loaded.weights not in ("bundled", "own"):
         words += ["--weights", loaded.weights]
-    own = None if loaded.replaced is None else normalization(loaded.transform)
+    own = None if loaded.reading.replaced is None else normalization(loaded.reading.transform)
     if (given := changes.pop("normalization", own)) is not None:
         for option, values in zip(("--mean", "--std"), given, strict=True):
             words += [option, ",".join(f"{v:g}" for v in values)]
-    if loaded.size is not None:
-        words += ["--resize", str(loaded.size[0]), "--crop", str(loaded.size[1])]
-    words += [] if loaded.length is None else ["--length", str(loaded.length)]
+    if loaded.reading.size is not None:
+        words += ["--resize", str(loaded.reading.size[0]), "--crop", str(loaded.reading.size[1])]
+    words += [] if loaded.reading.length is None else ["--length", str(loaded.reading.length)]
     words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]
     return shlex.join([*words, *recipe_options(pair.recipe.replace(**changes)), "--out", str(out)])

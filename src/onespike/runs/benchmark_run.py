@@ -92,7 +92,7 @@ def benchmark_pair(
     for name in chosen:
         if name not in form_names():
             raise unknown("form", name, form_names())
-    items = pair.loaded.task.named(items, pair.loaded)
+    items = pair.loaded.task.named(items)
     batches = list(pair.loaded.batches(items, batch_size))
     if count(batches[0][0]) < 2:
         raise UsageError("benchmark: at least two inputs are needed. Give a larger --limit or --batch-size.")

@@ -124,10 +124,8 @@ def compare_pair(
     observed = observe(pair.ann, (x for x, _ in feed(calibration, "ranges of integers")))
     column = pair.recipe.energy
     networks = {**spiking_rivals(pair.snn, pair.ann, observed, column), **rivals(pair.ann, observed)}
-    items = pair.loaded.task.named(items, pair.loaded)
-    rows = compared(
-        pair.ann, networks, feed(items, "comparing"), lambda: pair.loaded.task.metric(items, pair.loaded)
-    )
+    items = pair.loaded.task.named(items)
+    rows = compared(pair.ann, networks, feed(items, "comparing"), lambda: pair.loaded.task.metric(items))
     return [
         {**row, "ratio": or_none(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows
     ]

@@ -29,7 +29,7 @@ from onespike.runtime.forward import device_of, estimate, evaluating
 from onespike.runtime.processes import ALONE, Processes
 from onespike.runtime.provenance import versions
 from onespike.tasks import Items
-from onespike.tasks.batching import check_batch_size
+from onespike.tasks.inputs import check_batch_size
 
 DEPTHWISE = 0.2
 """Share of depthwise convolutions above which the user is told that a network needs passes."""
@@ -69,7 +69,7 @@ def convert_network(
         )
     judge = None
     if validation is not None:
-        labeled = loaded.batches(loaded.task.named(validation, loaded), batch_size, ALONE.part)
+        labeled = loaded.batches(loaded.task.named(validation), batch_size, ALONE.part)
         judge = by_labels(ann, labeled, loaded.task)
     thresholds = prepare(
         ann,
@@ -133,7 +133,7 @@ def check_forward(
             raise
         raise LoadError(
             f"{loaded.spec}: the network fails on {first[0].name} after its own preprocessing "
-            f"({loaded.preprocessing}): {first_line(error)}. Correct its configuration."
+            f"({loaded.reading.preprocessing}): {first_line(error)}. Correct its configuration."
         ) from error
 
 

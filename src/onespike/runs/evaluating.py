@@ -18,7 +18,7 @@ from onespike.tasks import Items, Metric
 
 def metric_for(pair: NetworkPair, items: Items) -> Metric:
     """Return the metric of the network's task on these inputs."""
-    return pair.loaded.task.metric(items, pair.loaded)
+    return pair.loaded.task.metric(items)
 
 
 def evaluate_pair(
@@ -33,7 +33,7 @@ def evaluate_pair(
     ledger: Ledger | None = None,
 ) -> Evaluation:
     """Evaluate both networks over the images, in one pass."""
-    items = pair.loaded.task.named(items, pair.loaded)
+    items = pair.loaded.task.named(items)
     return evaluate(
         pair.ann,
         pair.snn,

@@ -25,8 +25,8 @@ def facts_of(pair: NetworkPair) -> dict[str, Any]:
     return {
         "network": pair.loaded.spec,
         "weights": pair.loaded.weights,
-        "preprocessing": pair.loaded.preprocessing,
-        "classes": list(pair.loaded.class_names or ()),
+        "preprocessing": pair.loaded.reading.preprocessing,
+        "classes": list(pair.loaded.task.class_names or ()),
         "scale": scale,
         "recipe": pair.recipe.to_dict(),
         "versions": versions(),

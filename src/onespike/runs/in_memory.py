@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters import LoadedModel
+from onespike.adapters import LoadedModel, Reading
 from onespike.adapters.user_file import OWN
 from onespike.conversion.network import conversion_of, set_scale_
 from onespike.errors import DataError, UsageError, unknown
@@ -29,13 +29,13 @@ from onespike.tasks import Item, Items, Numbers, Task, infer
 
 
 @dataclass(frozen=True)
-class InMemory(LoadedModel):
-    """A network that is fed from batches in memory; an item's content is its batch and its place there."""
+class InMemory(Reading):
+    """Batches in memory; an item's content is its batch and its place there."""
 
     held: tuple[Any, ...] = ()
 
     def batches(
-        self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
+        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
     ) -> Iterator[tuple[Any, Tensor | None]]:
         """Return the loader's batches, or parts of them; no batch is joined with another, since they may differ in form."""
         for number, group in groupby(items, key=lambda item: item.content[0]):
@@ -69,9 +69,8 @@ def in_memory(
             )
         task = cast(Task, meaning)  # scores of classes have one
     spec = f"{OWN}{type(model).__module__}.{type(model).__qualname__}"
-    loaded = InMemory(
-        model, spec, no_transform, "as the loader gives it", "own", None, None, task=task, held=tuple(held)
-    )
+    reading = InMemory(no_transform, "as the loader gives it", held=tuple(held))
+    loaded = LoadedModel(model, spec, reading, task, "own")
     data = {"source": "Python", "names": [], "sha256": []}
     pair = NetworkPair(loaded, model, snn, conversion.recipe, conversion.thresholds, data)
     return pair, Items("Python", tuple(items))

@@ -27,7 +27,7 @@ def choose_labeled(
     loaded: LoadedModel, data: str, annotations: Path | None = None, count: int | None = None
 ) -> Items:
     """Return inputs with the labels that the network's task is scored by."""
-    items = loaded.task.labeled(data, annotations, loaded)
+    items = loaded.task.labeled(data, annotations)
     return items if count is None else limit(items, count)
 
 

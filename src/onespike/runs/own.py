@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from onespike.adapters import LoadedModel, load_checkpoint_
+from onespike.adapters import LoadedModel, Reading, load_checkpoint_
 from onespike.adapters.base import require
 from onespike.adapters.user_file import OWN
 from onespike.calibration.thresholds import Thresholds
@@ -80,7 +80,7 @@ def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
 def filled(run: storage.Run, model: nn.Module) -> LoadedModel:
     """Copy the weights of a run into a network that Python made."""
     load_checkpoint_(model, run.weights_file)
-    return LoadedModel(model, run.network["spec"], no_transform, "", "own", None, None)
+    return LoadedModel(model, run.network["spec"], Reading(no_transform, ""))
 
 
 def own_class(run: storage.Run) -> str | None:

@@ -26,11 +26,15 @@ def save_run(folder: Path, pair: NetworkPair, *, reference_weights: Path | None 
             "spec": loaded.spec,
             "weights": loaded.weights,
             "attention": loaded.attention,
-            "preprocessing": loaded.preprocessing,
+            "preprocessing": loaded.reading.preprocessing,
             "published_top1": loaded.published_top1,
-            **({} if loaded.length is None else {"length": loaded.length}),
-            **({} if loaded.size is None else {"size": loaded.size}),
-            **({} if loaded.replaced is None else {"normalization": normalization(loaded.transform)}),
+            **({} if loaded.reading.length is None else {"length": loaded.reading.length}),
+            **({} if loaded.reading.size is None else {"size": loaded.reading.size}),
+            **(
+                {}
+                if loaded.reading.replaced is None
+                else {"normalization": normalization(loaded.reading.transform)}
+            ),
         },
         recipe=pair.recipe,
         thresholds=pair.thresholds,

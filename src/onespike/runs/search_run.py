@@ -289,7 +289,7 @@ def objective_of(
     """Return a run's network as a function of λ, on batches of these images."""
 
     def score() -> Score:
-        return objective.score(items, pair.loaded)
+        return objective.score(items)
 
     return ScaleObjective(pair.ann, pair.snn, batches, objective, score, energy, compiled)
 

@@ -6,18 +6,26 @@ Fisher information of every site, and searches and passes minimize its divergenc
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
 from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import logits
-from onespike.tasks.images import Item, Items
-from onespike.tasks.intervals import Bounds, interval, share_interval
+from onespike.tasks.images import read_image
+from onespike.tasks.inputs import Item, Items
+from onespike.tasks.intervals import Bounds, bounds_of, interval, share_interval, span
+from onespike.tasks.summaries import Figure, Headline, Summary
+
+NETWORKS = {"ann": "original", "snn": "spiking"}
+"""Both networks: their names in records and in words."""
 
 Drawing = Callable[[Any, Tensor], Tensor]
 """(output of some inputs, their places in the batch) → the summed log-probability of their samples."""
@@ -31,18 +39,22 @@ class Meaning(Protocol):
         enough: how many inputs are enough for calibration; passes take a part of them that is the same for every task.
     """
 
-    positional: ClassVar[bool]
-    enough: ClassVar[int]
+    positional: ClassVar[bool] = True
+    enough: ClassVar[int] = 256
 
+    @abstractmethod
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
 
+    @abstractmethod
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return KL(original ‖ spiking) in nats, summed over inputs; gradients reach `actual`."""
 
+    @abstractmethod
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """Return how many answers differ, per input."""
 
+    @abstractmethod
     def lost(self, expected: Any, actual: Any) -> Tensor:
         """Return the share of the score that the spiking network is expected to lose, per input, by the original's output."""
 
@@ -88,7 +100,7 @@ class Objective:
     """
 
     title: str
-    score: Callable[[Items, Described], Score]
+    score: Callable[[Items], Score]
     maximize: bool = True
     compares: bool = False
     labeled: bool = False
@@ -96,169 +108,107 @@ class Objective:
     share: bool = False
 
 
-class Figure(NamedTuple):
-    """A figure of a table of runs: its value, the digits that are shown, and its 95 % interval in words."""
-
-    value: float | None
-    digits: int
-    interval: str | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of figures: text, numbers with `digits` decimals, None where there is no figure."""
-
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str | float | None, ...], ...]
-    digits: int = 2
-
-    def texts(self) -> list[tuple[str, ...]]:
-        """Return the rows as text.
-
-        >>> Table(("a", "b"), (("x", 0.126), ("y", None))).texts()
-        [('x', '0.13'), ('y', '–')]
-        """
-        return [tuple(self._text(cell) for cell in row) for row in self.rows]
-
-    def _text(self, cell: str | float | None) -> str:
-        return "–" if cell is None else cell if isinstance(cell, str) else f"{cell:.{self.digits}f}"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """An evaluation in words and tables.
-
-    Attributes:
-        title: the measured quantity, such as `Accuracy`.
-        networks: `ann` or `snn` for each row of the table.
-        table: both networks' figures.
-        note: the sentence below it.
-        published: what the publisher of the weights states, in a sentence, or nothing.
-        cards: (name, figures, small print) for the top of the page.
-        details: a longer table and its title.
-        examples: how to read the examples of a report.
-        parts: the parts of an input and how many were measured: energy is stated per part.
-    """
-
-    title: str
-    networks: tuple[str, ...]
-    table: Table
-    note: str
-    cards: tuple[tuple[str, str, str], ...]
-    published: str = ""
-    details: Table | None = None
-    about_details: str = ""
-    examples: str = ""
-    parts: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one.
-
-    Attributes:
-        title: what it is.
-        original: network's figure.
-        spiking: network's figure.
-        error: the standard error of their difference, on the same inputs.
-        bounds: the 95 % interval of the spiking network's figure.
-        paired: the 95 % interval of their difference.
-    """
-
-    title: str
-    original: float | None
-    spiking: float | None
-    error: float | None = None
-    bounds: Bounds | None = None
-    paired: Bounds | None = None
-
-    @property
-    def difference(self) -> float | None:
-        """Return spiking minus original."""
-        return None if self.original is None or self.spiking is None else self.spiking - self.original
-
-    @property
-    def compared(self) -> Bounds | None:
-        """Return where the spiking figure lies against the original's, both on the same inputs, or else by itself."""
-        if self.original is None or self.paired is None:
-            return self.bounds
-        return self.original + self.paired[0], self.original + self.paired[1]
-
-
-class Described(Protocol):
-    """The facts about a network that a task may use."""
-
-    @property
-    def spec(self) -> str: ...
-    @property
-    def class_names(self) -> tuple[str, ...] | None: ...
-    @property
-    def class_ids(self) -> tuple[str, ...] | None: ...
-
-
-class Task(Meaning, Protocol):
-    """Everything about a task.
+class Task(Meaning):
+    """Everything about a task: its name, the meaning of an output, inputs, metric, objectives, and what people read.
 
     Attributes:
         name: its name in evaluations and reports.
         unit: the plural name of its inputs.
-        objectives: name → an objective for λ; `kl` is its divergence.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: an option or command that this task does not support → why, with the remedy.
+        scored_by: title and key of the figure by which runs are compared.
+        compared_by: the same where there are no labels; it needs none.
+        listed: title, key and digits of the figures in a table of runs; `{}` in a title stands for each network.
+        class_names: one name per class, if known.
     """
 
     name: ClassVar[str]
-    unit: ClassVar[str]
-    bundled: ClassVar[tuple[str, str]]
-    cannot: ClassVar[Mapping[str, str]]
+    unit: ClassVar[str] = "images"
+    bundled: ClassVar[tuple[str, str]] = ("", "")
+    cannot: ClassVar[Mapping[str, str]] = {}
+    scored_by: ClassVar[tuple[str, str]]
+    compared_by: ClassVar[tuple[str, str]]
+    listed: ClassVar[tuple[tuple[str, str, int], ...]] = ()
+    class_names: tuple[str, ...] | None = None
 
     @property
-    def objectives(self) -> Mapping[str, Objective]: ...
+    @abstractmethod
+    def objectives(self) -> Mapping[str, Objective]:
+        """Name → an objective for λ, the headline's before any other; `kl` is the divergence."""
 
+    @abstractmethod
     def inputs(self, source: str) -> Items:
         """Return inputs without labels, for calibration."""
 
-    def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """Return inputs with what they are scored by."""
-
-    def named(self, items: Items, network: Described) -> Items:
-        """Return the inputs with the network's class numbers as labels, if the classes have names."""
-
-    def objective(self, items: Items) -> str:
-        """Return the default objective of a search on these inputs."""
-
-    def front(self, items: Items) -> str:
-        """Return the objective of the evaluation's headline, which a report plots against energy."""
-
-    def load(self, item: Item) -> Any:
-        """Load one input as it is stored, for a network's transform."""
-
-    def metric(self, items: Items, network: Described) -> Metric:
+    @abstractmethod
+    def metric(self, items: Items) -> Metric:
         """Return the metric of both networks on these inputs."""
 
-    def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""
-
-    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
-
-    def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
+    @abstractmethod
+    def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return what a report shows of one input, with both outputs in batches of one. `text` says it in words."""
 
-    def picture(self, items: Items, metric: Metric) -> bytes:
-        """Return both networks' answers on the first inputs, as PNG."""
-
     @staticmethod
+    @abstractmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize the figures of an evaluation for people."""
 
-    @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
-        """The figures in a table of several runs, by their titles."""
+    def labeled(self, source: str, annotations: Path | None) -> Items:
+        """Return inputs with what they are scored by."""
+        if annotations is not None:
+            check(self, "annotations")
+        return self.named(self.inputs(source))
 
-    @staticmethod
-    def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
+    def named(self, items: Items) -> Items:
+        """Return the inputs with the network's class numbers as labels, if the classes have names."""
+        return items
+
+    def load(self, item: Item) -> Any:
+        """Load one input as it is stored, for a network's transform."""
+        return read_image(item)
+
+    def objective(self, items: Items) -> str:
+        """Return the default objective of a search on these inputs."""
+        return "kl"
+
+    def front(self, items: Items) -> str:
+        """Return the objective of the evaluation's headline, which a report plots against energy."""
+        possible = (name for name, aim in self.objectives.items() if items.labeled or not aim.labeled)
+        return next((name for name in possible if name != "kl"), "kl")
+
+    def row(self, inputs: Any, number: int, place: int) -> str | None:
+        """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""
+        return None
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
+        return None
+
+    def picture(self, items: Items, metric: Metric) -> bytes:
+        """Return both networks' answers on the first inputs, as PNG."""
+        raise UsageError(self.cannot["picture"])
+
+    @classmethod
+    def columns(cls, evaluation: Mapping[str, Any]) -> dict[str, Figure]:
+        """The figures in a table of several runs, by their titles."""
+        columns = {}
+        for title, key, digits in cls.listed:
+            for network in NETWORKS if "{}" in title else ("",):
+                place = f"{network}.{key}".removeprefix(".")
+                text = span(evaluation, place, digits if digits > 2 else 1)
+                columns[title.format(network.upper())] = Figure(at(evaluation, place), digits, text)
+        return columns
+
+    @classmethod
+    def headline(cls, evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
         """Return the one figure of an evaluation; without labels, or if `labeled` is false, one that needs none."""
+        title, key = cls.scored_by
+        ann, snn = (at(evaluation, f"{network}.{key}") for network in NETWORKS)
+        if labeled and snn is not None:
+            bounds, paired = bounds_of(evaluation, f"snn.{key}"), bounds_of(evaluation, "difference")
+            return Headline(title, ann, snn, evaluation.get("standard_error"), bounds, paired)
+        title, key = cls.compared_by
+        return Headline(title, None, evaluation[key], bounds=bounds_of(evaluation, key))
 
 
 TASKS: dict[str, type[Task]] = {}
@@ -285,10 +235,24 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
     """Return the headline of each evaluation, all of one kind."""
     if len({tuple(task_of(e).columns(e)) for e in evaluations}) > 1:
         raise UsageError("compare: these runs have different tasks. Compare runs of one task at a time.")
-    found = [task_of(e).headline(e) for e in evaluations]
-    if len({h.title for h in found}) == 1:
-        return found
+    headlines = [task_of(e).headline(e) for e in evaluations]
+    if len({h.title for h in headlines}) == 1:
+        return headlines
     return [task_of(e).headline(e, labeled=False) for e in evaluations]
+
+
+REFUSALS = {
+    "annotations": "this network {0}, and has no use for boxes. Leave --annotations out.",
+    "generate": "generate: this network {0}, and writes no text. Leave it to a language model.",
+    "normalization": "--mean and --std are for images, and this network reads text. Leave them out.",
+    "picture": "--picture draws boxes, and this network {0}. Leave it out.",
+    "tasks": "--tasks asks questions of a language model, and this network {0}. Leave it out.",
+}
+
+
+def refusals(verb: str, *wanted: str) -> dict[str, str]:
+    """Return why a network that does this does not support these options."""
+    return {name: REFUSALS[name].format(verb) for name in wanted}
 
 
 def check(task: Task, wanted: str) -> None:
@@ -297,10 +261,28 @@ def check(task: Task, wanted: str) -> None:
         raise UsageError(task.cannot[wanted])
 
 
+def at(evaluation: Mapping[str, Any], key: str) -> Any:
+    """Return a figure of an evaluation by its place there, such as `snn.top1`."""
+    return reduce(lambda record, name: record[name], key.split("."), evaluation)
+
+
 def exact(output: Any) -> Any:
     """Return an output in double precision."""
     scores = logits(output)
     return tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, scores)
+
+
+def relative_entropy(expected: Tensor, actual: Tensor) -> Tensor:
+    """Return KL(expected ‖ actual) over the last dimension of logits; classes of probability 0 add nothing."""
+    log_p, log_q = expected.log_softmax(-1), actual.log_softmax(-1)
+    p = log_p.exp()
+    return (p * (log_p - log_q)).masked_fill(p == 0, 0.0).sum(-1)
+
+
+def sources(size: int, generator: Generator) -> Callable[[Tensor], list[Generator]]:
+    """Return a generator for every input of a batch, by its place, so that parts of the batch draw alike."""
+    seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+    return lambda places: [torch.Generator().manual_seed(seeds[place]) for place in places.tolist()]
 
 
 @dataclass
@@ -319,10 +301,10 @@ class Mean:
     inputs: int = 0
 
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        found = self.values_of(expected, actual, labels).detach().double()
-        self.total += float(found.sum())
-        known = found.dim() == 1 and self.squares is not None
-        self.squares = self.squares + float(found.square().sum()) if known else None  # type: ignore[operator]
+        values = self.values_of(expected, actual, labels).detach().double()
+        self.total += float(values.sum())
+        if self.squares is not None:
+            self.squares = self.squares + float(values.square().sum()) if values.dim() == 1 else None
         self.inputs += size
 
     def value(self) -> float:
@@ -343,6 +325,4 @@ def divergence(meaning: Meaning) -> Objective:
     def total(expected: Any, actual: Any, labels: Any) -> Tensor:
         return meaning.divergence(exact(expected), exact(actual))
 
-    return Objective(
-        "KL to the original, nats", lambda items, network: Mean(total), maximize=False, compares=True
-    )
+    return Objective("KL to the original, nats", lambda items: Mean(total), maximize=False, compares=True)

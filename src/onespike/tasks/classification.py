@@ -2,96 +2,220 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from onespike.errors import UsageError
+from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.accuracy import Accuracy, check_labels
 from onespike.tasks.base import (
-    Described,
+    NETWORKS,
     Drawing,
-    Figure,
-    Headline,
     Mean,
     Metric,
     Objective,
-    Summary,
-    Table,
+    Task,
     divergence,
+    refusals,
+    relative_entropy,
     task,
 )
 from onespike.tasks.class_folders import match_classes
-from onespike.tasks.images import Item, Items, list_images, read_image, thumbnail
-from onespike.tasks.intervals import beside, bounds_of, span
+from onespike.tasks.images import list_images, read_image, thumbnail
+from onespike.tasks.inputs import Item, Items
+from onespike.tasks.intervals import beside, certain, change, interval, paired_interval, share_interval, span
+from onespike.tasks.summaries import Summary, Table
 
 BEST = 3
 """Classes that an example shows per network."""
+SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
+
+
+def check_labels(labels: Any, inputs: int, classes: int) -> None:
+    """Refuse labels that are not one class number per input.
+
+    >>> import torch
+    >>> check_labels(torch.eye(3), 3, 3)
+    Traceback (most recent call last):
+    onespike.errors.DataError: the labels of 3 inputs have shape (3, 3). Give one class number per input; of one-hot rows, \
+labels.argmax(1).
+    """
+    if not isinstance(labels, Tensor) or labels.shape != (inputs,):
+        shape = f"shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else None
+        raise DataError(
+            f"the labels of {inputs} inputs have {shape or f'type {type(labels).__name__}'}. "
+            "Give one class number per input; of one-hot rows, labels.argmax(1)."
+        )
+    if inputs and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = next(int(y) for y in labels if not 0 <= y < classes)
+        raise DataError(
+            f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
+            "Use a data folder with the classes that the network was trained for."
+        )
+
+
+class Accuracy:
+    """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
+
+    The difference in top-1 has a standard error, paired by image.
+
+    >>> import torch
+    >>> metric = Accuracy()
+    >>> right, wrong = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    >>> for spiking in (right, wrong, right, right):
+    ...     metric.update(right, spiking, torch.tensor([0]))
+    >>> scores = metric.compute()
+    >>> scores["ann"]["top1"], scores["snn"]["top1"], scores["agreement"]
+    (100.0, 75.0, 75.0)
+    >>> scores["difference"], round(scores["standard_error"], 1)
+    (-25.0, 21.7)
+    """
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.labeled = True
+
+    def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
+        """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
+        outputs = {"ann": logits(ann).detach().double(), "snn": logits(snn).detach().double()}
+        for network, scores in outputs.items():
+            if bool(scores.isnan().any()):  # −∞ masks out a class
+                raise DataError(
+                    f"the output of the {NETWORKS[network]} network is NaN. "
+                    "Check its weights, and the images of this batch."
+                )
+        images, classes = outputs["ann"].shape
+        best = {network: scores.argmax(1) for network, scores in outputs.items()}
+        kl = relative_entropy(outputs["ann"], outputs["snn"])
+        sums: dict[str, Any] = {
+            "images": images,
+            "agreement": int((best["ann"] == best["snn"]).sum()),
+            "kl": float(kl.sum()),
+            "kl squared": float(kl.square().sum()),
+        }
+        if labels is None:
+            self.labeled = False
+        else:
+            check_labels(labels, images, classes)
+            sums |= _hits(outputs, labels.to(kl.device), classes)
+        self.sums.update(sums)
+
+    def merge(self, other: Accuracy) -> None:
+        self.sums.update(other.sums)
+        self.labeled = self.labeled and other.labeled
+
+    def compute(self) -> dict[str, Any]:
+        """Return `{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies are None without labels."""
+        images = self.sums["images"]
+        if not images:
+            raise DataError("no image was scored. Give a data folder with at least one image.")
+        shares = {name: 100 * self.sums[name] / images for name in (*SHARES, "agreement")}
+        gained, lost = self.sums["gained"], self.sums["lost"]
+        mean, kl = (gained - lost) / images, self.sums["kl"] / images
+        variance = (gained + lost) / images - mean**2
+        kl_error = (max(self.sums["kl squared"] / images - kl**2, 0.0) / images) ** 0.5
+        intervals = {name: share_interval(share, images) for name, share in shares.items()}
+        intervals |= {
+            "difference": paired_interval(gained, lost, images),
+            "kl": interval(kl, kl_error, least=0.0),
+        }
+        labeled = self.labeled
+        return {
+            "task": Classification.name,
+            **{
+                network: {key: shares[f"{network}.{key}"] if labeled else None for key in ("top1", "top5")}
+                for network in NETWORKS
+            },
+            "agreement": shares["agreement"],
+            "kl": kl,
+            "kl_standard_error": kl_error,
+            "images": images,
+            "difference": 100 * mean if labeled else None,
+            "standard_error": 100 * (variance / images) ** 0.5 if labeled else None,
+            "intervals": certain(
+                {n: b if labeled or n in ("agreement", "kl") else None for n, b in intervals.items()}
+            ),
+        }
+
+
+def _hits(outputs: Mapping[str, Tensor], labels: Tensor, classes: int) -> dict[str, int]:
+    """Return how many labels are among the best classes, and where only one of the networks is right."""
+    hits: dict[str, Tensor] = {}
+    for network, scores in outputs.items():
+        ranked = scores.topk(min(5, classes)).indices == labels[:, None]
+        hits |= {f"{network}.top1": ranked[:, 0], f"{network}.top5": ranked.any(1)}
+    hits["gained"] = hits["snn.top1"] & ~hits["ann.top1"]
+    hits["lost"] = hits["ann.top1"] & ~hits["snn.top1"]
+    return {name: int(hit.sum()) for name, hit in hits.items()}
 
 
 def _scores(output: Any) -> Tensor:
-    found: Tensor = logits(output)
-    return found
+    scores: Tensor = logits(output)
+    return scores
 
 
 def _hit(expected: Any, actual: Any, labels: Tensor) -> Tensor:
-    found = _scores(actual)
-    return 100.0 * (found.argmax(-1) == labels.to(found.device))
+    scores = _scores(actual)
+    return 100.0 * (scores.argmax(-1) == labels.to(scores.device))
 
 
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
-    found, wanted = (_scores(output) for output in (actual, expected))
-    return 100.0 * (found.argmax(-1) == wanted.argmax(-1))
+    return 100.0 * (_scores(actual).argmax(-1) == _scores(expected).argmax(-1))
 
 
 @task
 @dataclass(frozen=True)
-class Classification:
-    """A network whose output, or whose output's `logits`, scores classes: (inputs, classes)."""
+class Classification(Task):
+    """A network whose output, or whose output's `logits`, scores classes: (inputs, classes).
+
+    Attributes:
+        class_names: one name per class, if known.
+        class_ids: one WordNet id per class, if known.
+    """
+
+    class_names: tuple[str, ...] | None = None
+    class_ids: tuple[str, ...] | None = None
 
     name: ClassVar[str] = "classification"
-    unit: ClassVar[str] = "images"
-    enough: ClassVar[int] = 256
-    positional: ClassVar[bool] = True
     bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
-    cannot: ClassVar[Mapping[str, str]] = {
-        "tasks": "--tasks asks questions of a language model, and this network classifies. Leave it out.",
-        "generate": "generate: this network classifies, and writes no text. Leave it to a language model.",
-        "picture": "--picture draws boxes, and this network classifies. Leave it out.",
-    }
+    cannot: ClassVar[Mapping[str, str]] = refusals(
+        "classifies", "annotations", "generate", "picture", "tasks"
+    )
+    scored_by: ClassVar[tuple[str, str]] = ("top-1 accuracy, %", "top1")
+    compared_by: ClassVar[tuple[str, str]] = ("agreement with the original, %", "agreement")
+    listed: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("{} top-1 %", "top1", 2),
+        ("agreement %", "agreement", 2),
+        ("KL nats", "kl", 4),
+    )
 
     @property
     def objectives(self) -> Mapping[str, Objective]:
         return {
             "top1": Objective(
-                "top-1 accuracy, %", lambda items, network: Mean(_hit, share=True), labeled=True, share=True
+                self.scored_by[0], lambda items: Mean(_hit, share=True), labeled=True, share=True
             ),
             "kl": divergence(self),
             "agreement": Objective(
-                "agreement with the original, %",
-                lambda items, network: Mean(_agreeing, share=True),
-                compares=True,
-                share=True,
+                self.compared_by[0], lambda items: Mean(_agreeing, share=True), compares=True, share=True
             ),
         }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Sample a class from each input's softmax: p/E is largest at a class drawn from p, for E exponential."""
-        kept: list[Tensor] = []
+        exponentials: list[Tensor] = []
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
-            scores = logits(output)
-            if not kept:
-                kept.append(torch.empty(size, scores.shape[-1]).exponential_(generator=generator))
-            drawn = (scores.detach().softmax(-1).cpu() / kept[0][places]).argmax(-1, keepdim=True)
-            found: Tensor = scores.log_softmax(-1).gather(-1, drawn.to(scores.device)).sum()
-            return found
+            scores = _scores(output)
+            if not exponentials:
+                exponentials.append(torch.empty(size, scores.shape[-1]).exponential_(generator=generator))
+            drawn = (scores.detach().softmax(-1).cpu() / exponentials[0][places]).argmax(-1, keepdim=True)
+            return scores.log_softmax(-1).gather(-1, drawn.to(scores.device)).sum()
 
         return log_probability
 
@@ -116,144 +240,70 @@ class Classification:
         return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()
 
     def inputs(self, source: str) -> Items:
-        """Return the images of a folder."""
         return list_images(source)
 
-    def labeled(self, source: str, annotations: Path | None, network: Described) -> Items:
-        """Return the images of a folder with their classes, from its sub-folders."""
-        if annotations is not None:
-            raise UsageError(f"{network.spec} classifies, and has no use for boxes. Leave --annotations out.")
-        return self.named(list_images(source), network)
-
-    def named(self, items: Items, network: Described) -> Items:
-        """Return the images with the network's class numbers as labels, if folders have names."""
-        return match_classes(items, network.class_names, network.class_ids, network.spec)
+    def named(self, items: Items) -> Items:
+        return match_classes(items, self.class_names, self.class_ids)
 
     def objective(self, items: Items) -> str:
         """Return accuracy, or KL without labels."""
         return "top1" if items.labeled else "kl"
 
-    def front(self, items: Items) -> str:
-        """Return accuracy, or agreement without labels."""
-        return "top1" if items.labeled else "agreement"
-
-    def load(self, item: Item) -> Any:
-        """Load the image in RGB."""
-        return read_image(item)
-
-    def metric(self, items: Items, network: Described) -> Metric:
-        """Return the accuracy of both networks."""
+    def metric(self, items: Items) -> Metric:
         return Accuracy()
 
-    def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """Return None: patches of an image have no names."""
-        return None
-
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return whether the best class is the label, and the label's log-probability."""
-        found = logits(output).cpu()
-        check_labels(labels, *found.shape)
-        return found.argmax(-1) == labels, -F.cross_entropy(found, labels, reduction="none")
+        scores = _scores(output).cpu()
+        check_labels(labels, *scores.shape)
+        return scores.argmax(-1) == labels, -F.cross_entropy(scores, labels, reduction="none")
 
-    def example(self, item: Item, ann: Any, snn: Any, items: Items, network: Described) -> dict[str, Any]:
+    def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return the image, its class, and both networks' best classes."""
-        names = network.class_names or items.class_names
-        best = {key: _best(output, names) for key, output in (("ann", ann), ("snn", snn))}
+        names = self.class_names or items.class_names
+        best = {"ann": _best(ann, names), "snn": _best(snn, names)}
         return {
             "label": None if item.label is None else f"label {_class(item.label, names)}",
             "pictures": {} if item.content is not None else {"input": thumbnail(read_image(item))},
             "agree": not bool(self.differences(ann, snn).any()),
             **best,
             "text": [
-                f"{key.upper()} " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in found)
-                for key, found in best.items()
+                f"{key.upper()} " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in classes)
+                for key, classes in best.items()
             ],
         }
-
-    def picture(self, items: Items, metric: Metric) -> bytes:
-        """Return nothing: there are no boxes to draw."""
-        raise UsageError(self.cannot["picture"])
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize top-1 and top-5 of both networks, agreement and KL."""
-        both, images = tuple(evaluation[key] for key in ("ann", "snn")), evaluation["images"]
-        agreement, kl = evaluation["agreement"], evaluation["kl"]
-        known = both[1]["top1"] is not None
-        stated = "" if published is None else f"; published {published:.1f} %"
-        difference, divergence = _difference(evaluation), beside(evaluation, "kl", 4)
-        accuracy = (
-            "top-1 accuracy",
-            " → ".join(f"{row['top1']:.1f}" for row in both) + " %" if known else "",
-            f"original → spiking, {images} images{stated}; {difference}",
-        )
-        alike = beside(evaluation, "agreement")
-        same = (
-            "agreement",
-            f"{agreement:.1f} %",
-            f"same answer as the original{alike}; KL {kl:.3f} nats{divergence}",
+        agreement, kl, images = (evaluation[key] for key in ("agreement", "kl", "images"))
+        alike, certainty = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
+        title, difference, cards = "Agreement with the original", "", []
+        if evaluation["snn"]["top1"] is not None:
+            title, stated = "Accuracy", "" if published is None else f"; published {published:.1f} %"
+            if evaluation.get("difference") is not None:
+                points = change(evaluation, evaluation["difference"], "difference", unit=" points")
+                difference = f"difference {points}"
+            both = " → ".join(f"{evaluation[key]['top1']:.1f}" for key in NETWORKS)
+            note = f"original → spiking, {images} images{stated}; {difference}"
+            cards = [("top-1 accuracy", f"{both} %", note)]
+        same = f"same answer as the original{alike}; KL {kl:.3f} nats{certainty}"
+        note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
+        rows = (
+            [(evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")]
+            for key in NETWORKS
         )
         return Summary(
-            title="Accuracy" if known else "Agreement with the original",
-            networks=("ann", "snn"),
+            title=title,
+            networks=tuple(NETWORKS),
             table=Table(
-                ("top-1 %", "95 %", "top-5 %", "95 %"),
-                tuple(
-                    (
-                        row["top1"],
-                        span(evaluation, f"{key}.top1"),
-                        row["top5"],
-                        span(evaluation, f"{key}.top5"),
-                    )
-                    for key, row in zip(("ann", "snn"), both, strict=True)
-                ),
+                ("top-1 %", "95 %", "top-5 %", "95 %"), tuple((*first, *second) for first, second in rows)
             ),
-            note="; ".join(
-                filter(
-                    None,
-                    (
-                        f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{divergence}, {images} images",
-                        difference,
-                    ),
-                )
-            ),
-            cards=(accuracy, same) if known else (same,),
+            note=f"{note}; {difference}" if difference else note,
+            cards=(*cards, ("agreement", f"{agreement:.1f} %", same)),
             published=""
             if published is None
             else f"published top-1 of these weights: {published:.2f} % (on the whole test set)",
         )
-
-    @staticmethod
-    def columns(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
-        """Top-1 of both networks, agreement and KL."""
-        top1 = {
-            f"{key.upper()} top-1 %": Figure(evaluation[key]["top1"], 2, span(evaluation, f"{key}.top1"))
-            for key in ("ann", "snn")
-        }
-        return {
-            **top1,
-            "agreement %": Figure(evaluation["agreement"], 2, span(evaluation, "agreement")),
-            "KL nats": Figure(evaluation["kl"], 4, span(evaluation, "kl", 4)),
-        }
-
-    @staticmethod
-    def headline(evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """Return top-1, or agreement without labels."""
-        ann, snn = (evaluation[key]["top1"] for key in ("ann", "snn"))
-        if labeled and snn is not None:
-            bounds, paired = (bounds_of(evaluation, name) for name in ("snn.top1", "difference"))
-            return Headline("top-1 accuracy, %", ann, snn, evaluation.get("standard_error"), bounds, paired)
-        bounds = bounds_of(evaluation, "agreement")
-        return Headline("agreement with the original, %", None, evaluation["agreement"], bounds=bounds)
-
-
-def _difference(evaluation: Mapping[str, Any]) -> str:
-    """Spiking minus original on the same images, with its interval; nothing without labels."""
-    value = evaluation.get("difference")
-    if value is None:
-        return ""
-    shown = f"{value:+.1f}".replace("-", "−")
-    return f"difference {shown} points{beside(evaluation, 'difference', sign=True)}"
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:

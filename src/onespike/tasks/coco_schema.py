@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
+from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict  # typing's version is not enough for pydantic before Python 3.12
+
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Side = Annotated[int, Field(ge=1, le=2**16)]
+OUTLINE = 10**7
+"""The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
+KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
 
 
 class Image(TypedDict):
-    id: int
+    id: Number
     file_name: str
-    width: int
-    height: int
+    width: Side
+    height: Side
 
 
 class Category(TypedDict):
-    id: int
+    id: Number
     name: str
 
 
@@ -28,12 +35,12 @@ class RunLengths(TypedDict):
 
 
 class Annotation(TypedDict):
-    id: int
+    id: Number
     image_id: int
     category_id: int
-    bbox: list[float]
-    area: float
-    iscrowd: NotRequired[int]
+    bbox: Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
+    area: Annotated[FiniteFloat, Field(ge=0)]
+    iscrowd: NotRequired[Annotated[int, Field(ge=0, le=1)]]
     segmentation: NotRequired[RunLengths | list[list[float]] | None]
 
 
@@ -43,76 +50,49 @@ class Instances(TypedDict):
     categories: list[Category]
 
 
-Problem = tuple[str, int, str, str]
-"""The kind of an entry, its id, its field, and what is wrong with it."""
-
-LONGEST_SIDE = 2**16
-OUTLINE = 10**7
-"""The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
+Problem = tuple[str, Mapping[str, Any], str, str]
+"""The kind of an entry, the entry, its field, and what is wrong with it."""
 
 
 def problems(record: Instances) -> Iterator[Problem]:
     """Yield every inconsistency."""
-    for kind, entries in (
-        ("image", record["images"]),
-        ("category", record["categories"]),
-        ("annotation", record["annotations"]),
-    ):
-        seen: set[int] = set()
-        for entry in entries:
-            number = entry["id"]
-            if number in seen:
-                yield kind, number, "id", "which another one has too"
-            if not -(2**63) <= number < 2**63:
-                yield kind, number, "id", "beyond 64 bits"
-            seen.add(number)
+    entries: dict[str, dict[int, Any]] = {}
+    for key, kind in KINDS.items():
+        entries[kind] = {}
+        for entry in record[key]:  # type: ignore[literal-required]
+            if entries[kind].setdefault(entry["id"], entry) is not entry:
+                yield kind, entry, "id", "which another one has too"
     for image in record["images"]:
         if not image["file_name"] or not _encodes(image["file_name"]):
-            yield "image", image["id"], "file_name", "which no file can have"
-        for side in ("width", "height"):
-            if not 0 < image[side] <= LONGEST_SIDE:
-                yield "image", image["id"], side, f"not from 1 to {LONGEST_SIDE}"
+            yield "image", image, "file_name", "which no file can have"
     names: set[str] = set()
     for category in record["categories"]:
         if not category["name"] or not _encodes(category["name"]) or category["name"] in names:
-            yield "category", category["id"], "name", "which is empty, unprintable or there twice"
+            yield "category", category, "name", "which is empty, unprintable or there twice"
         names.add(category["name"])
-    images = {image["id"]: image for image in record["images"]}
-    categories = {category["id"] for category in record["categories"]}
     for annotation in record["annotations"]:
-        for field, wrong in _annotation(annotation, images, categories):
-            yield "annotation", annotation["id"], field, wrong
+        for kind in ("image", "category"):
+            if annotation[f"{kind}_id"] not in entries[kind]:  # type: ignore[literal-required]
+                yield "annotation", annotation, f"{kind}_id", "which the file does not list"
+        image = entries["image"].get(annotation["image_id"], {"width": 1, "height": 1})
+        for field, wrong in _shapes(annotation, image["width"], image["height"]):
+            yield "annotation", annotation, field, wrong
 
 
-def _annotation(
-    annotation: Annotation, images: Mapping[int, Image], categories: set[int]
-) -> Iterator[tuple[str, str]]:
-    image = images.get(annotation["image_id"])
-    if image is None:
-        yield "image_id", "which the file does not list"
-        return
-    if annotation["category_id"] not in categories:
-        yield "category_id", "which the file does not list"
-    width, height = image["width"], image["height"]
-    box = annotation["bbox"]
-    if len(box) != 4 or not all(map(math.isfinite, box)) or min(box[2:]) < 0:
-        yield "bbox", "not x, y, width and height, finite and with no negative side"
-    elif not _near([box[0], box[1], box[0] + box[2], box[1] + box[3]], width, height):
+def _shapes(annotation: Annotation, width: int, height: int) -> Iterator[tuple[str, str]]:
+    x, y, *sides = annotation["bbox"]
+    if min(sides) < 0:
+        yield "bbox", "not x, y, width and height, with no negative side"
+    elif not _near([x, y, x + sides[0], y + sides[1]], width, height):
         yield "bbox", f"far outside the image of {width}×{height}"
-    if not 0 <= annotation["area"] < math.inf:
-        yield "area", "not a finite number from 0 on"
-    if annotation.get("iscrowd", 0) not in (0, 1):
-        yield "iscrowd", "neither 0 nor 1"
     shape = annotation.get("segmentation")
-    if isinstance(shape, list):
-        yield from (("segmentation", wrong) for wrong in _polygons(shape, width, height))
-    elif shape is not None:
+    if isinstance(shape, dict):
         yield from (("segmentation", wrong) for wrong in _run_lengths(shape, width, height))
+    elif shape and any(shape):  # some programs write [[]] for none
+        yield from (("segmentation", wrong) for wrong in _polygons(shape, width, height))
 
 
 def _polygons(polygons: Sequence[Sequence[float]], width: int, height: int) -> Iterator[str]:
-    if not any(polygons):  # some programs write this for none
-        return
     for polygon in polygons:
         if len(polygon) < 6 or len(polygon) % 2:
             yield f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
@@ -138,21 +118,20 @@ def _run_lengths(mask: RunLengths, width: int, height: int) -> Iterator[str]:
         yield f"run lengths for a size of {mask['size']}, and the image has {[height, width]}"
         return
     counts = mask["counts"]
-    if isinstance(counts, str):
-        try:
-            counts = decompressed(counts)
-        except ValueError as error:
-            yield f"compressed run lengths {error}"
-            return
-    if min(counts, default=0) < 0 or sum(counts) != width * height:
-        yield f"run lengths that are negative or do not add up to {width}·{height} pixels"
+    try:
+        counts = decompressed(counts) if isinstance(counts, str) else counts
+    except ValueError as error:
+        yield f"compressed run lengths {error}"
+    else:
+        if min(counts, default=0) < 0 or sum(counts) != width * height:
+            yield f"run lengths that are negative or do not add up to {width}·{height} pixels"
 
 
 def decompressed(text: str) -> list[int]:
     """Return the run lengths in COCO's compressed string.
 
-    Each number is split into groups of five bits, the lowest first, one character per group from `0` on; a sixth bit
-    means that more follow. From the fourth number on, the difference to the last but one is stored.
+    Each character holds five bits of a number and whether more follow. From the fourth number on, the difference to the
+    last but one is stored.
 
     >>> decompressed("52203")
     [5, 2, 2, 2, 5]
@@ -189,7 +168,6 @@ def place_of(record: Any, location: Sequence[int | str]) -> str:
     >>> place_of({"annotations": [{"id": 7, "bbox": [None]}]}, ("annotations", 0, "bbox", 0))
     'annotation 7, bbox.0'
     """
-    kinds = {"images": "image", "annotations": "annotation", "categories": "category"}
     parts: list[str] = []
     here, entry = record, ""
     for depth, part in enumerate(location):
@@ -201,5 +179,5 @@ def place_of(record: Any, location: Sequence[int | str]) -> str:
                 continue
         parts.append(str(part))
         if depth == 1 and isinstance(here, dict) and "id" in here:
-            entry, parts = f"{kinds.get(parts[0], parts[0])} {here['id']}", []
+            entry, parts = f"{KINDS.get(parts[0], parts[0])} {here['id']}", []
     return ", ".join(filter(None, (entry, ".".join(parts))))

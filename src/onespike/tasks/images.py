@@ -1,77 +1,32 @@
-"""A folder (or a bundled strip) → a sorted list of images with labels."""
+"""A folder (or a bundled strip) → a sorted list of images with labels; a file → RGB pixels."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onespike.errors import DataError, UsageError, unknown
-from onespike.tasks.decode import decode, require_pillow, stated_size
+from onespike.tasks.inputs import Item, Items
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the formats that are read, regardless of file names; its other decoders stay unused."""
 BUNDLED = Path(__file__).parent / "bundled"
 THUMBNAIL = 96
 """The longer side of a displayed image, in pixels."""
 STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
-
-
-@dataclass(frozen=True)
-class Item:
-    """One input: a file, one row of a strip, or a part of a file that was already read.
-
-    Attributes:
-        name: its name in records.
-        label: what it is scored by: a class, or a number by which a metric finds the truth.
-        path: the file.
-        row: its place in a file that holds several.
-        id: its number in a COCO file.
-        content: what was read from a file that holds several inputs.
-        sha256: the hash of that content.
-    """
-
-    name: str
-    label: int | None
-    path: Path
-    row: int | None = None
-    id: int | None = None
-    content: Any = field(default=None, repr=False, compare=False)
-    sha256: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Items(Sequence[Item]):
-    """Images in order, their source, class names if the source gives them, and truth beyond labels."""
-
-    source: str
-    items: tuple[Item, ...]
-    class_names: tuple[str, ...] | None = None
-    truth: Any = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Item:  # type: ignore[override]
-        return self.items[index]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(item.name for item in self.items)
-
-    @property
-    def labeled(self) -> bool:
-        return all(item.label is not None for item in self.items)
 
 
 def list_images(folder: Path | str) -> Items:
@@ -106,47 +61,14 @@ def list_images(folder: Path | str) -> Items:
             f"{folder}: images stand both beside and inside the class folders, first {loose[0].name}. "
             "Move the loose ones away."
         )
-    labels = _labels(classes, folder)
     numbered = all(name.isdecimal() for name in classes)
+    labels = {name: int(name) if numbered else place for place, name in enumerate(classes)}
+    by_label: dict[int, str] = {}
+    for name, label in labels.items():
+        if (other := by_label.setdefault(label, name)) != name:
+            raise DataError(f"{folder}: the folders {other} and {name} name the same class. Merge them.")
     items = (Item(p.relative_to(folder).as_posix(), labels[p.relative_to(folder).parts[0]], p) for p in files)
     return Items(source, tuple(items), None if numbered else tuple(classes))
-
-
-def limit(items: Items, count: int) -> Items:
-    """Return `count` images evenly spaced over the list, or all of them if there are fewer.
-
-    >>> ten = Items("ten", tuple(Item(str(i), None, Path()) for i in range(10)))
-    >>> limit(ten, 4).names
-    ('0', '2', '5', '7')
-    """
-    if count < 1:
-        raise UsageError(
-            f"limit must be at least 1, not {count}. Leave it out to use all {len(items)} images."
-        )
-    count = min(count, len(items))
-    chosen = tuple(items[i * len(items) // count] for i in range(count))
-    return dataclasses.replace(items, items=chosen)
-
-
-def read_image(item: Item) -> Image:
-    """Return the image in RGB as it is stored: see `onespike.tasks.decode`."""
-    if item.row is not None:
-        require_pillow(item.name)
-        from PIL import Image
-
-        side, pixels = _strip(item.path)
-        size = side * side * 3
-        return Image.frombytes("RGB", (side, side), pixels[item.row * size : (item.row + 1) * size])
-    return decode(item.path, _what(item))
-
-
-def image_size(item: Item) -> tuple[int, int]:
-    """Return width and height from the file's header."""
-    return stated_size(item.path, _what(item))
-
-
-def _what(item: Item) -> str:
-    return "the image" if item.id is None else f"image id {item.id}"
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -168,27 +90,17 @@ def _walk(folder: Path) -> Iterator[Path]:
             if path.is_symlink() and not path.exists():
                 raise DataError(f"{path}: this link leads nowhere. Remove or mend it.")
             if path.is_file():
-                yield _named(path)
+                _check_name(path)
+                yield path
 
 
-def _named(path: Path) -> Path:
-    """Return the path, if records can contain its name."""
+def _check_name(path: Path) -> None:
+    """Refuse a name that records cannot contain."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        shown = str(path).encode(errors="backslashreplace").decode()
-        raise DataError(f"{shown}: the name is not UTF-8. Rename it.") from error
-    return path
-
-
-def _labels(classes: list[str], folder: Path) -> dict[str, int]:
-    if not all(name.isdecimal() for name in classes):
-        return {name: index for index, name in enumerate(classes)}
-    labels: dict[int, str] = {}
-    for name in classes:
-        if (other := labels.setdefault(int(name), name)) != name:
-            raise DataError(f"{folder}: the folders {other} and {name} name the same class. Merge them.")
-    return {name: label for label, name in labels.items()}
+        escaped = str(path).encode(errors="backslashreplace").decode()
+        raise DataError(f"{escaped}: the name is not UTF-8. Rename it.") from error
 
 
 def _list_strip(source: str) -> Items:
@@ -202,8 +114,8 @@ def _list_strip(source: str) -> Items:
     return Items(source, tuple(items), tuple(record["classes"]))
 
 
-def unknown_strip(source: str, known: Iterable[str]) -> UsageError:
-    return unknown("bundled images", source, [f"bundled:{name}" for name in known])
+def unknown_strip(source: str, strips: Iterable[str]) -> UsageError:
+    return unknown("bundled images", source, [f"bundled:{name}" for name in strips])
 
 
 @lru_cache(maxsize=2)
@@ -213,6 +125,85 @@ def _strip(path: Path) -> tuple[int, bytes]:
 
     with Image.open(path) as image:
         return math.isqrt(image.width), image.convert("RGB").tobytes()
+
+
+def read_image(item: Item) -> Image:
+    """Return an image in RGB as stored: no EXIF rotation, alpha dropped, the high byte of 16-bit gray.
+
+    What 8 bits cannot hold is rescaled or refused, never clipped.
+    """
+    if item.row is not None:
+        _require_pillow(item.name)
+        from PIL import Image
+
+        side, pixels = _strip(item.path)
+        size = side * side * 3
+        return Image.frombytes("RGB", (side, side), pixels[item.row * size : (item.row + 1) * size])
+    with _opened(item) as image:
+        image.verify()  # checks checksums, if the format has them; the file must then be reopened
+    with _opened(item) as image:
+        return _rgb(image, item)
+
+
+def image_size(item: Item) -> tuple[int, int]:
+    """Return width and height from the file's header."""
+    with _opened(item) as image:
+        return image.size
+
+
+def _title(item: Item) -> str:
+    return f"{item.path}: " + ("the image" if item.id is None else f"image id {item.id}")
+
+
+def _rgb(image: Image, item: Item) -> Image:
+    frames: int = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a camera's preview after the photograph is not an animation
+        raise DataError(
+            f"{_title(item)} has {frames} frames. Save the one that is meant as an image of its own."
+        )
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        from PIL.Image import frombytes
+
+        # The high byte, as Pillow reads 16-bit color: there are four per pixel, in the machine's order.
+        four = image.convert("I").tobytes()
+        return frombytes("L", image.size, four[1 if sys.byteorder == "little" else 2 :: 4]).convert("RGB")
+    if image.mode in ("I", "F"):
+        bits = "32-bit integers" if image.mode == "I" else "floating-point numbers"
+        raise DataError(
+            f"{_title(item)} holds {bits}, and does not say which of them is white. "
+            "Save it with 8 or 16 bits per channel."
+        )
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+
+
+def _require_pillow(wanted_by: Path | str) -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            f"{wanted_by}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
+        ) from error
+
+
+@contextmanager
+def _opened(item: Item) -> Iterator[Image]:
+    """Yield an opened image; turn anything that its decoder raises about a damaged file into one error."""
+    _require_pillow(item.path)
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(item.path, formats=FORMATS) as image:
+            yield image
+    except DataError:
+        raise
+    except Exception as error:
+        if isinstance(error, UnidentifiedImageError):
+            formats = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            message = formats if item.path.stat().st_size else "the file is empty"
+        else:
+            message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(message.split()).rstrip(".") or type(error).__name__
+        raise DataError(f"{_title(item)} cannot be read ({reason}). Replace or remove it.") from error
 
 
 def thumbnail(image: Image) -> str:

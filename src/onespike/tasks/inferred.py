@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -10,20 +10,20 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.base import Drawing, Meaning
+from onespike.tasks.base import Drawing, Meaning, sources
 from onespike.tasks.classification import Classification
 
 
 def numbers_in(output: Any) -> list[Tensor]:
     """Return the floating-point tensors of an output."""
     parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, Tensor) else output
-    found = [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
-    if not found:
+    numbers = [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not numbers:
         raise DataError(
             f"the network's output, of type {type(output).__name__}, holds no numbers to compare. "
             "Return tensors, or wrap the network so that it does."
         )
-    return found
+    return numbers
 
 
 def _spread(x: Tensor) -> Tensor:
@@ -32,21 +32,18 @@ def _spread(x: Tensor) -> Tensor:
     return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
-class Numbers:
+class Numbers(Meaning):
     """Any output: its numbers are normal, with the standard deviation of the output itself.
 
     The divergence of two outputs is half their mean squared difference, relative to that deviation.
     """
 
-    positional: ClassVar[bool] = True
-    enough: ClassVar[int] = 256
-
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Sample with normal noise on every number; each tensor counts as one, regardless of size."""
-        seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+        source_of = sources(size, generator)
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
-            source, total = torch.Generator().manual_seed(seeds[int(places[0])]), []
+            source, total = source_of(places[:1])[0], []
             for x in numbers_in(output):
                 noise = torch.randn(x.shape, generator=source).to(x)
                 total.append((noise * x).sum() / _spread(x) / max(x.numel() / len(places), 1) ** 0.5)
@@ -69,8 +66,7 @@ class Numbers:
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """Return 1 where an input's numbers differ by more than their spread."""
-        a, b = numbers_in(expected)[0], numbers_in(actual)[0]
-        return (((a - b) / _spread(a)).flatten(1).square().mean(1) > 1).float()
+        return (self.lost(expected, actual) > 1).float()
 
 
 def infer(output: Any) -> Meaning:
@@ -84,36 +80,28 @@ def infer(output: Any) -> Meaning:
     return Classification() if classes else Numbers()
 
 
-class Inferred:
-    """The meaning of the first output that it sees, for networks without a task."""
-
-    positional: ClassVar[bool] = True
-    enough: ClassVar[int] = 256
+class Inferred(Meaning):
+    """The meaning that the original's output implies, for networks without a task."""
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        """Sample as the first output implies."""
-        kept: list[Drawing] = []
+        drawings: list[Drawing] = []  # one, of the first output
 
         def log_probability(output: Any, places: Tensor) -> Tensor:
-            if not kept:
-                kept.append(infer(output).drawing(size, generator))
-            return kept[0](output, places)
+            if not drawings:
+                drawings.append(infer(output).drawing(size, generator))
+            return drawings[0](output, places)
 
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """Return the divergence that the original's output implies."""
         return infer(expected).divergence(expected, actual)
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """Return the loss that the original's output implies."""
         return infer(expected).lost(expected, actual)
 
+    def differences(self, expected: Any, actual: Any) -> Tensor:
+        return infer(expected).differences(expected, actual)
+
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the correctness that the output implies."""
         meaning = infer(output)
         return meaning.right(output, labels) if isinstance(meaning, Classification) else None
-
-    def differences(self, expected: Any, actual: Any) -> Tensor:
-        """Return the differences that the original's output implies."""
-        return infer(expected).differences(expected, actual)

@@ -52,6 +52,11 @@ def interval(value: float, error: float, least: float = -math.inf) -> Bounds:
     return max(value - NORMAL * error, least), value + NORMAL * error
 
 
+def interval_or_none(value: float | None, error: float | None, least: float = -math.inf) -> Bounds | None:
+    """Return the 95 % interval where the figure and its standard error are there."""
+    return None if value is None or error is None else interval(value, error, least)
+
+
 def correlation_interval(value: float, pairs: int) -> Bounds | None:
     """Return the 95 % interval of a rank correlation of so many pairs, by Fisher's transformation; None for three or fewer.
 
@@ -78,27 +83,27 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
     return math.sqrt(rest * count / (count - 1)) / math.fsum(wholes)
 
 
-def known(found: Mapping[str, Bounds | None]) -> dict[str, Bounds]:
-    """Return intervals by the name of their figure, such as `snn.top1`, without those that are not known."""
-    return {name: bounds for name, bounds in found.items() if bounds is not None}
+def certain(intervals: Mapping[str, Bounds | None]) -> dict[str, Bounds]:
+    """Return intervals by the name of their figure, such as `snn.top1`, without those that have none."""
+    return {name: bounds for name, bounds in intervals.items() if bounds is not None}
 
 
 def bounds_of(evaluation: Mapping[str, Any], figure: str) -> Bounds | None:
     """Return the interval of a figure of a stored evaluation, such as `snn.top1`, where it has one."""
-    found = evaluation.get("intervals", {}).get(figure)
-    return None if found is None else (found[0], found[1])
+    bounds = evaluation.get("intervals", {}).get(figure)
+    return None if bounds is None else (bounds[0], bounds[1])
 
 
 def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
     """Write an interval for a cell of a table."""
-    found = bounds_of(evaluation, figure)
-    return None if found is None else spelled(found, digits).removeprefix("95 %: ")
+    bounds = bounds_of(evaluation, figure)
+    return None if bounds is None else spelled(bounds, digits).removeprefix("95 %: ")
 
 
 def beside(evaluation: Mapping[str, Any], figure: str, digits: int = 1, sign: bool = False) -> str:
     """Write an interval behind its figure, in parentheses; nothing where there is none."""
-    found = bounds_of(evaluation, figure)
-    return "" if found is None else f" ({spelled(found, digits, sign)})"
+    bounds = bounds_of(evaluation, figure)
+    return "" if bounds is None else f" ({spelled(bounds, digits, sign)})"
 
 
 def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:
@@ -109,3 +114,9 @@ def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:
     """
     low, high = (f"{bound:{'+' if sign else ''}.{digits}f}".replace("-", "−") for bound in bounds)
     return f"95 %: {low} to {high}"
+
+
+def change(evaluation: Mapping[str, Any], value: float, figure: str, digits: int = 1, unit: str = "") -> str:
+    """Write a difference of both networks with its sign and its interval."""
+    signed = f"{value:+.{digits}f}".replace("-", "−")
+    return f"{signed}{unit}{beside(evaluation, figure, digits, sign=True)}"

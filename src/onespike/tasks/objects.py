@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Tensor
 
-Found = Mapping[str, Tensor]
+Objects = Mapping[str, Tensor]
 """`scores` and `labels` (n), `boxes` (n, 4) as corners, and perhaps `masks` (n, height, width) as probabilities."""
 
 DEVIATION = 0.1
@@ -40,12 +40,7 @@ def _size(boxes: Tensor) -> Tensor:
     return torch.cat([sides, sides], 1)
 
 
-def _per_object(pixels: Tensor, masks: Tensor) -> Tensor:
-    """Return the sum over pixels, relative to the area of each object's mask."""
-    return pixels.flatten(1).sum(1) / masks.detach().flatten(1).sum(1).clamp(min=1)
-
-
-def drawn(found: Found, generator: Generator) -> Tensor:
+def drawn(objects: Objects, generator: Generator) -> Tensor:
     """Return the log-probability of an image's objects, boxes and masks as sampled from the output.
 
     Boxes and masks are weighted with √score, so that the score weights their information.
@@ -54,32 +49,41 @@ def drawn(found: Found, generator: Generator) -> Tensor:
     def uniform(like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=generator).to(like)
 
-    scores = found["scores"]
+    scores = objects["scores"]
     weight = scores.detach().clamp(min=0).sqrt()
     there = (uniform(scores) < scores.detach()).to(scores)
     total = _bernoulli(there, scores).sum()
-    if (boxes := found.get("boxes")) is not None and boxes.requires_grad:
+    if (boxes := objects.get("boxes")) is not None and boxes.requires_grad:
         noise = torch.randn(boxes.shape, generator=generator).to(boxes)
         deviation = DEVIATION * _size(boxes)
         sides = -0.5 * ((boxes.detach() + deviation * noise - boxes) / deviation).square()
         total = total + (weight[:, None] * sides).sum()
-    if (masks := found.get("masks")) is not None and masks.requires_grad:
+    if (masks := objects.get("masks")) is not None and masks.requires_grad:
         on = (uniform(masks) < masks.detach()).to(masks)
         area = masks.detach().flatten(1).sum(1).clamp(min=1).sqrt()
         total = total + (weight / area * _bernoulli(on, masks).flatten(1).sum(1)).sum()
     return total
 
 
-def _corners(found: Found) -> Tensor:
+def _corners(objects: Objects) -> Tensor:
     """Return the boxes, or those around the masks."""
-    boxes = found.get("boxes")
-    if boxes is not None:
-        return boxes.detach().float().cpu()
-    edges = []
-    for mask in found["masks"].detach().cpu() > 0.5:
-        rows, columns = torch.nonzero(mask.any(1)).flatten(), torch.nonzero(mask.any(0)).flatten()
-        edges.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if len(rows) else [0, 0, 0, 0])
-    return torch.tensor(edges, dtype=torch.float32).view(-1, 4)
+    if "boxes" in objects:
+        return objects["boxes"].detach().float().cpu()
+    return boxes_around(objects["masks"].detach().cpu() > 0.5).float()
+
+
+def boxes_around(masks: Tensor) -> Tensor:
+    """Return the corners (x0, y0, x1, y1) of what is on in each mask; zeros where nothing is.
+
+    >>> boxes_around(torch.tensor([[[0, 1, 1], [0, 1, 0]]]) > 0)
+    tensor([[1, 0, 3, 2]])
+    """
+    corners = torch.zeros(len(masks), 4, dtype=torch.long)
+    for row, mask in zip(corners, masks, strict=True):
+        ys, xs = torch.nonzero(mask, as_tuple=True)
+        if len(ys):
+            row[:] = torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+    return corners
 
 
 def overlaps(first: Tensor, second: Tensor) -> Tensor:
@@ -95,7 +99,7 @@ def overlaps(first: Tensor, second: Tensor) -> Tensor:
     return inner / (areas[0][:, None] + areas[1][None] - inner).clamp(min=1e-12)
 
 
-def paired(first: Found, second: Found) -> tuple[Tensor, Tensor]:
+def paired(first: Objects, second: Objects) -> tuple[Tensor, Tensor]:
     """Return the places of the objects that two outputs share, in each of them.
 
     Each object of the first takes the best free one of the same class that overlaps it by at least half; objects with
@@ -113,18 +117,19 @@ def paired(first: Found, second: Found) -> tuple[Tensor, Tensor]:
     return torch.tensor(mine, dtype=torch.long), torch.tensor(theirs, dtype=torch.long)
 
 
-def _rest(count: int, places: Tensor) -> Tensor:
-    kept = torch.ones(count, dtype=torch.bool)
-    kept[places] = False
-    return kept
+def _rest(values: Tensor, places: Tensor) -> Tensor:
+    """Return the values at all other places."""
+    others = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    others[places] = False
+    return values[others]
 
 
-def unlike(expected: Found, actual: Found) -> Tensor:
+def unlike(expected: Objects, actual: Objects) -> Tensor:
     """Return the divergence of an image's objects from the expected ones."""
     i, j = paired(expected, actual)
     p, q = expected["scores"], actual["scores"]
     i, j = i.to(p.device), j.to(q.device)
-    lost, new = p[_rest(len(p), i.cpu()).to(p.device)], q[_rest(len(q), j.cpu()).to(q.device)]
+    lost, new = _rest(p, i), _rest(q, j)
     none = torch.full_like(p[:1], LEAST) if len(p) else q.new_full((1,), LEAST)
     total = (
         _kl(p[i], q[j]).sum() + _kl(lost, none.expand_as(lost)).sum() + _kl(none.expand_as(new), new).sum()
@@ -136,16 +141,14 @@ def unlike(expected: Found, actual: Found) -> Tensor:
         total = total + (weight[:, None] * sides).sum()
     masks = expected.get("masks")
     if masks is not None and masks.is_floating_point():
-        total = total + (weight * _per_object(_kl(masks[i], actual["masks"][j]), masks[i])).sum()
+        area = masks[i].detach().flatten(1).sum(1).clamp(min=1)
+        total = total + (weight * (_kl(masks[i], actual["masks"][j]).flatten(1).sum(1) / area)).sum()
     return total
 
 
-def parted(first: Found, second: Found, score: float) -> int:
+def parted(first: Objects, second: Objects, score: float) -> int:
     """Return the number of objects with at least this score that only one of two outputs has."""
-    first, second = (_above(found, score) for found in (first, second))
+    first, second = (
+        {name: x[o["scores"].detach() >= score] for name, x in o.items()} for o in (first, second)
+    )
     return len(first["scores"]) + len(second["scores"]) - 2 * len(paired(first, second)[0])
-
-
-def _above(found: Found, score: float) -> Found:
-    kept = found["scores"].detach() >= score
-    return {name: value[kept] for name, value in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,52 +11,43 @@ from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.intervals import Bounds, interval, known, ratio_error
+from onespike.tasks.base import NETWORKS, relative_entropy
+from onespike.tasks.intervals import Bounds, certain, interval, interval_or_none, ratio_error
 from onespike.tasks.windows import Window
 
 POSITIONS = 256
 """Positions that are scored at a time: their probabilities take 256 times the vocabulary."""
-NETWORKS = {"ann": "original", "snn": "spiking"}
 
 
 def scores_of(output: Any) -> Tensor:
     """Return logits of shape (inputs, positions, tokens)."""
-    found: Tensor = logits(output)
-    if not isinstance(found, Tensor) or found.dim() != 3:
+    scores: Tensor = logits(output)
+    if not isinstance(scores, Tensor) or scores.dim() != 3:
         raise DataError(
             "the network's output has no scores of shape (inputs, positions, tokens). Give a language model."
         )
-    return found
-
-
-def log_probabilities(scores: Tensor) -> Tensor:
-    """Return log-probabilities in float32, regardless of the network's type."""
-    return scores.float().log_softmax(-1)
+    return scores
 
 
 def predicted(scores: Tensor, window: Window) -> Tensor:
-    """Return the log-probability of what follows each position of a window, in double precision."""
+    """Return the log-probability of what follows each position of a window: by float32 for every network, then double."""
     targets = window.targets.to(scores.device)
     parts = zip(scores[: len(targets)].split(POSITIONS), targets.split(POSITIONS), strict=True)
-    found = [log_probabilities(s).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
-    return torch.cat(found).cpu()
-
-
-def divergence(expected: Tensor, actual: Tensor) -> Tensor:
-    """Return KL(expected ‖ actual) per position, (…, positions); tokens of probability 0 add nothing."""
-    log_p, log_q = expected.log_softmax(-1), actual.log_softmax(-1)
-    terms = log_p.exp() * (log_p - log_q)
-    return terms.masked_fill(log_p == -torch.inf, 0.0).sum(-1)
+    return torch.cat(
+        [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
+    ).cpu()
 
 
 class _Row(NamedTuple):
-    """A window: −log p per token and of all tokens by each network, KL, equal answers, and positions."""
+    """A window: −log p per token and of all tokens by each network, KL, equal answers, and what they are shares of."""
 
     mean: dict[str, float]
     every: dict[str, float]
     unlike: float
     agreeing: int
     positions: int
+    words: int | None
+    bytes: int | None
 
 
 class Perplexity:
@@ -69,8 +60,6 @@ class Perplexity:
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
         self.windows = windows
-        self.words: int | None = 0
-        self.bytes: int | None = 0
         self.rows: list[_Row] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
@@ -79,90 +68,100 @@ class Perplexity:
             raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
         both = {"ann": scores_of(ann).detach(), "snn": scores_of(snn).detach()}
         for row, number in enumerate(labels.tolist()):
-            self._update({name: scores[row] for name, scores in both.items()}, self.windows[number])
-
-    def _update(self, scores: dict[str, Tensor], window: Window) -> None:
-        mean, every, unlike, agreeing = {}, {}, 0.0, 0
-        for name, found in scores.items():
-            logs = predicted(found, window)
-            if bool(logs.isnan().any()):
-                raise DataError(
-                    f"the output of the {NETWORKS[name]} network is NaN. Check its weights, and this text."
-                )
-            mean[name] = -float(logs[: len(window.ids) - 1].mean())
-            every[name] = -float(logs.sum())
-        for ann, snn in zip(*(scores[name].split(POSITIONS) for name in ("ann", "snn")), strict=True):
-            unlike += float(divergence(ann.float(), snn.float()).double().sum())
-            agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
-        self.rows.append(_Row(mean, every, unlike, agreeing, len(window.ids)))
-        self.words = None if self.words is None or window.words is None else self.words + window.words
-        self.bytes = None if self.bytes is None or window.bytes is None else self.bytes + window.bytes
+            scores = {name: output[row] for name, output in both.items()}
+            self.rows.append(_row(scores, self.windows[number]))
 
     def merge(self, other: Perplexity) -> None:
-        """Take in what another one has seen."""
         self.rows += other.rows
-        for name in ("words", "bytes"):
-            mine, more = getattr(self, name), getattr(other, name)
-            setattr(self, name, None if mine is None or more is None else mine + more)
 
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.rows:
             raise DataError("no window was scored. Give a text.")
-        found = {name: self._figures(name) for name in NETWORKS}
-        ann, snn = (found[name]["perplexity"] for name in ("ann", "snn"))
-        error = self._error(ann, snn)
+        means = {name: [row.mean[name] for row in self.rows] for name in NETWORKS}
+        figures = {name: self._figures(name, means[name]) for name in NETWORKS}
+        ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
+        difference = None if ann is None or snn is None else snn - ann
+        error = None if ann is None or snn is None else _paired_error(ann, snn, means)
         positions = [row.positions for row in self.rows]
         unlike, same = [row.unlike for row in self.rows], [100.0 * row.agreeing for row in self.rows]
         kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
-        of_kl, of_agreement = (ratio_error(parts, positions) for parts in (unlike, same))
         return {
             "task": "language",
-            **found,
+            **figures,
             "agreement": agreement,
             "kl": kl,
             "windows": len(self.rows),
             "tokens": sum(positions),
-            "difference": None if ann is None or snn is None else snn - ann,
+            "difference": difference,
             "standard_error": error,
-            "intervals": known(
+            "intervals": certain(
                 {
-                    **{f"{name}.perplexity": self._interval(name) for name in NETWORKS},
-                    "difference": None if error is None else interval(snn - ann, error),  # type: ignore[operator]
-                    "kl": None if of_kl is None else interval(kl, of_kl, least=0.0),
-                    "agreement": None if of_agreement is None else interval(agreement, of_agreement),
+                    **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
+                    "difference": interval_or_none(difference, error),
+                    "kl": interval_or_none(kl, ratio_error(unlike, positions), least=0.0),
+                    "agreement": interval_or_none(agreement, ratio_error(same, positions)),
                 }
             ),
         }
 
-    def _figures(self, name: str) -> dict[str, float | None]:
+    def _figures(self, name: str, means: Sequence[float]) -> dict[str, float | None]:
         every = math.fsum(row.every[name] for row in self.rows)
-        words = None if not self.words else _exp(every / self.words)
-        bits = None if not self.bytes else every / self.bytes / math.log(2)
-        return {"perplexity": _exp(self._mean(name)), "word_perplexity": words, "bits_per_byte": bits}
+        words, sizes = _total([row.words for row in self.rows]), _total([row.bytes for row in self.rows])
+        return {
+            "perplexity": _exp(_mean(means)),
+            "word_perplexity": None if not words else _exp(every / words),
+            "bits_per_byte": None if not sizes else every / sizes / math.log(2),
+        }
 
-    def _mean(self, name: str) -> float:
-        return math.fsum(row.mean[name] for row in self.rows) / len(self.rows)
 
-    def _variance(self, one: str, other: str) -> float:
-        """Of the mean over windows; the covariance of two networks' means, whose windows are the same."""
-        means = self._mean(one), self._mean(other)
-        moments = ((row.mean[one] - means[0]) * (row.mean[other] - means[1]) for row in self.rows)
-        return math.fsum(moments) / len(self.rows) / (len(self.rows) - 1)
+def _row(scores: Mapping[str, Tensor], window: Window) -> _Row:
+    mean, every, unlike, agreeing = {}, {}, 0.0, 0
+    for name, output in scores.items():
+        logs = predicted(output, window)
+        if bool(logs.isnan().any()):
+            raise DataError(
+                f"the output of the {NETWORKS[name]} network is NaN. Check its weights, and this text."
+            )
+        mean[name] = -float(logs[: len(window.ids) - 1].mean())
+        every[name] = -float(logs.sum())
+    for ann, snn in zip(*(scores[name].split(POSITIONS) for name in NETWORKS), strict=True):
+        unlike += float(relative_entropy(ann.float(), snn.float()).double().sum())
+        agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
+    return _Row(mean, every, unlike, agreeing, len(window.ids), window.words, window.bytes)
 
-    def _interval(self, name: str) -> Bounds | None:
-        """Of perplexity: a mean of logarithms and its error, both taken through exp."""
-        if len(self.rows) < 2:
-            return None
-        low, high = map(_exp, interval(self._mean(name), math.sqrt(self._variance(name, name))))
-        return None if low is None or high is None else (low, high)
 
-    def _error(self, ann: float | None, snn: float | None) -> float | None:
-        """The standard error of the difference, paired window by window, to first order."""
-        if len(self.rows) < 2 or ann is None or snn is None:
-            return None
-        own = snn**2 * self._variance("snn", "snn") + ann**2 * self._variance("ann", "ann")
-        return math.sqrt(max(own - 2 * ann * snn * self._variance("ann", "snn"), 0.0))
+def _total(numbers: Sequence[int | None]) -> int | None:
+    """Return their sum; None if one is unknown."""
+    return None if None in numbers else sum(number or 0 for number in numbers)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
+    """Of the means over windows, which are the same for both."""
+    means = _mean(first), _mean(second)
+    moments = ((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
+    return math.fsum(moments) / len(first) / (len(first) - 1)
+
+
+def _paired_error(ann: float, snn: float, means: Mapping[str, Sequence[float]]) -> float | None:
+    """The standard error of the difference in perplexity, paired window by window, to first order."""
+    first, second = means["ann"], means["snn"]
+    if len(first) < 2:
+        return None
+    separate = snn**2 * _covariance(second, second) + ann**2 * _covariance(first, first)
+    return math.sqrt(max(separate - 2 * ann * snn * _covariance(first, second), 0.0))
+
+
+def exp_interval(means: Sequence[float]) -> Bounds | None:
+    """Return the interval of perplexity: a mean of logarithms and its error, both taken through exp."""
+    if len(means) < 2:
+        return None
+    low, high = map(_exp, interval(_mean(means), math.sqrt(_covariance(means, means))))
+    return None if low is None or high is None else (low, high)
 
 
 def _exp(value: float) -> float | None:
@@ -183,11 +182,7 @@ class WindowPerplexity:
             self.means.append(-float(predicted(scores, window)[: len(window.ids) - 1].mean()))
 
     def value(self) -> float:
-        return math.exp(min(math.fsum(self.means) / len(self.means), 700.0))
+        return math.exp(min(_mean(self.means), 700.0))
 
     def interval(self) -> Bounds | None:
-        error = ratio_error(self.means, [1.0] * len(self.means))
-        if error is None:
-            return None
-        low, high = (min(bound, 700.0) for bound in interval(math.fsum(self.means) / len(self.means), error))
-        return math.exp(low), math.exp(high)
+        return exp_interval(self.means)

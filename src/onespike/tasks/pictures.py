@@ -20,7 +20,7 @@ SIDE = 2.4
 
 def predictions(
     images: Sequence[tuple[Any, int | None]],
-    found: Mapping[str, Sequence[Mapping[str, Any]]],
+    results: Mapping[str, Sequence[Mapping[str, Any]]],
     categories: Mapping[int, str],
     smallest: float = SMALLEST_SCORE,
 ) -> Figure:
@@ -28,25 +28,25 @@ def predictions(
 
     Args:
         images: (Pillow image, image id) pairs.
-        found: `ann` and `snn` → COCO results.
+        results: `ann` and `snn` → COCO results.
         categories: category id → name.
         smallest: results below this score are left out.
     """
-    made, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
+    drawing, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
     for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
         for column, (image, number) in enumerate(images):
-            shown = [r for r in found[network] if r["image_id"] == number and r["score"] >= smallest]
-            _panel(grid[row][column], image, shown, categories)
+            here = [r for r in results[network] if r["image_id"] == number and r["score"] >= smallest]
+            _panel(grid[row][column], image, here, categories)
             grid[row][column].set_title(f"{title}, image {number}", fontsize=9, pad=12)
-    return made
+    return drawing
 
 
-def found_on(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
+def panel(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
     """Draw one image with one network's results, without margin."""
     width, height = (SIDE * side / max(image.size) for side in image.size)
-    made, axes = figure(width, height, margin=False)
+    drawing, axes = figure(width, height, margin=False)
     _panel(axes, image, results, categories)
-    return made
+    return drawing
 
 
 def _panel(

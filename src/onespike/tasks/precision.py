@@ -2,30 +2,121 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onespike.errors import DataError
-from onespike.tasks.coco import (
-    Coco,
-    Result,
-    evaluated,
-    figures_of,
-    pycocotools_classes,
-    resampled,
-)
-from onespike.tasks.intervals import Bounds, interval, known, ratio_error
+from onespike.errors import DataError, LoadError
+from onespike.tasks.base import NETWORKS
+from onespike.tasks.coco import Coco
+from onespike.tasks.intervals import Bounds, certain, interval_or_none, ratio_error
 
 DRAWS = 100
 """The number of image samples whose spread is the standard error of AP."""
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+"""pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
 
-
+Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
+
+
+def _pycocotools() -> tuple[Any, Any]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise LoadError(
+            "boxes and masks are scored with pycocotools. Install it with: pip install 'onespike[detection]'"
+        ) from error
+    return COCO, COCOeval
+
+
+def average_precision(
+    coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
+) -> tuple[dict[str, float | None], dict[int, float | None]]:
+    """Return pycocotools' figures for COCO results of one kind, and AP of each category with objects, in percent."""
+    return figures_of(evaluated(coco, results, kind, images))
+
+
+def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float | None]]:
+    """Return the figures of a finished evaluator: of all categories, and AP of each, in percent."""
+    precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
+    classes = {}
+    for place, number in enumerate(evaluator.params.catIds):
+        values = precision[:, :, place, 0, -1]
+        if (values > -1).any():
+            classes[number] = _percent(values[values > -1].mean())
+    return {name: _percent(v) for name, v in zip(FIGURES, evaluator.stats, strict=True)}, classes
+
+
+def _percent(value: Any) -> float | None:
+    return None if value < 0 else 100 * float(value)
+
+
+def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
+    """Return a pycocotools evaluator that has finished these images."""
+    coco_class, evaluator_class = _pycocotools()
+    shape = "bbox" if kind == "bbox" else "segmentation"
+    # With both shapes in a result pycocotools would take a mask's area from its box.
+    plain = [{k: r[k] for k in ("image_id", "category_id", "score", shape)} for r in results]
+    with contextlib.redirect_stdout(io.StringIO()):
+
+        def indexed(annotations: list[Any]) -> Any:
+            index = coco_class()
+            index.dataset = {**coco.record, "annotations": annotations}
+            index.createIndex()
+            return index
+
+        # Numbered from 1: pycocotools reads the id 0 as "no match".
+        truth = indexed([{**a, "id": n} for n, a in enumerate(coco.record["annotations"], 1)])
+        evaluator = evaluator_class(truth, truth.loadRes(plain) if plain else indexed([]), kind)
+        evaluator.params.imgIds = sorted(images)
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return evaluator
+
+
+def resampled(evaluators: Sequence[Any], draws: int) -> Iterator[list[float]]:
+    """Return AP of each evaluator on images drawn with replacement, the same images for all: a paired bootstrap."""
+    import numpy
+
+    copies, random = [], numpy.random.default_rng(0)
+    for evaluator in evaluators:
+        own = copy.copy(evaluator)
+        own.params = own._paramsEval = copy.deepcopy(evaluator.params)
+        shape = len(own.params.catIds), len(own.params.areaRng), len(own.params.imgIds)
+        cells = numpy.array(evaluator.evalImgs, dtype=object).reshape(shape)[:, 0]
+        own.params.areaRng, own.params.areaRngLbl = own.params.areaRng[:1], own.params.areaRngLbl[:1]
+        own.params.maxDets, own.params.imgIds = own.params.maxDets[-1:], list(range(shape[2]))
+        copies.append((own, cells))
+    for _ in range(draws):
+        chosen = random.integers(0, shape[2], shape[2])
+        figures = []
+        for own, cells in copies:
+            own.evalImgs = cells[:, chosen].flatten().tolist()
+            with contextlib.redirect_stdout(io.StringIO()):
+                own.accumulate()
+            precision = own.eval["precision"][own.eval["precision"] > -1]
+            figures.append(100 * float(precision.mean()) if len(precision) else math.nan)
+        yield figures
+
+
+def bootstrap_errors(evaluators: Sequence[Any]) -> dict[str, float | None]:
+    """Standard errors by a bootstrap over images: of each network's AP, and of their difference on the same images."""
+    drawn = torch.tensor(list(resampled(evaluators, DRAWS)), dtype=torch.float64)
+    drawn = drawn[~drawn.isnan().any(1)]
+    if len(drawn) < 2 or len(evaluators[0].params.imgIds) < 2:
+        return dict.fromkeys(("ann", "snn", "difference"))
+    columns = {"ann": drawn[:, 0], "snn": drawn[:, -1], "difference": drawn[:, -1] - drawn[:, 0]}
+    return {name: float(column.std()) for name, column in columns.items()}
 
 
 class AveragePrecision:
@@ -48,7 +139,7 @@ class AveragePrecision:
         categories: Mapping[int, int] | None = None,
         apart: Callable[[Any, Any], Iterable[float]] | None = None,
     ) -> None:
-        pycocotools_classes()
+        _pycocotools()
         self.coco, self.results, self.categories, self.apart = coco, results, categories, apart
         self.kinds = ("bbox", "segm") if masks else ("bbox",)
         bare = next((a for a in coco.record["annotations"] if not a.get("segmentation")), None)
@@ -57,7 +148,7 @@ class AveragePrecision:
                 f"{coco.source}: annotation {bare['id']} of image id {bare['image_id']} has no segmentation, and masks are "
                 "scored. Give annotations with masks."
             )
-        self.found: dict[str, list[Result]] = {"ann": [], "snn": []}
+        self.predictions: dict[str, list[Result]] = {"ann": [], "snn": []}
         self.images: list[int] = []
         self.unlike: list[float] = []
 
@@ -67,25 +158,24 @@ class AveragePrecision:
         if self.apart is not None:
             self.unlike.extend(self.apart(ann, snn))
         for network, output in (("ann", ann), ("snn", snn)):
-            self.found[network].extend(self.checked(output, network, numbers))
+            self.predictions[network].extend(self.checked(output, network, numbers))
         self.images.extend(numbers)
 
     def merge(self, other: AveragePrecision) -> None:
-        """Add what another metric has seen."""
-        for network, found in other.found.items():
-            self.found[network].extend(found)
+        for network, results in other.predictions.items():
+            self.predictions[network].extend(results)
         self.images.extend(other.images)
         self.unlike.extend(other.unlike)
 
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         """Return an output's results on the images with these ids, with the annotations' categories."""
-        known = self.coco.categories
+        categories = self.coco.categories
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
             if self.categories is not None:
                 if result["category_id"] not in self.categories:
                     continue
                 result = {**result, "category_id": self.categories[result["category_id"]]}
-            if result["category_id"] not in known or result["image_id"] not in numbers:
+            if result["category_id"] not in categories or result["image_id"] not in numbers:
                 raise DataError(
                     f"a result of the {network} names category {result['category_id']} in image {result['image_id']}, "
                     f"and {self.coco.source} has no such pair here. Give results the ids of the annotations."
@@ -100,7 +190,8 @@ class AveragePrecision:
     def evaluators(self, kind: str) -> dict[str, Any]:
         """Return pycocotools' evaluators of both networks, for boxes or masks."""
         return {
-            network: evaluated(self.coco, found, kind, self.images) for network, found in self.found.items()
+            name: evaluated(self.coco, results, kind, self.images)
+            for name, results in self.predictions.items()
         }
 
     def compute(self) -> dict[str, Any]:
@@ -109,46 +200,30 @@ class AveragePrecision:
             raise DataError("no image was scored. Give at least one annotated image.")
         record: dict[str, Any] = {"task": "detection", "ann": {}, "snn": {}, "classes": {}}
         bounds: dict[str, Bounds | None] = {}
-        for kind in self.kinds:
+        for kind in self.kinds:  # the last is the headline
             evaluators = self.evaluators(kind)
             for network, evaluator in evaluators.items():
                 record[network][kind], classes = figures_of(evaluator)
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
-            ann, snn = (record[network][kind]["AP"] for network in evaluators)
-            record["difference"] = (
-                None if ann is None or snn is None else snn - ann
-            )  # the last shape is the headline
+            ann, snn = (record[network][kind]["AP"] for network in NETWORKS)
+            record["difference"] = None if ann is None or snn is None else snn - ann
             errors = bootstrap_errors(list(evaluators.values()))
             record["standard_error"] = errors["difference"]
-            values = {
-                f"ann.{kind}.AP": ann,
-                f"snn.{kind}.AP": snn,
-                f"difference.{kind}": record["difference"],
+            bounds |= {
+                f"ann.{kind}.AP": interval_or_none(ann, errors["ann"]),
+                f"snn.{kind}.AP": interval_or_none(snn, errors["snn"]),
+                f"difference.{kind}": interval_or_none(record["difference"], errors["difference"]),
             }
-            for (name, value), error in zip(values.items(), errors.values(), strict=True):
-                bounds[name] = None if value is None or error is None else interval(value, error)
         if self.unlike:
-            record["kl"], error = (
-                math.fsum(self.unlike) / len(self.unlike),
-                ratio_error(self.unlike, [1.0] * len(self.unlike)),
-            )
-            bounds["kl"] = None if error is None else interval(record["kl"], error, least=0.0)
-        record["intervals"] = known(bounds)
+            record["kl"] = math.fsum(self.unlike) / len(self.unlike)
+            error = ratio_error(self.unlike, [1.0] * len(self.unlike))
+            bounds["kl"] = interval_or_none(record["kl"], error, least=0.0)
+        record["intervals"] = certain(bounds)
         record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
-        record["results"] = {network: len(found) for network, found in self.found.items()}
+        record["results"] = {network: len(results) for network, results in self.predictions.items()}
         return record
-
-
-def bootstrap_errors(evaluators: Sequence[Any]) -> dict[str, float | None]:
-    """Standard errors by a bootstrap over images: of each network's AP, and of their difference on the same images."""
-    drawn = torch.tensor(list(resampled(evaluators, DRAWS)), dtype=torch.float64)
-    drawn = drawn[~drawn.isnan().any(1)]
-    if len(drawn) < 2 or len(evaluators[0].params.imgIds) < 2:
-        return dict.fromkeys(("ann", "snn", "difference"))
-    columns = {"ann": drawn[:, 0], "snn": drawn[:, -1], "difference": drawn[:, -1] - drawn[:, 0]}
-    return {name: float(column.std()) for name, column in columns.items()}
 
 
 def _ids(labels: Tensor | None) -> list[int]:
@@ -162,19 +237,19 @@ class Precision:
 
     def __init__(self, metric: AveragePrecision) -> None:
         self.metric = metric
-        self.found: list[Result] = []
+        self.results: list[Result] = []
         self.images: list[int] = []
 
     def update(self, expected: Any, actual: Any, labels: Tensor | None, size: int) -> None:
         """Add outputs for the images with these ids."""
         numbers = _ids(labels)
-        self.found.extend(self.metric.checked(actual, "snn", numbers))
+        self.results.extend(self.metric.checked(actual, "snn", numbers))
         self.images.extend(numbers)
 
     def value(self) -> float:
         """Return AP in percent."""
         coco, kind = self.metric.coco, self.metric.kinds[-1]
-        self.evaluator = evaluated(coco, self.found, kind, self.images)
+        self.evaluator = evaluated(coco, self.results, kind, self.images)
         figure = figures_of(self.evaluator)[0]["AP"]
         if figure is None:
             raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
@@ -182,5 +257,4 @@ class Precision:
 
     def interval(self) -> Bounds | None:
         """By a bootstrap over images."""
-        value, error = self.value(), bootstrap_errors([self.evaluator])["snn"]
-        return None if error is None else interval(value, error)
+        return interval_or_none(self.value(), bootstrap_errors([self.evaluator])["snn"])

@@ -47,18 +47,18 @@ def documents(source: str) -> list[Document]:
     library of that name, or from a folder that its `save_to_disk` wrote; its rows are joined to one document.
     """
     if source.startswith(DATASETS):
-        found = [_dataset(source)]
+        every = [_dataset(source)]
     elif Path(source).is_dir():
         files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
         if not files:
             raise DataError(f"{source}: no text in it. Give files that end in {', '.join(SUFFIXES)}.")
-        found = [document for file in files for document in _file(file)]
+        every = [document for file in files for document in _file(file)]
     else:
-        found = list(_file(Path(source)))
-    kept = [d for d in found if d.text.strip() or d.ids]
-    if not kept:
+        every = list(_file(Path(source)))
+    filled = [d for d in every if d.text.strip() or d.ids]
+    if not filled:
         raise DataError(f"{source}: there is no text in it. Give a file with some.")
-    return kept
+    return filled
 
 
 def _file(path: Path) -> Iterator[Document]:
@@ -72,14 +72,13 @@ def _file(path: Path) -> Iterator[Document]:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
     except OSError as error:
         raise DataError(f"{path}: it cannot be read ({error.strerror}). Change its permissions.") from error
-    if path.suffix.lower() == ".jsonl":
-        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-        yield from (_row(f"{path.name}:{n}", line) for n, line in lines)
-    elif path.suffix.lower() == ".tsv":
-        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-        yield from (_pair(f"{path.name}:{n}", line.split("\t")) for n, line in lines)
-    else:
+    read = {".jsonl": _row, ".tsv": _pair}.get(path.suffix.lower())
+    if read is None:
         yield Document(path.name, text)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield read(f"{path.name}:{number}", line)
 
 
 def _row(name: str, line: str) -> Document:
@@ -110,7 +109,8 @@ def _has_characters(row: Any) -> bool:
     return True
 
 
-def _pair(name: str, cells: list[str]) -> Document:
+def _pair(name: str, line: str) -> Document:
+    cells = line.split("\t")
     if len(cells) not in (2, 3):
         raise DataError(f"{name}: {len(cells)} columns. Give two texts and perhaps a score, tabs between.")
     return Document(name, cells[0], other=cells[1], score=_score(name, cells[2]) if len(cells) == 3 else None)
@@ -137,8 +137,8 @@ def _dataset(source: str) -> Document:
     name, _, configuration = wanted.partition(",")
     try:
         if Path(name).is_dir():
-            found = datasets.load_from_disk(name)
-            rows = found[split or "test"] if isinstance(found, datasets.DatasetDict) else found
+            stored = datasets.load_from_disk(name)
+            rows = stored[split or "test"] if isinstance(stored, datasets.DatasetDict) else stored
         else:
             rows = datasets.load_dataset(name, configuration or None, split=split or "test")
         texts = rows["text"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from onespike.errors import DataError
-from onespike.tasks.images import Item, Items
+from onespike.tasks.inputs import Item, Items
 from onespike.tasks.text import Document, documents
 
 
@@ -59,28 +59,23 @@ class Window:
 
 def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
     """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped."""
-    ids, words, sizes, known = list[int](), list[int](), list[int](), True
-    for document in documents(source):
-        for token, started, size in _tokens(document, tokenizer):
-            ids.append(token)
-            words.append(started or 0)
-            sizes.append(size or 0)
-            known = known and started is not None
-    if len(ids) < length:
+    tokens = [token for document in documents(source) for token in _tokens(document, tokenizer)]
+    if len(tokens) < length:
         raise DataError(
-            f"{source}: {len(ids)} tokens, fewer than one window of {length}. "
-            f"Give a longer text, or a shorter window: --length {max(len(ids), 2)}."
+            f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
+            f"Give a longer text, or a shorter window: --length {max(len(tokens), 2)}."
         )
-    everything, name = torch.tensor(ids), Path(source).name
+    counted = all(token.words is not None for token in tokens)
+    everything, name = torch.tensor([token.id for token in tokens]), Path(source).name
     items = []
-    for number, start in enumerate(range(0, len(ids) - length + 1, length)):
+    for number, start in enumerate(range(0, len(tokens) - length + 1, length)):
         stop = start + length
-        part, predicted = everything[start:stop], slice(start + 1, stop + 1)
+        part, predicted = everything[start:stop], tokens[start + 1 : stop + 1]
         window = Window(
             part,
-            ids[stop] if stop < len(ids) else None,
-            sum(words[predicted]) if known else None,
-            sum(sizes[predicted]) if known else None,
+            tokens[stop].id if stop < len(tokens) else None,
+            sum(token.words or 0 for token in predicted) if counted else None,
+            sum(token.bytes or 0 for token in predicted) if counted else None,
         )
         digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()
         items.append(Item(f"{name}[{start}:{stop}]", number, Path(source), number, None, window, digest))
@@ -89,29 +84,34 @@ def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
 
 def pack_short(source: str, tokenizer: Tokenizer, length: int) -> Items:
     """Return the windows of a source; a text shorter than one window is one short window."""
-    tokens = sum(1 for document in documents(source) for _ in _tokens(document, tokenizer))
+    tokens = sum(len(_tokens(document, tokenizer)) for document in documents(source))
     return pack(source, tokenizer, max(2, min(tokens, length)))
 
 
-def windows_of(items: Items) -> dict[int, Window]:
-    """Return windows by number, which is the label that a batch brings."""
-    return {int(item.label or 0): item.content for item in items}
+class _Token(NamedTuple):
+    """A token, the words that begin in it, and its bytes; None where the text is unknown."""
+
+    id: int
+    words: int | None = None
+    bytes: int | None = None
 
 
-def _tokens(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[int, int | None, int | None]]:
-    """Yield each token with the words that begin in it and its bytes; None where unknown."""
-    if document.ids is not None:
-        yield from ((token, None, None) for token in _checked(document, document.ids, tokenizer.size))
-        return
-    ids, starts = tokenizer.encode(document.text)
-    _checked(document, ids, tokenizer.size)
+def _tokens(document: Document, tokenizer: Tokenizer) -> list[_Token]:
+    ids, starts = (document.ids, None) if document.ids is not None else tokenizer.encode(document.text)
+    wrong = next(((place, i) for place, i in enumerate(ids) if not 0 <= i < tokenizer.size), None)
+    if wrong is not None:
+        raise DataError(
+            f"{document.name}: token {wrong[0]} has the number {wrong[1]}, and the network knows {tokenizer.size} tokens "
+            f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
+        )
     if starts is None:
-        yield from ((token, None, None) for token in ids)
-        return
+        return [_Token(token) for token in ids]
     words, sizes = _sums(document.text)
     edges = [0, *starts[1:], len(document.text)]
-    for token, start, stop in zip(ids, edges, edges[1:], strict=False):
-        yield token, words[stop] - words[start], sizes[stop] - sizes[start]
+    return [
+        _Token(token, words[stop] - words[start], sizes[stop] - sizes[start])
+        for token, start, stop in zip(ids, edges, edges[1:], strict=False)
+    ]
 
 
 def _sums(text: str) -> tuple[list[int], list[int]]:
@@ -123,13 +123,3 @@ def _sums(text: str) -> tuple[list[int], list[int]]:
     begins = (not c.isspace() and (i == 0 or text[i - 1].isspace()) for i, c in enumerate(text))
     words = list(accumulate(map(int, begins), initial=0))
     return words, list(accumulate((len(c.encode("utf-8", "replace")) for c in text), initial=0))
-
-
-def _checked(document: Document, ids: Sequence[int], size: int) -> Sequence[int]:
-    wrong = next(((place, i) for place, i in enumerate(ids) if not 0 <= i < size), None)
-    if wrong is not None:
-        raise DataError(
-            f"{document.name}: token {wrong[0]} has the number {wrong[1]}, and the network knows {size} tokens "
-            f"(0 to {size - 1}). Use the tokenizer that the network was trained with."
-        )
-    return ids

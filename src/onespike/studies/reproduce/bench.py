@@ -82,7 +82,7 @@ class Bench:
         self.identity = {
             "network": loaded.spec,
             "weights": loaded.weights,
-            "preprocessing": loaded.preprocessing,
+            "preprocessing": loaded.reading.preprocessing,
             **({} if profile().name == DEFAULT else {"profile": profile().name}),
             **{name: list(items.names) for name, items in self.sets().items()},
             "sha256": {
@@ -177,7 +177,7 @@ class Bench:
         return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
-        snn, metric = self.converted(recipe), self.loaded.task.metric(self.test, self.loaded)
+        snn, metric = self.converted(recipe), self.loaded.task.metric(self.test)
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         result = evaluate(
             self.original,
@@ -215,7 +215,7 @@ class Bench:
             **rivals(self.ann, observed),
         }
         feed = self.progress("integer networks", self.steps(self.test))(self.labeled(self.test))
-        return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test, self.loaded))
+        return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test))
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
         """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
@@ -226,7 +226,7 @@ class Bench:
         title = f"{trials} λ trials, {objective}"
         snn, held = self.converted(recipe), self.labeled(self.held)
         aim = self.loaded.task.objectives[objective]
-        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held, self.loaded))
+        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held))
         bar = iter(self.progress(title, trials)(range(trials)))
 
         def advance() -> None:

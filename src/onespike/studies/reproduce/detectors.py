@@ -26,7 +26,7 @@ def _measure(bench: Bench, recipe: Recipe) -> dict[str, Any]:
         bench.ann,
         bench.converted(recipe),
         bench.labeled(bench.test),
-        bench.loaded.task.metric(bench.test, bench.loaded),
+        bench.loaded.task.metric(bench.test),
         progress=bench.progress(f"λ={recipe.scale:.3g}", bench.steps(bench.test)),
     ).to_dict()
     figures = {

@@ -6,14 +6,83 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onespike.errors import DataError, UsageError
-from onespike.tasks.images import Item, Items, read_image
+
+
+@dataclass(frozen=True)
+class Item:
+    """One input: a file, one row of a strip, or a part of a file that was already read.
+
+    Attributes:
+        name: its name in records.
+        label: what it is scored by: a class, or a number by which a metric finds the truth.
+        path: the file.
+        row: its place in a file that holds several.
+        id: its number in a COCO file.
+        content: what was read from a file that holds several inputs.
+        sha256: the hash of that content.
+    """
+
+    name: str
+    label: int | None
+    path: Path
+    row: int | None = None
+    id: int | None = None
+    content: Any = field(default=None, repr=False, compare=False)
+    sha256: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Items(Sequence[Item]):
+    """Inputs in order, their source, class names if the source gives them, and truth beyond labels."""
+
+    source: str
+    items: tuple[Item, ...]
+    class_names: tuple[str, ...] | None = None
+    truth: Any = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:  # type: ignore[override]
+        return self.items[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.items)
+
+    @property
+    def labeled(self) -> bool:
+        return all(item.label is not None for item in self.items)
+
+    @property
+    def contents(self) -> dict[int, Any]:
+        """Return what was read, by the labels that a batch brings."""
+        return {int(item.label or 0): item.content for item in self.items}
+
+
+def limit(items: Items, count: int) -> Items:
+    """Return `count` images evenly spaced over the list, or all of them if there are fewer.
+
+    >>> ten = Items("ten", tuple(Item(str(i), None, Path()) for i in range(10)))
+    >>> limit(ten, 4).names
+    ('0', '2', '5', '7')
+    """
+    if count < 1:
+        raise UsageError(
+            f"limit must be at least 1, not {count}. Leave it out to use all {len(items)} images."
+        )
+    count = min(count, len(items))
+    chosen = tuple(items[i * len(items) // count] for i in range(count))
+    return dataclasses.replace(items, items=chosen)
 
 
 def check_batch_size(size: int) -> None:
@@ -37,21 +106,17 @@ def batches(
     i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
     may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """
+    from onespike.tasks.images import read_image
+
     check_batch_size(batch_size)
     first, count = part
-    mine = tuple(item for place, item in enumerate(items) if place // batch_size % count == first)
+    mine = [item for place, item in enumerate(items) if place // batch_size % count == first]
     read = load or read_image
-    return _batches(
-        dataclasses.replace(items, items=mine),
-        lambda item: transform(read(item)),
-        batch_size,
-        collate,
-        threads,
-    )
+    return _batches(mine, lambda item: transform(read(item)), batch_size, collate, threads)
 
 
 def _batches(
-    items: Items,
+    items: Sequence[Item],
     load: Callable[[Item], Any],
     batch_size: int,
     collate: Callable[[list[Any]], Any] | None,
@@ -62,7 +127,7 @@ def _batches(
         waiting: deque[Future[Any]] = deque()
         ahead = iter(items)
         for start in range(0, len(items), batch_size):
-            batch = items.items[start : start + batch_size]
+            batch = items[start : start + batch_size]
             waiting.extend(pool.submit(load, i) for i in islice(ahead, 2 * batch_size - len(waiting)))
             inputs = [waiting.popleft().result() for _ in batch]
             labels = [item.label for item in batch if item.label is not None]

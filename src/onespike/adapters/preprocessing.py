@@ -1,0 +1,143 @@
+"""Mean, deviation, size and crop of an image transform: measured from the transform, and replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from onespike.adapters.base import LoadedModel, Normalization, describe_normalization
+from onespike.errors import UsageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST_SIDE = 2**13
+NORMALIZATIONS: dict[str, Normalization] = {
+    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "CLIP": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+"""The normalizations of published networks, which are often confused with each other."""
+
+
+def pixels_of(image: Image, side: int | None = None) -> Tensor:
+    """Return an RGB image as (channels, height, width), from 0 to 255; `side` makes a square of it where it is none."""
+    from PIL.Image import Resampling
+
+    if side is not None and image.size != (side, side):
+        image = image.resize((side, side), Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return pixels.view(image.height, image.width, 3).permute(2, 0, 1).float()
+
+
+def normalized(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    return (pixels / 255 - _channels(mean)) / _channels(std)
+
+
+def _channels(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values).view(3, 1, 1)
+
+
+def normalization(
+    transform: Callable[[Any], Any], size: tuple[int, int] = (256, 256)
+) -> Normalization | None:
+    """Return what a transform subtracts and divides by, from a black and a white image; None if it does neither.
+
+    A transform of the user's own may take images of one size only: give one that it has taken.
+
+    >>> mean, std = normalization(lambda image: normalized(pixels_of(image, 32), *NORMALIZATIONS["CIFAR-10"]))
+    >>> describe_normalization(mean, std)
+    'mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616'
+    """
+    from PIL import Image
+
+    black, white = (transform(Image.new("RGB", size, color)) for color in ("black", "white"))
+    if not isinstance(black, Tensor) or black.dim() != 3 or len(black) != 3:
+        return None
+    low, high = black.flatten(1).double().mean(1), white.flatten(1).double().mean(1)
+    if bool((high - low <= 0).any()):
+        return None
+    std = 1 / (high - low)
+    mean, deviation = ([round(float(v), 6) + 0.0 for v in values] for values in (-low * std, std))
+    return tuple(mean), tuple(deviation)
+
+
+def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
+    """Return an input (or a batch) as the other normalization would have given it."""
+    (mean, std), (other_mean, other_std) = (map(_channels, n) for n in (old, new))
+    return (x * std + mean - other_mean) / other_std
+
+
+def _with_reading(loaded: LoadedModel, **changes: Any) -> LoadedModel:
+    return dataclasses.replace(loaded, reading=dataclasses.replace(loaded.reading, **changes))
+
+
+def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
+    """Return the same network with another mean and standard deviation."""
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise UsageError(
+            "a normalization is three means and three positive deviations, such as --mean 0.5,0.5,0.5."
+        )
+    if loaded.spec.startswith("python:"):
+        raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out --mean.")
+    reading = loaded.reading
+    old, transform = normalization(reading.transform), reading.transform
+    if old is None:
+        raise UsageError(
+            f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out --mean."
+        )
+    new = (tuple(float(m) for m in mean), tuple(float(s) for s in std))
+    return _with_reading(
+        loaded,
+        transform=lambda image: exchanged(transform(image), old, new),
+        preprocessing=f"{reading.preprocessing}, then {describe_normalization(*new)} instead",
+        replaced=reading.replaced or old,
+    )
+
+
+def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> LoadedModel:
+    """Return the same network for the middle `crop` pixels of images whose shorter side is `resize`.
+
+    The default of `crop` is the crop of the network's transform, and that of `resize` is the same number.
+    Interpolation, mean and deviation stay.
+    """
+    from PIL import Image
+
+    reading = loaded.reading
+    usual, parts = reading.transform(Image.new("RGB", (64, 48))), normalization(reading.transform)
+    if parts is None or not isinstance(usual, Tensor) or usual.dim() != 3:
+        raise UsageError(
+            f"{loaded.spec}: its transform makes no image of one size. Leave out --resize and --crop."
+        )
+    crop = usual.shape[-1] if crop is None else crop
+    resize = crop if resize is None else resize
+    if not 1 <= crop <= resize <= LARGEST_SIDE:
+        raise UsageError(
+            f"--resize is the shorter side and --crop a part of it, from 1 to {LARGEST_SIDE} pixels, not {resize} and "
+            f"{crop}. Give for example --resize 256 --crop 224."
+        )
+    kind = "bicubic" if "bicubic" in reading.preprocessing else "bilinear"
+    return _with_reading(
+        loaded,
+        transform=partial(_cropped, resize=resize, crop=crop, kind=kind, parts=parts),
+        preprocessing=f"resize {resize} {kind}, center crop {crop}, {describe_normalization(*parts)}",
+        size=(resize, crop),
+    )
+
+
+def _cropped(image: Image, resize: int, crop: int, kind: str, parts: Normalization) -> Tensor:
+    from PIL.Image import Resampling
+
+    short = min(image.size)
+    # the longer side is rounded down, as torchvision does
+    width, height = (int(resize * side / short) for side in image.size)
+    left, top = (round((side - crop) / 2.0) for side in (width, height))
+    scaled = image.resize((width, height), Resampling[kind.upper()]).convert("RGB")
+    return normalized(pixels_of(scaled.crop((left, top, left + crop, top + crop))), *parts)

@@ -1,0 +1,99 @@
+"""What people read of an evaluation: figures, tables, a summary, and the one figure by which runs are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from onespike.tasks.intervals import Bounds
+
+
+class Figure(NamedTuple):
+    """A figure of a table of runs: its value, the digits to print, and its 95 % interval in words."""
+
+    value: float | None
+    digits: int
+    interval: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of figures: text, numbers with `digits` decimals, None where there is no figure."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+    digits: int = 2
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return the rows as text.
+
+        >>> Table(("a", "b"), (("x", 0.126), ("y", None))).texts()
+        [('x', '0.13'), ('y', '–')]
+        """
+        return [tuple(self._text(cell) for cell in row) for row in self.rows]
+
+    def _text(self, cell: str | float | None) -> str:
+        return cell if isinstance(cell, str) else decimal(cell, self.digits)
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """Write a figure; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An evaluation in words and tables.
+
+    Attributes:
+        title: the measured quantity, such as `Accuracy`.
+        networks: `ann` or `snn` for each row of the table.
+        table: both networks' figures.
+        note: the sentence below it.
+        published: what the publisher of the weights states, in a sentence, or nothing.
+        cards: (name, figures, small print) for the top of the page.
+        details: a longer table and its title.
+        examples: how to read the examples of a report.
+        parts: the parts of an input and how many were measured: energy is stated per part.
+    """
+
+    title: str
+    networks: tuple[str, ...]
+    table: Table
+    note: str
+    cards: tuple[tuple[str, str, str], ...]
+    published: str = ""
+    details: Table | None = None
+    about_details: str = ""
+    examples: str = ""
+    parts: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one.
+
+    Attributes:
+        error: the standard error of their difference, on the same inputs.
+        bounds: the 95 % interval of the spiking network's figure.
+        paired: the 95 % interval of their difference.
+    """
+
+    title: str
+    original: float | None
+    spiking: float | None
+    error: float | None = None
+    bounds: Bounds | None = None
+    paired: Bounds | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Return spiking minus original."""
+        return None if self.original is None or self.spiking is None else self.spiking - self.original
+
+    @property
+    def compared(self) -> Bounds | None:
+        """Return where the spiking figure lies against the original's, both on the same inputs, or else by itself."""
+        if self.original is None or self.paired is None:
+            return self.bounds
+        return self.original + self.paired[0], self.original + self.paired[1]
