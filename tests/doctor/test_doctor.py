@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onespike import preset, runs
 from onespike.adapters import load_model, renormalized
-from onespike.diagnosis import checkup, diagnose
-
-IMAGES = 40
-PROBE = 32
+from onespike.diagnosis import checkup, diagnose, measurement
 
 
 def examined(run: Path = Path("run"), *, images: int = 64, normalization=None, **changes):
@@ -21,35 +18,33 @@ def examined(run: Path = Path("run"), *, images: int = 64, normalization=None, *
         loaded = renormalized(loaded, *normalization)
     calibration = runs.choose("bundled:cifar10-calibration", images)
     pair = runs.convert_network(loaded, calibration, preset("sformer", **changes), batch_size=64)
-    items = runs.choose("bundled:cifar10-test", IMAGES)
-    return checkup(pair, items, run, images=PROBE, batch_size=PROBE // 2)
+    return checkup(pair, runs.choose("bundled:cifar10-test", 40), run, images=32, batch_size=16)
 
 
 @pytest.fixture(scope="module")
 def healthy():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 1)
+        patch.setattr(measurement, "WORST_KINDS", 1)
         return examined()
-
-
-def test_a_healthy_run_has_no_alarming_finding(healthy):
-    found = diagnose(healthy)
-    assert not any(finding.alarming for finding in found), found
-    assert len(found) <= 5
-    shares = [finding.share or 0.0 for finding in found if finding.cause != "passes"]
-    assert shares == sorted(shares, reverse=True)
-    assert healthy.better_normalization is None
-    assert healthy.normalizations["CIFAR-10"] == healthy.normalizations["as given"]
 
 
 @pytest.fixture
 def briefly(monkeypatch):
     """Without the measurements that these set-ups do not need."""
-    monkeypatch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.diagnosis.measurement.VARIANTS", {})
-    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ())
-    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.diagnosis.measurement._kinds", lambda *_: {})
+    monkeypatch.setattr(measurement, "VARIANTS", {})
+    monkeypatch.setattr(measurement, "PASSES", ())
+    monkeypatch.setattr(measurement, "PROBED_SCALES", (1.0, 0.25))
+    monkeypatch.setattr(measurement, "_sensitivity", lambda *_: ({}, {}))
+
+
+def test_a_healthy_run_has_no_alarming_finding(healthy):
+    findings = diagnose(healthy)
+    assert not any(finding.alarming for finding in findings), findings
+    assert len(findings) <= 5
+    shares = [finding.share or 0.0 for finding in findings if finding.cause != "passes"]
+    assert shares == sorted(shares, reverse=True)
+    assert healthy.better_normalization is None
+    assert healthy.normalizations["CIFAR-10"] == healthy.normalizations["as given"]
 
 
 def test_passes_come_first_where_they_were_not_used(healthy):
@@ -65,8 +60,6 @@ def test_passes_come_first_where_they_were_not_used(healthy):
 
 @pytest.mark.usefixtures("briefly")
 def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
-    from onespike.diagnosis import measurement
-
     recipes, spike = [], measurement.spike
 
     def recorded(model, inputs, recipe, **others):
@@ -76,57 +69,50 @@ def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
     monkeypatch.setattr(measurement, "spike", recorded)
     monkeypatch.setattr(measurement, "VARIANTS", {"softmax thresholds per head": {"softmax": "head"}})
     monkeypatch.setattr(measurement, "PASSES", ("nearest",))
-    found = examined(images=16, passes=("nearest",), budget=0.2, energy="binary")
-    assert [recipe.passes for recipe in recipes] == [("nearest",)] * 2
-    assert [recipe.softmax for recipe in recipes] == ["site", "head"]
-    assert found.passes is None and found.energy == "binary"
-    assert found.recalibrated[1] == found.variants["softmax thresholds per head"][0]
-    assert "--budget" in found.commands["scale"]
+    measured = examined(images=16, passes=("nearest",), budget=0.2, energy="binary")
+    assert [(r.passes, r.softmax) for r in recipes] == [(("nearest",), "site"), (("nearest",), "head")]
+    assert measured.passes is None and measured.energy == "binary"
+    assert measured.recalibrated[1] == measured.variants["softmax thresholds per head"][0]
+    assert "--budget" in measured.commands["scale"]
+
+
+BROKEN = {
+    "normalization": (
+        {"normalization": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))},  # the remedy is without these --mean and --std
+        "--limit 64 --preset sformer --out run-2",
+    ),
+    "scale": ({"scale": 1.0}, "onespike search run --data bundled:cifar10-calibration"),
+    "calibration": ({"images": 2}, "--limit 128"),
+}
 
 
 @pytest.mark.usefixtures("briefly")
-def test_wrong_normalization():
-    first = diagnose(examined(normalization=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))[0]
-    assert (first.cause, first.alarming) == ("normalization", True), first
-    assert first.share is not None and first.share > 0.5
-    assert first.command == (
-        "onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --limit 64 "
-        "--preset sformer --out run-2"
-    )  # without the --mean and --std that were wrong
-    assert "83.7 % is published" in first.evidence
-
-
-@pytest.mark.usefixtures("briefly")
-def test_a_scale_of_one():
-    first = diagnose(examined(scale=1.0))[0]
-    assert (first.cause, first.alarming) == ("scale", True), first
-    assert first.share is not None and first.share > 0.5
-    assert first.command.startswith("onespike search run --data bundled:cifar10-calibration")
-
-
-@pytest.mark.usefixtures("briefly")
-def test_two_calibration_images():
-    first = diagnose(examined(images=2))[0]
-    assert (first.cause, first.alarming) == ("calibration", True), first
-    assert "--limit 128" in first.command
+@pytest.mark.parametrize("cause", BROKEN)
+def test_a_mistake_is_named_first(cause):
+    changes, words = BROKEN[cause]
+    first = diagnose(examined(**changes))[0]
+    assert (first.cause, first.alarming) == (cause, True), first
+    assert words in first.command and "--mean" not in first.command
+    if cause != "calibration":
+        assert first.share is not None and first.share > 0.5
+    if cause == "normalization":
+        assert "83.7 % is published" in first.evidence
 
 
 def test_findings_follow_from_measured_results_alone(healthy):
-    overlapping = dataclasses.replace(healthy, overlap=3)
-    first = diagnose(overlapping)[0]
+    first = diagnose(replace(healthy, overlap=3))[0]
     assert (first.cause, first.share) == ("overlap", None)
     assert first.title == "3 of 40 images were used for calibration as well"
     many = {**healthy.evaluation, "images": 1000}  # so that ten points are more than chance
-    worse = dataclasses.replace(healthy, published=99.0, evaluation=many)
-    assert diagnose(worse)[0].cause == "normalization"
+    assert diagnose(replace(healthy, published=99.0, evaluation=many))[0].cause == "normalization"
     unlabeled = {**healthy.evaluation, "ann": {"top1": None}, "snn": {"top1": None}}
-    assert not any(f.alarming for f in diagnose(dataclasses.replace(healthy, evaluation=unlabeled)))
+    assert not any(f.alarming for f in diagnose(replace(healthy, evaluation=unlabeled)))
     sites = {name: {**row, "saturated": 0.2, "clipping": 1.0} for name, row in healthy.sites.items()}
-    assert diagnose(dataclasses.replace(healthy, sites=sites))[0].cause == "saturation"
+    assert diagnose(replace(healthy, sites=sites))[0].cause == "saturation"
     sites = {name: {**row, "dead_channels": 0.5} for name, row in healthy.sites.items()}
-    quiet = dataclasses.replace(healthy, sites=sites, kinds={}, scales=[], variants={}, passes=None)
+    quiet = replace(healthy, sites=sites, kinds={}, scales=[], variants={}, passes=None)
     assert [f.cause for f in diagnose(quiet)] == ["dead"]
-    assert diagnose(dataclasses.replace(quiet, sites=healthy.sites)) == []
+    assert diagnose(replace(quiet, sites=healthy.sites)) == []
 
 
 def test_errors_are_split_where_they_arise(healthy):
@@ -140,15 +126,16 @@ def test_errors_are_split_where_they_arise(healthy):
 
 @pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize(
-    "changes", [{"steps": 2, "levels": "exponential:4"}, {"neuron": "mtn", "levels": "linear:16"}]
+    ("changes", "search"),
+    [
+        ({"steps": 2, "levels": "exponential:4"}, "onespike search 'a run' "),
+        ({"neuron": "mtn", "levels": "linear:16"}, "onespike convert "),
+    ],
 )
-def test_runs_that_take_no_passes_or_have_no_scale(changes, monkeypatch):
-    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest", "center"))
-    found = examined(Path("a run"), images=4, **changes)
-    assert {"passes", "outliers"}.isdisjoint(found.commands)
-    assert "--out 'a run-2'" in found.commands["calibration"]
-    assert found.commands["evaluate"] == "onespike evaluate 'a run' --data OTHER-IMAGES"
-    assert found.commands["search"].startswith(
-        "onespike search 'a run' " if "steps" in changes else "onespike convert "
-    )
-    assert all(finding.command for finding in diagnose(found))
+def test_runs_that_take_no_passes_or_have_no_scale(changes, search):
+    measured = examined(Path("a run"), images=4, **changes)
+    assert {"passes", "outliers"}.isdisjoint(measured.commands)
+    assert "--out 'a run-2'" in measured.commands["calibration"]
+    assert measured.commands["evaluate"] == "onespike evaluate 'a run' --data OTHER-IMAGES"
+    assert measured.commands["search"].startswith(search)
+    assert all(finding.command for finding in diagnose(measured))

@@ -42,59 +42,48 @@ def opened(browser, record, tmp_path):
     return shown(browser, record, tmp_path)
 
 
-def rows(browser):
+def rows(browser, column):
     script = "return [...document.querySelectorAll('#sites tbody tr')].filter(r => !r.hidden).map(r => r.cells[%d].dataset.value)"
-    return lambda column: browser.execute_script(script % column)
+    return browser.execute_script(script % column)
 
 
 def test_no_request_and_no_error(opened):
-    from selenium.webdriver.common.by import By
-
     messages = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert [url for url in asked if not url.startswith("data:")] == [opened.current_url]
     assert opened.get_log("browser") == []
-    heading = opened.find_element(By.TAG_NAME, "h1").text
-    assert heading == f"{HOSTILE} as a spiking network"  # shown, not run
+    assert opened.find_element("tag name", "h1").text == f"{HOSTILE} as a spiking network"  # shown, not run
 
 
-def test_sorting(opened):
-    from selenium.webdriver.common.by import By
-
-    header = opened.find_elements(By.CSS_SELECTOR, "#sites th")[1]
-    header.find_element(By.TAG_NAME, "button").send_keys("\n")
-    values = [float(v) for v in rows(opened)(1) if v]
+def test_sorting_and_filtering(opened, record):
+    header = opened.find_elements("css selector", "#sites th")[1]
+    button = header.find_element("tag name", "button")
+    button.send_keys("\n")
+    values = [float(v) for v in rows(opened, 1) if v]
     assert values == sorted(values, reverse=True) and len(set(values)) > 1
     assert header.get_attribute("aria-sort") == "descending"
-    header.find_element(By.TAG_NAME, "button").click()
-    values = rows(opened)(1)
+    button.click()
+    values = rows(opened, 1)
     assert [float(v) for v in values if v] == sorted(float(v) for v in values if v)
     assert values[-1] == ""  # what was not measured stays at the end
-
-
-def test_filtering(opened, record):
-    from selenium.webdriver.common.by import By
-
-    field = opened.find_element(By.ID, "filter")
+    field = opened.find_element("id", "filter")
     field.send_keys("linear1")
-    shown = rows(opened)(0)
-    assert shown and all("linear1" in site for site in shown)
-    assert opened.find_element(By.ID, "shown").text == f"{len(shown)} of {len(record['sites'])} sites shown"
+    sites = rows(opened, 0)
+    assert sites and all("linear1" in site for site in sites)
+    assert opened.find_element("id", "shown").text == f"{len(sites)} of {len(record['sites'])} sites shown"
     field.clear()
     field.send_keys("nothing has this name")
-    assert rows(opened)(0) == []
+    assert rows(opened, 0) == []
 
 
 def test_choosing_a_site(opened, record):
-    from selenium.webdriver.common.by import By
-
     index = next(i for i, row in enumerate(record["sites"]) if row["role"] == "softmax")
-    opened.find_elements(By.CSS_SELECTOR, ".cell")[index].send_keys(" ")
-    assert opened.find_element(By.ID, "chosen-site").text == record["sites"][index]["site"]
-    assert "Softmax rows lose" in opened.find_element(By.ID, "chosen-words").text
-    assert len(opened.find_elements(By.CSS_SELECTOR, "#distribution .bar")) > 1
-    assert len(opened.find_elements(By.CSS_SELECTOR, "#distribution .level")) > 1
-    opened.find_element(By.CSS_SELECTOR, "input[value=error]").click()
+    opened.find_elements("css selector", ".cell")[index].send_keys(" ")
+    assert opened.find_element("id", "chosen-site").text == record["sites"][index]["site"]
+    assert "Softmax rows lose" in opened.find_element("id", "chosen-words").text
+    for drawn in ("bar", "level"):
+        assert len(opened.find_elements("css selector", f"#distribution .{drawn}")) > 1
+    opened.find_element("css selector", "input[value=error]").click()
     shades = opened.execute_script("return [...document.querySelectorAll('.cell[data-shade]')].length")
     assert shades == sum("snr_db" in row for row in record["sites"])
 

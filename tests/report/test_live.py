@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,14 +34,22 @@ def session() -> Session:
     )
 
 
-@pytest.fixture(scope="module")
-def server(session):
+@contextmanager
+def serving(session):
     with LiveServer(session) as made:
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(session):
+    with serving(session) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -203,36 +211,40 @@ def test_a_place_that_is_taken(server, session):
         LiveServer(session, port=server.server_address[1])
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
-    from selenium.webdriver.common.by import By
+def until(browser, condition) -> None:
     from selenium.webdriver.support.wait import WebDriverWait
 
+    WebDriverWait(browser, 60).until(lambda _: condition())
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(server.url)
 
     def text(name: str) -> str:
-        return browser.find_element(By.ID, name).text
+        return browser.find_element("id", name).text
 
     def done(count: int) -> None:
-        WebDriverWait(browser, 60).until(lambda _: text("count").startswith(f"{count} input"))
-        WebDriverWait(browser, 60).until(lambda _: text("status").startswith("Done"))
-        WebDriverWait(browser, 60).until(lambda _: float(text("ratio")) == round(float(text("ratio")), 3) > 0)
+        until(browser, lambda: text("count").startswith(f"{count} input"))
+        until(browser, lambda: text("status").startswith("Done"))
+        until(browser, lambda: float(text("ratio")) == round(float(text("ratio")), 3) > 0)
 
     (tmp_path / "photo.png").write_bytes(png)
-    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "photo.png"))
+    browser.find_element("id", "file").send_keys(str(tmp_path / "photo.png"))
     done(1)
     assert "ANN " in text("words") and "SNN " in text("words")
     drawn = "return [...document.querySelectorAll('#spikes canvas')].filter(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v < 200)).length"
     assert browser.execute_script(drawn) > 40
-    browser.find_element(By.CSS_SELECTOR, "[data-sample='2']").click()
+    browser.find_element("css selector", "[data-sample='2']").click()
     done(2)
-    WebDriverWait(browser, 10).until(lambda _: browser.execute_script("return drawing") > 0)
-    slide = "const s = document.getElementById('scale'); s.value = -60; s.dispatchEvent(new Event('input'))"
+    until(browser, lambda: browser.execute_script("return drawing") > 0)
     before = text("saved")
-    browser.execute_script(slide)
+    browser.execute_script(
+        "const s = document.getElementById('scale'); s.value = -60; s.dispatchEvent(new Event('input'))"
+    )
     done(3)
     assert float(text("scale-shown")) == pytest.approx(0.25 * 4**-0.6, rel=0.01)
     assert text("saved") != before
@@ -248,32 +260,20 @@ def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
 def test_a_text_that_somebody_types(tmp_path, browser):
     """A network that reads: a text shorter than a window, answered in the browser."""
     pytest.importorskip("transformers")
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.wait import WebDriverWait
-
     from language_folders import llama, text
 
     loaded = load_model(f"transformers:{llama(tmp_path / 'llama')}", pretrained=True).with_length(16)
-    story = str(text(tmp_path / "story.txt", 0, 63))
-    pair = runs.convert_network(
-        loaded, runs.choose(story, None, loaded.task), preset("sformer"), batch_size=4
-    )
-    session = Session(Path("run"), pair)
+    items = runs.choose(str(text(tmp_path / "story.txt", 0, 63)), None, loaded.task)
+    session = Session(Path("run"), runs.convert_network(loaded, items, preset("sformer"), batch_size=4))
     found = session.dropped(b"once upon the time there was", ".txt")
     assert "of 7 next tokens are the same" in found["answer"]["text"][0] and found["ratio"] > 0
     assert found["answer"]["label"].startswith("“<s>")  # nothing stands before it
     with pytest.raises(OnespikeError):
         session.dropped(b"", ".txt")
-    with LiveServer(session) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        try:
-            browser.get(made.url)
-            browser.find_element(By.ID, "text").send_keys("the cat sat on the mat")
-            browser.find_element(By.ID, "send").click()
-            status = browser.find_element(By.ID, "status")
-            WebDriverWait(browser, 60).until(lambda _: status.text.startswith("Done"))
-            assert "next tokens are the same" in browser.find_element(By.ID, "words").text
-        finally:
-            made.shutdown()
-            thread.join()
+    with serving(session) as made:
+        browser.get(made.url)
+        browser.find_element("id", "text").send_keys("the cat sat on the mat")
+        browser.find_element("id", "send").click()
+        status = browser.find_element("id", "status")
+        until(browser, lambda: status.text.startswith("Done"))
+        assert "next tokens are the same" in browser.find_element("id", "words").text

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from onespike.diagnosis.measurement import PROBE_IMAGES, Checkup, checkup
-from onespike.diagnosis.remedies import VARIANTS
 from onespike.energy.columns import beside
 from onespike.errors import UsageError
 from onespike.runs import Progress, no_progress
@@ -221,31 +220,26 @@ def _kinds(m: Checkup) -> Iterator[Finding]:
 
 
 def _variants(m: Checkup) -> Iterator[Finding]:
-    for name, (before, after) in m.variants.items():
+    for name, (before, after) in (m.variants | ({"passes": m.passes} if m.passes else {})).items():
         share = _gain(m, after, before)
         if share < WORTH:
             continue
-        evidence = f"divergence {before:.3f} → {after:.3f} nats, both calibrated on the same images"
-        if m.used:
+        title = f"{name[0].upper()}{name[1:]} would be more exact"
+        divergence, same = f"divergence {before:.3f} → {after:.3f} nats", "both calibrated on the same images"
+        evidence = f"{divergence}, {same}"
+        if name == "passes":
+            title, evidence = (
+                "The calibration passes were not used",
+                f"{divergence} at the same energy, {same}",
+            )
+        elif m.used:
             evidence += " with the run's passes" + (" but tune" if "tune" in m.used else "")
-        if "granularity" in VARIANTS[name]:
+        if name == "thresholds per channel":
             evidence += f"; most outlier channels at {_worst(m, 'outlier_channels')}"
         losses = [row["row_loss"] for row in m.sites.values() if row["row_loss"] is not None]
-        if "softmax" in VARIANTS[name] and losses:
+        if name == "softmax thresholds per head" and losses:
             evidence += f"; softmax rows lose {100 * sum(losses) / len(losses):.1f} % of their sum on average"
-        title = f"{name[0].upper()}{name[1:]} would be more exact"
         yield Finding(name, title, evidence, share, m.commands[name])
-
-
-def _passes(m: Checkup) -> Iterator[Finding]:
-    if m.passes is None:
-        return
-    before, after = m.passes
-    share = _gain(m, after, before)
-    if share >= WORTH:
-        evidence = f"divergence {before:.3f} → {after:.3f} nats at the same energy, both calibrated on the same images"
-        title = "The calibration passes were not used"
-        yield Finding("passes", title, evidence, share, m.commands["passes"])
 
 
 def _dead(m: Checkup) -> Iterator[Finding]:
@@ -257,5 +251,5 @@ def _dead(m: Checkup) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Checkup], Iterator[Finding]], ...] = (
-    _normalization, _calibration, _overlap, _scale, _saturation, _outliers, _kinds, _variants, _passes, _dead,
+    _normalization, _calibration, _overlap, _scale, _saturation, _outliers, _kinds, _variants, _dead,
 )  # fmt: skip

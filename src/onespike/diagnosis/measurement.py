@@ -109,7 +109,7 @@ def checkup(
     inputs = [x for x, _ in pair.loaded.batches(few, max(1, min(batch_size, len(few) // 2)))]
     probe = Probe(pair.ann, inputs, task)
     kl = probe.distance(pair.snn).kl
-    kinds = _kinds(pair, probe, progress)
+    kinds, single = _sensitivity(pair, probe, progress)
     normalizations, better = _normalizations(pair, few, inputs)
     recalibrated, variants, refused = _variants(pair, probe, progress)
     scales = probe.sweep(pair.snn, PROBED_SCALES, recipe.energy, progress)
@@ -125,7 +125,7 @@ def checkup(
         kl=kl,
         probe_images=len(few),
         kinds=kinds,
-        single=_single(pair, probe, kinds, progress),
+        single=single,
         scales=scales,
         recalibrated=recalibrated,
         passes=variants.pop("passes", None),
@@ -153,31 +153,25 @@ def _sites(pair: NetworkPair, survey: Survey) -> dict[str, dict[str, Any]]:
     }
 
 
-def _spiking(pair: NetworkPair) -> list[Site]:
-    return [site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
+def _sensitivity(
+    pair: NetworkPair, probe: Probe, progress: Progress
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the divergence while a kind of site stays analog, and while one site of the worst kinds does."""
 
+    def without(names: Iterable[str], name_of: Callable[[Site], str]) -> dict[str, float]:
+        divergences = {}
+        for name in names:
+            with analog(pair.snn, lambda site, name=name: name_of(site) == name):  # type: ignore[misc]
+                divergences[name] = probe.distance(pair.snn).kl
+        return divergences
 
-def _without(
-    pair: NetworkPair, probe: Probe, names: Iterable[str], name_of: Callable[[Site], str]
-) -> dict[str, float]:
-    """Return the divergence while the sites of each name stay analog."""
-    divergences = {}
-    for name in names:
-        with analog(pair.snn, lambda site, name=name: name_of(site) == name):  # type: ignore[misc]
-            divergences[name] = probe.distance(pair.snn).kl
-    return divergences
-
-
-def _kinds(pair: NetworkPair, probe: Probe, progress: Progress) -> dict[str, float]:
-    kinds = list(dict.fromkeys(site.kind for site in _spiking(pair)))
-    names = progress("one kind of site analog at a time", len(kinds))(kinds)
-    return _without(pair, probe, names, lambda site: site.kind)
-
-
-def _single(pair: NetworkPair, probe: Probe, kinds: dict[str, float], progress: Progress) -> dict[str, float]:
+    sites = [site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
+    names = list(dict.fromkeys(site.kind for site in sites))
+    bar = progress("one kind of site analog at a time", len(names))
+    kinds = without(bar(names), lambda site: site.kind)
     worst = sorted(kinds, key=lambda name: kinds[name])[:WORST_KINDS]
-    sites = [str(site) for site in _spiking(pair) if site.kind in worst]
-    return _without(pair, probe, progress("one site analog at a time", len(sites))(sites), str)
+    names = [str(site) for site in sites if site.kind in worst]
+    return kinds, without(progress("one site analog at a time", len(names))(names), str)
 
 
 def _variants(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,39 +57,6 @@ class Written:
         return sum(self.forwards[1:], Spent(0, 0.0, 0.0, 0.0, 0.0))
 
 
-@contextmanager
-def each_forward(
-    snn: nn.Module, column: str, report: Callable[[Spent], None], prices: Profile | None = None
-) -> Iterator[None]:
-    """Count every forward of a network in a separate ledger within this context, and report it when it ends."""
-    running, prices = ExitStack(), prices or profile()
-    now: dict[str, Any] = {}
-
-    def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        mask = mask_of({**kwargs, "input_ids": ids})
-        ledger = running.enter_context(metered(model, Ledger()))
-        ledger.inputs, ledger.padding = len(ids), mask  # its own hook comes too late for this forward
-        tokens = ids.numel() if mask is None else int(mask.sum())
-        now.update(ledger=ledger, tokens=tokens, started=time.perf_counter())
-
-    def end(model: nn.Module, args: Any, output: Any) -> None:
-        seconds = time.perf_counter() - now["started"]
-        running.close()
-        ledger: Ledger = now["ledger"]
-        original = ledger.original_pj(prices)
-        energy, spiking = ledger.ratio(column, prices=prices) * original, original * (1 - ledger.analog_share)
-        report(Spent(now["tokens"], ledger.events("counts"), energy, original, seconds, spiking))
-
-    hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
-    try:
-        yield
-    finally:
-        running.close()
-        for hook in hooks:
-            hook.remove()
-
-
 def write(
     snn: Any,
     batch: dict[str, Tensor],
@@ -103,7 +70,7 @@ def write(
     streamer: Any = None,
     prices: Profile | None = None,
 ) -> Written:
-    """Let a converted network of transformers continue prompts with its `generate`.
+    """Let a converted network of transformers continue prompts with its `generate`; count each forward by itself.
 
     Args:
         snn: the network.
@@ -117,21 +84,40 @@ def write(
         streamer: receives every token, as in transformers.
         prices: the prices of the hardware.
     """
-    forwards: list[Spent] = []
+    counting, prices = ExitStack(), prices or profile()
+    forwards, starts = list[Spent](), list[tuple[Ledger, int, float]]()
 
-    def note(spent: Spent) -> None:
-        forwards.append(spent)
-        report(spent)
+    def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        mask = mask_of({**kwargs, "input_ids": ids})
+        ledger = counting.enter_context(metered(model, Ledger()))
+        ledger.inputs, ledger.padding = len(ids), mask  # its own hook comes too late for this forward
+        size = ids.numel() if mask is None else int(mask.sum())
+        starts.append((ledger, size, time.perf_counter()))
+
+    def end(model: nn.Module, args: Any, output: Any) -> None:
+        ledger, size, started = starts.pop()
+        seconds = time.perf_counter() - started
+        counting.close()
+        original = ledger.original_pj(prices)
+        energy, spiking = ledger.ratio(column, prices=prices) * original, original * (1 - ledger.analog_share)
+        forwards.append(Spent(size, ledger.events("counts"), energy, original, seconds, spiking))
+        report(forwards[-1])
 
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     torch.manual_seed(seed)
-    with evaluating(snn), each_forward(snn, column, note, prices):
-        ids = snn.generate(
-            **{name: value.to(device_of(snn)) for name, value in batch.items()},
-            max_new_tokens=tokens,
-            cache_implementation=cache,
-            disable_compile=True,
-            streamer=streamer,
-            **sampling,
-        )
+    hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
+    try:
+        with evaluating(snn), counting:
+            ids = snn.generate(
+                **{name: value.to(device_of(snn)) for name, value in batch.items()},
+                max_new_tokens=tokens,
+                cache_implementation=cache,
+                disable_compile=True,
+                streamer=streamer,
+                **sampling,
+            )
+    finally:
+        for hook in hooks:
+            hook.remove()
     return Written(ids, tuple(forwards))

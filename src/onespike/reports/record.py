@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from onespike import runs
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import set_scale_, table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
-from onespike.energy.metering import metered
 from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
@@ -24,11 +22,10 @@ from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.recipe_file import recipe_text
 from onespike.runs.search_run import searched
-from onespike.runtime.batches import count
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.remembered import Once
 from onespike.sites import Site
-from onespike.tasks import Items, Objective, limit
+from onespike.tasks import Items, limit
 from onespike.tasks.intervals import Bounds, share_interval
 
 VERSION = 4
@@ -83,15 +80,12 @@ def gather(
         return record
     items = loaded.task.named(items)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
-    objective = loaded.task.objectives[loaded.task.front(items)]
-    original = Once(pair.ann) if objective.compares else pair.ann
-    remembering = dataclasses.replace(pair, ann=original)
-    result = runs.evaluate_pair(
-        remembering, items, batch_size=batch_size, progress=progress, ledger=survey
-    ).to_dict()
+    once = dataclasses.replace(pair, ann=Once(pair.ann))
+    result = runs.evaluate_pair(once, items, batch_size=batch_size, progress=progress, ledger=survey)
+    evaluation = result.to_dict()
     few = limit(items, PROBE_IMAGES)
     return record | {
-        "evaluation": result,
+        "evaluation": evaluation,
         "data": {
             "source": items.source,
             "images": len(items),
@@ -99,7 +93,7 @@ def gather(
             "surveyed": len(few),
         },
         "sites": _measured(record["sites"], survey, column),
-        "front": _swept(pair, original, items, objective, result, batch_size, progress),
+        "front": _front(once, items, evaluation, batch_size, progress),
         "examples": _examples(pair, few, batch_size),
     }
 
@@ -139,37 +133,30 @@ def _reach(bounds: Bounds | None) -> dict[str, float]:
     return {} if bounds is None else {"low": bounds[0], "high": bounds[1]}
 
 
-def _swept(
-    pair: NetworkPair,
-    original: nn.Module,
-    items: Items,
-    objective: Objective,
-    evaluation: dict[str, Any],
-    batch_size: int,
-    progress: Progress,
+def _front(
+    pair: NetworkPair, items: Items, evaluation: dict[str, Any], batch_size: int, progress: Progress
 ) -> dict[str, Any] | None:
-    """Return the headline of the evaluation at other λ, on the same images."""
-    loaded, snn, column = pair.loaded, pair.snn, pair.recipe.energy
-    run_scale, energy = evaluation["scale"], evaluation["energy"][column]
-    headline = loaded.task.headline(evaluation)
-    if run_scale is None or energy is None or headline.spiking is None:
+    """Return the headline against energy: of the evaluation, and at other λ on the same images."""
+    task, column, run_scale = pair.loaded.task, pair.recipe.energy, evaluation["scale"]
+    if None in (run_scale, evaluation["energy"][column], task.headline(evaluation).spiking):
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
-    networks = (original, snn) if objective.compares else (snn,)
-    points = [{"scale": run_scale, "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}]
+    evaluations = [evaluation]
     try:
         for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
-            set_scale_(snn, scale)
-            score, steps = objective.score(items), -(-len(items) // batch_size)
-            batches = progress(f"λ = {scale:g}", steps)(loaded.batches(items, batch_size))
-            with metered(snn) as ledger:
-                for inputs, labels, outputs in pairwise(networks, batches):
-                    expected = outputs[0] if objective.compares else None
-                    score.update(expected, outputs[-1], labels, count(inputs))
-            point = {"scale": scale, "value": score.value(), "energy": ledger.ratio(column)}
-            points.append({**point, **_reach(score.interval())})
+            set_scale_(pair.snn, scale)
+            swept = runs.evaluate_pair(
+                pair, items, batch_size=batch_size, progress=progress, title=f"λ = {scale:g}"
+            )
+            evaluations.append({**swept.to_dict(), "scale": scale})
     finally:
-        set_scale_(snn, run_scale)
-    points.sort(key=lambda point: -point["scale"])
+        set_scale_(pair.snn, run_scale)
+    objective = task.objectives[task.front(items)]
+    points = []
+    for each in sorted(evaluations, key=lambda each: -float(each["scale"])):
+        headline, energy = task.headline(each), each["energy"][column]
+        points.append(
+            {"scale": each["scale"], "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}
+        )
     return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
             "points": points, "chosen": run_scale}  # fmt: skip
 
