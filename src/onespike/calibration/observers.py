@@ -66,9 +66,8 @@ class Histogram:
 
     def _count(self, x: Tensor) -> Tensor:
         bits = x.contiguous().view(torch.int32)
-        index = (
-            ((bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)).sub_(self.lowest - 1).clamp_(0, self.bins - 1)
-        )
+        index = (bits & 0x7FFFFFFF) >> (23 - self.mantissa_bits)
+        index.sub_(self.lowest - 1).clamp_(0, self.bins - 1)
         index -= (bits >> 31) * self.bins  # −1 where the sign bit is set
         if len(x) > 1:
             index += torch.arange(len(x), device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
@@ -90,8 +89,8 @@ class Histogram:
         one_side = self.counts[:, 0 if side > 0 else 1]
         total = one_side[:, 1:].sum(1) if domain == "sided" else self.counts.sum((1, 2))
         # inverted_cdf: the element of rank ceil(q·n); `beyond` elements are larger
-        kept = (100.0 - percentile) / 100.0
-        ranks = [math.ceil(int(n) * kept - 1e-9) for n in total]
+        share = (100.0 - percentile) / 100.0
+        ranks = [math.ceil(int(n) * share - 1e-9) for n in total]
         beyond = total - torch.tensor(ranks, device=total.device)
         from_top = one_side.flip(1).cumsum(1)
         position = self.bins - 1 - (from_top <= beyond[:, None]).sum(1)

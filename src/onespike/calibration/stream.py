@@ -53,8 +53,8 @@ class _SiteObserver:
             is_row = (sums - 1).abs() < 0.02
             self.may_be_softmax = bool((is_row | (sums == 0)).all()) and bool((low >= 0).all())
         if self.may_be_softmax and self.heads is not None:
-            known = self.heads.value
-            if known is not None and len(known) != x.shape[-3]:  # batch and heads in one dimension
+            heads = self.heads.value
+            if heads is not None and len(heads) != x.shape[-3]:  # batch and heads in one dimension
                 self.heads = None
             else:
                 self.heads.update(x)
@@ -172,10 +172,10 @@ def calibrate(
     return _thresholds(model, trace, observers, recipe, samples, dict(provenance or {}))
 
 
-def _observed(processes: Processes, mine: _SiteObserver | None) -> _SiteObserver:
+def _observed(processes: Processes, observer: _SiteObserver | None) -> _SiteObserver:
     """Return what all processes have seen at one site; some may not have reached it."""
-    parts = processes.exchange(mine if mine is None else mine.cpu())
-    return reduce(_SiteObserver.merge, (part for part in parts if part is not None))
+    parts = processes.exchange(observer if observer is None else observer.cpu())
+    return reduce(_SiteObserver.merge, filter(None, parts))
 
 
 class _Variation:
@@ -252,8 +252,8 @@ def _thresholds(
             if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
                 step = observer.largest / parse_levels(f"mixed:{spec.M}").levels()[-1]
             histogram = (values / step, counts) if step > 0 else None
-        known = histogram or not spec.needs_histogram
-        levels = spec.levels(histogram, recipe.final_rounding) if known else (1,)
+        silent = spec.needs_histogram and histogram is None
+        levels = (1,) if silent else spec.levels(histogram, recipe.final_rounding)
         if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":
@@ -262,11 +262,10 @@ def _thresholds(
             site, role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
             facts.calls / trace.forwards, facts.macs / samples,
         )  # fmt: skip
-    if recipe.softmax == "model":
-        shared = [t for t in entries.values() if t.role == "softmax"]
-        entries |= {
-            t.site: replace(t, positive=torch.stack([s.positive for s in shared]).max()) for t in shared
-        }
+    softmax = {site: t for site, t in entries.items() if t.role == "softmax"}
+    if recipe.softmax == "model" and softmax:
+        most = torch.stack([t.positive for t in softmax.values()]).max()
+        entries |= {site: replace(t, positive=most) for site, t in softmax.items()}
     return Thresholds(
         entries,
         {key: macs / samples for key, macs in trace.uncovered.items()},

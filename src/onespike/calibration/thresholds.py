@@ -17,52 +17,33 @@ CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularit
 
 
 def calibrated_by(recipe: Recipe) -> dict[str, Any]:
-    """Return what a recipe says about calibration; thresholds keep it, and `convert` compares.
-
-    >>> calibrated_by(Recipe(levels="8"))["levels"]
-    'mixed:8'
-    """
+    """Return what a recipe says about calibration; thresholds keep it, and `convert` compares."""
     fields = {name: getattr(recipe, name) for name in CALIBRATED}
     return fields | {"levels": str(parse_levels(recipe.levels))}
 
 
 @dataclass(frozen=True)
 class SiteThreshold:
-    """What calibration found at one site.
+    """What calibration and passes chose at one site. With a recipe (λ, factors, rounding) it becomes a neuron and its code.
 
-    Attributes:
-        site: the place.
-        role: `activation`, `softmax`, `input`, `head`, `weight` or `constant`.
-        positive: θ+, 0 where that side is off; a scalar, or a tensor that broadcasts to the activation.
-        negative: θ−, likewise.
-        levels: the integer levels in use at this site.
-        largest: the largest magnitude seen.
-        shape: the shape of the first activation seen.
-        calls: visits per forward; above 1 the module runs several times and shares its neurons.
-        macs: multiply-accumulates of the product, per input.
-        rounding: the rounding of this site alone; None for the recipe's.
-        center: what the neuron subtracts before it fires, a tensor that broadcasts; None for nothing.
-        offset: the value to which its spikes are added; None for the center.
-        gain: powers of two by which the step of each position is larger; None for 1.
-        typical: the mean magnitude of a usual row about the center, for steps per row; None for one step.
-        change: what is added to the weight behind the spikes and, in a last column, to its bias; None for nothing.
+    θ+ and θ− are 0 where a side is off; they broadcast to the activation, as do the constants of `SpikeCode`.
     """
 
     site: Site
-    role: str
+    role: str  # activation, softmax, input, head, weight or constant
     positive: Tensor
     negative: Tensor
     levels: tuple[int, ...]
-    largest: float
-    shape: tuple[int, ...]
-    calls: float
-    macs: float
-    rounding: str | None = None
+    largest: float  # magnitude seen
+    shape: tuple[int, ...]  # of the first activation seen
+    calls: float  # per forward; above 1 the module runs several times and shares its neurons
+    macs: float  # of the product, per input
+    rounding: str | None = None  # None for the recipe's
     center: Tensor | None = None
-    offset: Tensor | None = None
+    offset: Tensor | None = None  # None for the center
     gain: Tensor | None = None
     typical: Tensor | None = None
-    change: Tensor | None = None
+    change: Tensor | None = None  # of the weight behind the spikes and, in a last column, of its bias
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -73,10 +54,9 @@ class SiteThreshold:
 
 @dataclass(frozen=True)
 class Thresholds(Mapping[Site, SiteThreshold]):
-    """The thresholds of all sites in the order of execution, with their provenance.
+    """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
     Attributes:
-        entries: site → threshold.
         uncovered: (module, operation) → MACs per input of products that no rule reaches.
         folds: convolution → the BatchNorm that can be folded into it.
         provenance: model class, number of samples, observer, versions, the recipe's part in calibration, and the passes applied.

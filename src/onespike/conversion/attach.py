@@ -32,8 +32,8 @@ LONE_PRODUCTS = {
 def lone_product(module: Any) -> str:
     """Return the site of a module's only product, known without tracing its functions; "" for other modules."""
     only = LONE_PRODUCTS.get(type(module).forward, "")
-    own = isinstance(module._parameters.get("weight"), nn.Parameter)  # not a computed weight
-    return only if own and getattr(module, "padding_mode", "zeros") == "zeros" else ""
+    trained = isinstance(module._parameters.get("weight"), nn.Parameter)  # not a computed weight
+    return only if trained and getattr(module, "padding_mode", "zeros") == "zeros" else ""
 
 
 def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -73,12 +73,12 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
     With more than one step the network's own forward runs that many passes.
     """
     for name, module in model.named_modules():
-        own = module.__dict__.get("forward")
-        fused = own is None and type(module).forward in PLAIN
-        inner = partial(_plain_forward, module) if fused else own
+        wrapper = module.__dict__.get("forward")
+        fused = wrapper is None and type(module).forward in PLAIN
+        inner = partial(_plain_forward, module) if fused else wrapper
         if name in plan:
             module.neurons = plan[name]
-            plan[name].lone_product = lone_product(module) if own is None else ""
+            plan[name].lone_product = lone_product(module) if wrapper is None else ""
             forward: Any = partial(_spiking_forward, module, inner)
         elif fused:
             forward = inner
@@ -86,10 +86,10 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
             continue
         module.forward = _disguised(forward, module)
     if steps > 1:
-        clock, own = Clock(steps), model.__dict__.get("forward")
+        clock, wrapper = Clock(steps), model.__dict__.get("forward")
         for of_owner in plan.values():
             of_owner.clock = clock
-        model.forward = _disguised(partial(_stepped_forward, model, own, clock), model)
+        model.forward = _disguised(partial(_stepped_forward, model, wrapper, clock), model)
 
 
 def detach_(model: nn.Module) -> None:

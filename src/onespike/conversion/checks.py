@@ -13,23 +13,15 @@ from onespike.sites.coverage import ANALOG
 
 def check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
     """Reject globs that match no site."""
-    known = [*map(str, thresholds), *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
-    listed = "`onespike inspect RUN` lists all of them."
-    for option, globs, remedy in (
-        ("include", recipe.include, listed),
-        ("exclude", recipe.exclude, listed),
-        ("factor", tuple(glob for glob, _ in recipe.factors), listed),
-        (
-            "fixed",
-            tuple(glob for glob, *_ in recipe.fixed),
-            "Name sites of this network, or take a preset without fixed thresholds.",
-        ),
-    ):
-        for glob in globs:
-            if not any(fnmatchcase(name, glob) for name in known):
-                raise UsageError(
-                    f"convert: {option} {glob!r} matches no site; the first is {known[0]}. {remedy}"
-                )
+    sites = [*map(str, thresholds), *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    globs = [("include", glob) for glob in recipe.include] + [("exclude", glob) for glob in recipe.exclude]
+    globs += [("factor", glob) for glob, _ in recipe.factors] + [("fixed", glob) for glob, *_ in recipe.fixed]
+    for option, glob in globs:
+        if not any(fnmatchcase(site, glob) for site in sites):
+            remedy = "`onespike inspect RUN` lists all of them."
+            if option == "fixed":
+                remedy = "Name sites of this network, or take a preset without fixed thresholds."
+            raise UsageError(f"convert: {option} {glob!r} matches no site; the first is {sites[0]}. {remedy}")
 
 
 def check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
@@ -39,7 +31,7 @@ def check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     if not open_:
         return
     total = thresholds.macs or 1
-    shown = [
+    first = [
         f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
         for (owner, operation), macs in list(open_.items())[:5]
     ]
@@ -47,7 +39,7 @@ def check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     few = len(open_) <= 5  # many are named by their operations
     every = list(dict.fromkeys(f"{owner if few else '*'}:{operation}" for owner, operation in open_))
     raise ConversionError(
-        f"convert: {len(open_)} products are not covered: {', '.join(shown)}{more}. Add a rule with "
+        f"convert: {len(open_)} products are not covered: {', '.join(first)}{more}. Add a rule with "
         f"@onespike.synaptic, or leave them analog with exclude={every}."
     )
 

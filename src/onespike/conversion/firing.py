@@ -21,12 +21,7 @@ from onespike.sites.site import Rows, Site
 
 
 class Analog(nn.Module):
-    """A site that does not spike, and the reason.
-
-    Args:
-        reason: why.
-        macs: MACs per input of a product that no rule reaches; None for an operand that is visited.
-    """
+    """A site that does not spike, and the reason; with the MACs per input of a product that no rule reaches."""
 
     def __init__(self, reason: str, macs: float | None = None) -> None:
         super().__init__()

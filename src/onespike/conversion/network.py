@@ -42,10 +42,6 @@ class Conversion:
     thresholds: Thresholds
     recipe: Recipe
 
-    @property
-    def parts(self) -> tuple[Thresholds, Recipe]:
-        return self.thresholds, self.recipe
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Conversion:
         return self  # nothing in it ever changes
 
@@ -79,10 +75,10 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
     scaled = kind.scaled and threshold.role != "softmax"
     lambda_ = float(scale.value) if scaled else 1.0
-    for given in (positive, negative):
-        if bool((given > 0).any()) and not bool((given * factor * lambda_ > 0).any()):
+    for side in (positive, negative):
+        if bool((side > 0).any()) and not bool((side * factor * lambda_ > 0).any()):
             raise UsageError(
-                f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(given.max()):g} times "
+                f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(side.max()):g} times "
                 f"the factor {factor:g}, is 0 in float32. Give a larger scale or factor."
             )
     neuron = kind(
@@ -100,13 +96,9 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
 def _multiplies(module: nn.Module) -> bool:
     """Return whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
     weight = module._parameters.get("weight")
-    without = (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)
-    return (
-        weight is not None
-        and weight.dim() > 1
-        and not isinstance(module, without)
-        and not hasattr(module, "neurons")
-    )
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)):
+        return False
+    return weight is not None and weight.dim() > 1 and not hasattr(module, "neurons")
 
 
 def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
@@ -214,15 +206,15 @@ def is_converted(model: nn.Module) -> bool:
 
 def conversion_of(model: nn.Module) -> Conversion:
     """Return how a network was converted, with the λ that it has now."""
-    found = model.__dict__.get("_conversion")
-    if not isinstance(found, Conversion):
+    conversion = model.__dict__.get("_conversion")
+    if not isinstance(conversion, Conversion):
         raise UsageError(
             f"this {type(model).__name__} is not converted, or only a part of a converted network. Convert it first."
         )
     scale = next((module for module in model.modules() if isinstance(module, Scale)), None)
-    if scale is None or bool(Scale(found.recipe.scale).value == scale.value):
-        return found
-    return Conversion(found.thresholds, found.recipe.replace(scale=float(scale.value)))
+    if scale is None or bool(Scale(conversion.recipe.scale).value == scale.value):
+        return conversion
+    return Conversion(conversion.thresholds, conversion.recipe.replace(scale=float(scale.value)))
 
 
 def scale_of(model: nn.Module) -> Scale:

@@ -2,8 +2,6 @@
 
 At pass t a neuron sees the mean of its input over t steps, x̄_t. The current of this step alone is
 x(t) = t·x̄_t − (t−1)·x̄_{t−1}. The neuron integrates it, fires, and passes on the mean of all that it has fired.
-So every function between two neurons acts on means. This is expectation compensation without a rule per
-function; for a linear map it is rate coding.
 """
 
 from __future__ import annotations
@@ -33,10 +31,7 @@ class Membrane:
 
 @dataclass
 class Passes:
-    """The passes of one forward: the current pass, and every neuron's membrane.
-
-    A module that runs several times per pass has one membrane per call.
-    """
+    """The passes of one forward: the current pass, and a membrane for each call of a site within a pass."""
 
     now: int = 1
     membranes: dict[tuple[Site, int], Membrane] = field(default_factory=dict)
@@ -45,10 +40,7 @@ class Passes:
 
 
 class Clock:
-    """T, and the current passes: each forward has separate passes, and each thread a separate forward.
-
-    Copies and pickles keep T and no current pass.
-    """
+    """T, and the current passes of each thread's forward; copies and pickles keep T alone."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -74,31 +66,28 @@ class Clock:
             for now in range(1, self.steps + 1):
                 running.now = now
                 running.calls.clear()
-                given, named = (args, kwargs) if now == self.steps else _copied((args, kwargs))
-                output = forward(*given, **named)
+                inputs, named = (args, kwargs) if now == self.steps else _copied((args, kwargs))
+                output = forward(*inputs, **named)
             return output
         finally:
             self._running.passes = None
 
     def fire(self, site: Site, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the signed counts of this step, and the mean output over all steps so far in the type of x.
-
-        The network may overwrite x and the output later, so the membrane shares memory with neither.
-        """
+        """Return the signed counts of this step, and the mean output over all steps so far in the type of x."""
         passes = self.passes
         call = passes.calls.get(site, 0)
         passes.calls[site] = call + 1
-        place, now = (site, call), passes.now
-        if now == 1:
+        if passes.now == 1:
+            # the network may overwrite x and the output later, so the membrane shares memory with neither
             received = x.to(torch.float32, copy=True)
             fired, value, potential = neuron.step(received, None)
-            passes.membranes[place] = Membrane(received, potential, value)
+            passes.membranes[site, call] = Membrane(received, potential, value)
             return fired, value.to(x.dtype, copy=True)
-        kept = passes.membranes[place]
-        received = now * x.float()
-        fired, value, kept.potential = neuron.step(received - kept.received, kept.potential)
-        kept.received, kept.emitted = received, kept.emitted + value
-        return fired, (kept.emitted / now).to(x.dtype)
+        membrane = passes.membranes[site, call]
+        received = passes.now * x.float()
+        fired, value, membrane.potential = neuron.step(received - membrane.received, membrane.potential)
+        membrane.received, membrane.emitted = received, membrane.emitted + value
+        return fired, (membrane.emitted / passes.now).to(x.dtype)
 
 
 def _copied(inputs: Any) -> Any:

@@ -47,12 +47,12 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
                 f"convert: the weights of {convolution_name} are not in memory, so its BatchNorm cannot be folded. "
                 "Keep them there with another device map, or set fold_batchnorm=False."
             )
-        kept = Folded(convolution.weight, convolution.bias, "BatchNorm merged into the weights")
+        original = Folded(convolution.weight, convolution.bias, "BatchNorm merged into the weights")
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, batchnorm.running_mean, batchnorm.running_var,
             batchnorm.eps, batchnorm.weight, batchnorm.bias,
         )  # fmt: skip
-        convolution.folded = kept
+        convolution.folded = original
         batchnorm.forward = partial(_identity, batchnorm, batchnorm.__dict__.get("forward"))
 
 
@@ -66,14 +66,14 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
                 "Keep them there with another device map, or leave the pass 'refit' out."
             )
         weight, bias, added = module.weight.detach(), module.bias, change.to(module.weight)
-        kept = module._modules.get("folded")
-        if isinstance(kept, Folded):
-            kept.what += ", re-fitted to spikes"
+        original = module._modules.get("folded")
+        if isinstance(original, Folded):
+            original.what += ", re-fitted to spikes"
         else:
-            kept = module.folded = Folded(module.weight, bias, "weights re-fitted to spikes")
-        module.weight = nn.Parameter(weight + added[:, :-1].view_as(weight), kept.trains)
+            original = module.folded = Folded(module.weight, bias, "weights re-fitted to spikes")
+        module.weight = nn.Parameter(weight + added[:, :-1].view_as(weight), original.trains)
         moved = added[:, -1].clone() if bias is None else bias.detach() + added[:, -1]
-        module.bias = nn.Parameter(moved, kept.trains)
+        module.bias = nn.Parameter(moved, original.trains)
 
 
 def unfold_(model: nn.Module) -> None:
@@ -84,8 +84,9 @@ def unfold_(model: nn.Module) -> None:
             del module.forward
             if forward.args[1] is not None:
                 module.forward = forward.args[1]
-        kept = module._modules.get("folded")
-        if isinstance(kept, Folded):
-            module.weight = nn.Parameter(kept.weight, kept.trains)
-            module.bias = None if kept.bias is None else nn.Parameter(kept.bias, kept.trains)  # type: ignore[assignment]
+        original = module._modules.get("folded")
+        if isinstance(original, Folded):
+            weight, bias, trains = original.weight, original.bias, original.trains
+            module.weight = nn.Parameter(weight, trains)
+            module.bias = None if bias is None else nn.Parameter(bias, trains)  # type: ignore[assignment]
             del module.folded

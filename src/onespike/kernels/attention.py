@@ -36,23 +36,14 @@ class _Attention(ctypes.Structure):
 
 
 class Units(NamedTuple):
-    """The values of counts of q, k and v. Tensors are float32 and contiguous.
+    """The values of counts of q, k and v. Tensors are float32 and contiguous."""
 
-    Attributes:
-        factor: [heads], the value of one unit of a score.
-        v_gain: v's gains as whole multiples of the smallest; None for 1.
-        offset: [heads, inner], q without spikes, in whole numbers; None for nothing.
-        offset_factor: [heads], the value of one unit of it in a score.
-        v_unit: [heads, outer], the value of one unit of v.
-        v_offset: [heads, outer], v without spikes; None for nothing.
-    """
-
-    factor: Tensor
-    v_gain: Tensor | None
-    offset: Tensor | None
-    offset_factor: Tensor | None
-    v_unit: Tensor
-    v_offset: Tensor | None
+    factor: Tensor  # [heads], the value of one unit of a score
+    v_gain: Tensor | None  # v's gains as whole multiples of the smallest
+    offset: Tensor | None  # [heads, inner], q without spikes, in whole numbers
+    offset_factor: Tensor | None  # [heads], the value of one unit of it in a score
+    v_unit: Tensor  # [heads, outer], the value of one unit of v
+    v_offset: Tensor | None  # [heads, outer], v without spikes
 
 
 class _Firing(ctypes.Structure):

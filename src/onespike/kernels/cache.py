@@ -51,11 +51,7 @@ def _require_safe(path: Path, *, ours: bool) -> None:
 
 
 def name(key: str, content: bytes) -> str:
-    """Return the file name of a library made for this key.
-
-    >>> name("ab12", b"")
-    'native-ab12-e3b0c44298fc1c149afbf4c8996fb924.so'
-    """
+    """Return the file name of a library made for this key."""
     return f"native-{key}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 

@@ -14,21 +14,12 @@ PART = 1 << 18
 
 
 def in_memory_order(x: Tensor) -> Tensor:
-    """Return all elements in one dimension, in any order: a view, where they are contiguous.
-
-    >>> x = torch.arange(6.0).view(2, 3)
-    >>> in_memory_order(x.t()).data_ptr() == x.data_ptr()
-    True
-    """
+    """Return all elements in one dimension, in any order: a view, where they are contiguous."""
     return x.permute(sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)).reshape(-1)
 
 
 def moments(x: Tensor) -> tuple[float, float]:
-    """Return the sum of all elements and of their squares, in double precision.
-
-    >>> moments(torch.tensor([[1.0, -2.0], [3.0, 0.0]]))
-    (2.0, 14.0)
-    """
+    """Return the sum of all elements and of their squares, in double precision."""
     x = in_memory_order(x)
     if (kernels := _library(x)) is not None:
         sums = (ctypes.c_double * 2)()
@@ -50,10 +41,6 @@ def count_(counts: Tensor, x: Tensor, shift: int, lowest: int) -> bool:
     """Add x to `counts` (positive and negative × bins, int64) and return True; False if the plain form must do it.
 
     The bin of an element is the bits of its magnitude from `shift` on, less `lowest` − 1, clamped to the bins.
-
-    >>> counts = torch.zeros(2, 4, dtype=torch.int64)
-    >>> if count_(counts, torch.tensor([1.0, 1.5, -2.0, 0.0]), 23, 127): counts.tolist()
-    [[1, 2, 0, 0], [0, 0, 1, 0]]
     """
     kernels = _library(x)
     if kernels is None:

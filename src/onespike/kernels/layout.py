@@ -38,12 +38,7 @@ class Form(ctypes.Structure):
 
 @lru_cache(maxsize=1024)
 def form_of(function: FireFunction, inside: bool = False) -> Form:
-    """Return G where C can read it; it stays there as long as this is cached or held.
-
-    >>> from onespike.spikes.fire_functions import fire_function
-    >>> form_of(fire_function((1, 2, 3, 4, 6, 10))).dense, form_of(fire_function((1, 5))).jumps
-    (3.0, 2)
-    """
+    """Return G where C can read it; it stays there as long as this is cached or held."""
     if function.pattern is None:
         array = ctypes.c_float * len(function.levels)
         rise = (float(high - low) for low, high in pairwise((0, *function.levels)))

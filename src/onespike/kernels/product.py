@@ -59,24 +59,18 @@ class Window(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """8-bit weights in the layout of a path, with what counts are worth to them and what follows the sums.
-
-    Attributes:
-        total: the sum of the weights of each output, in int32.
-        scale: one per output.
-        bias: [outputs], or [places, outputs] for row r modulo their number.
-        inputs: their number before padding.
-        times: the units of a count of each sign, single numbers or one per input.
-        low: the smallest number of units that a byte holds.
-    """
+    """8-bit weights in the layout of a path, with what counts are worth to them and what follows the sums."""
 
     packed: Tensor
-    total: Tensor
-    scale: Tensor
-    bias: Tensor | None
-    inputs: int
-    times: tuple[Tensor, Tensor] = (ONE, ONE)
-    low: int = -128
+    total: Tensor  # of the weights of each output, in int32
+    scale: Tensor  # of each output
+    bias: Tensor | None  # [outputs], or [places, outputs] for row r modulo their number
+    inputs: int  # before padding
+    times: tuple[Tensor, Tensor] = (
+        ONE,
+        ONE,
+    )  # the units of a count of each sign, single numbers or one per input
+    low: int = -128  # the smallest number of units that a byte holds
 
 
 class _Source(ctypes.Structure):
@@ -101,11 +95,7 @@ class _Product(ctypes.Structure):
 
 
 def pack(weight: Tensor, path: Path) -> Tensor:
-    """Return 8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], padded with zeros.
-
-    >>> pack(torch.ones(20, 5, dtype=torch.int8), Path(4, columns=16, bytes=2)).shape
-    torch.Size([2, 3, 16, 2])
-    """
+    """Return 8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], padded with zeros."""
     group = 4 // path.bytes
     outputs, inputs = weight.shape
     wide = weight.to(torch.int16 if path.bytes == 2 else torch.int8)

@@ -59,12 +59,7 @@ class IntegrateFire(Neuron):
 
 @neuron("dual-if")
 class DualIntegrateFire(IntegrateFire):
-    """o = (θ⁺/T)·Σ spikes⁺ − (θ⁻/T)·Σ spikes⁻ (eqs. 35–37): a constant current drives one branch only.
-
-    >>> cell = DualIntegrateFire(1.0, 2.0, levels=(1, 2, 3, 4))
-    >>> cell(torch.tensor([-1.0, 0.5])).tolist()
-    [-1.0, 0.5]
-    """
+    """o = (θ⁺/T)·Σ spikes⁺ − (θ⁻/T)·Σ spikes⁻ (eqs. 35–37): a constant current drives one branch only."""
 
     two_sided = True
 
@@ -130,12 +125,7 @@ class MultiThreshold(CodedNeuron):
 
 @neuron("dual-mtn")
 class DualMultiThreshold(MultiThreshold):
-    """o = ±θ_M±·clip(⌊(|x| + θ_M±/2)/θ_M±⌋, 0, N), the branch by the sign of x (eq. 38).
-
-    >>> cell = DualMultiThreshold(1.0, 2.0, levels=(1, 2, 3, 4))
-    >>> cell(torch.tensor([-1.0, 0.5])).tolist()
-    [-1.0, 0.5]
-    """
+    """o = ±θ_M±·clip(⌊(|x| + θ_M±/2)/θ_M±⌋, 0, N), the branch by the sign of x (eq. 38)."""
 
     two_sided = True
 

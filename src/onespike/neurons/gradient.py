@@ -14,12 +14,7 @@ def wants_gradient(x: Tensor) -> bool:
 
 
 def in_range(x: Tensor, positive: Tensor, negative: Tensor, largest: int) -> Tensor:
-    """Return where x rounds to a count from −largest to largest, in steps of its side; an off side has only count 0.
-
-    >>> x = torch.tensor([-0.6, -0.4, 0.6, 3.4, 3.6])
-    >>> in_range(x, torch.tensor(1.0), torch.tensor(0.0), 3)
-    tensor([False,  True,  True,  True, False])
-    """
+    """Return where x rounds to a count from −largest to largest, in steps of its side; an off side has only count 0."""
     reach = largest + 0.5
     high = torch.where(positive > 0, reach * positive, negative / 2)
     low = torch.where(negative > 0, reach * negative, positive / 2)
@@ -27,12 +22,6 @@ def in_range(x: Tensor, positive: Tensor, negative: Tensor, largest: int) -> Ten
 
 
 def straight_through(value: Tensor, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Return the value, bit for bit, with the gradient of x where it is inside, and none elsewhere.
-
-    >>> x = torch.tensor([0.7, 9.0], requires_grad=True)
-    >>> straight_through(torch.tensor([1.0, 3.0]), x, x < 3).sum().backward()
-    >>> x.grad
-    tensor([1., 0.])
-    """
-    kept = x if inside is None else torch.where(inside, x, 0.0)
-    return value.detach() + (kept - kept.detach())
+    """Return the value, bit for bit, with the gradient of x where it is inside, and none elsewhere."""
+    through = x if inside is None else torch.where(inside, x, 0.0)
+    return value.detach() + (through - through.detach())

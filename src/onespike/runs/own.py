@@ -67,7 +67,10 @@ def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
     if any(tensor.is_meta for tensor in snn.state_dict().values()):
         raise UsageError("save: the weights of this network are not in memory. Save its pair instead.")
     ann = revert_(copy.deepcopy(snn))
-    again, wanted = convert(ann, *conversion.parts, share_weights=True).state_dict(), snn.state_dict()
+    again, wanted = (
+        convert(ann, conversion.thresholds, conversion.recipe, share_weights=True).state_dict(),
+        snn.state_dict(),
+    )
     changed = [name for name, tensor in wanted.items() if not torch.equal(again[name], tensor)]
     if changed:
         raise UsageError(

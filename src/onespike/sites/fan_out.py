@@ -35,11 +35,7 @@ class Synapses(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor) -> Synapses:
-    """x·Wᵀ: every element meets each output.
-
-    >>> linear(torch.zeros(2, 3), torch.zeros(5, 3))
-    Synapses(macs=30, fan_out=5, outputs=10)
-    """
+    """x·Wᵀ: every element meets each output."""
     rows = x.numel() // max(x.shape[-1], 1)
     return Synapses(x.numel() * weight.shape[0], weight.shape[0], rows * weight.shape[0])
 
@@ -59,13 +55,7 @@ def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
 
 
 def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
-    """a @ b where only visible results are wanted, as in attention under a mask, seen from a or b.
-
-    >>> a, b = torch.zeros(1, 3, 4), torch.zeros(1, 4, 3)
-    >>> synapses = masked(a, b, a, torch.ones(3, 3).tril() > 0)
-    >>> synapses.macs, synapses.fan_out.flatten()
-    (24, tensor([1, 2, 3]))
-    """
+    """a @ b where only visible results are wanted, as in attention under a mask, seen from a or b."""
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     outputs = int(visible.sum()) * (math.prod(shape) // visible.numel())
     fan_out = visible.sum(-1 if operand is a else -2, keepdim=True)
@@ -111,12 +101,7 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
 
 
 def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synapses:
-    """A product of two operands (or more, contracted in pairs) over the volume of all its indices.
-
-    >>> a, b = torch.zeros(2, 3), torch.zeros(3, 5)
-    >>> einsum("ik,kj->ij", (a, b), a)
-    Synapses(macs=30, fan_out=5, outputs=10)
-    """
+    """A product of two operands (or more, contracted in pairs) over the volume of all its indices."""
     sizes: dict[str, int] = {}
     for term, x in zip(equation.split("->")[0].replace(" ", "").split(","), operands, strict=True):
         before, _, after = term.partition("...")

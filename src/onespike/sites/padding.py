@@ -38,11 +38,7 @@ def mask_of(batch: Any) -> Tensor | None:
 
 
 def token_lengths(batch: Any) -> set[int]:
-    """Return the lengths of a batch's sequences of token numbers, which differ from text to text and while one is written.
-
-    >>> token_lengths({"pixel_values": torch.ones(2, 3, 8, 8), "input_ids": torch.ones(2, 5, dtype=torch.long)})
-    {5}
-    """
+    """Return the lengths of a batch's sequences of token numbers, which differ from text to text and while one is written."""
     whole = (torch.int32, torch.int64)
     leaves = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
     return {x.shape[1] for x in leaves if x.dim() == 2 and x.dtype in whole}

@@ -71,11 +71,7 @@ class Site(NamedTuple):
     @staticmethod
     @lru_cache(maxsize=65536)
     def of(owner: str, key: str) -> Site:
-        """Return the site of an owner with this key.
-
-        >>> Site.of("head", "linear0_input").role, Site.of("roi", "torchvision::roi_align").number
-        ('input', None)
-        """
+        """Return the site of an owner with this key."""
         match = _KEY.fullmatch(key)
         if match is None:
             return Site(owner, key)
@@ -109,12 +105,7 @@ class Rows(NamedTuple):
         return self.stop == self.of
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return these rows of a tensor that broadcasts to the operand; all of it if it is the same for every row.
-
-        >>> import torch
-        >>> Rows(1, 3, 4).cut(torch.arange(4.0)[:, None]).flatten(), Rows(1, 3, 4).cut(torch.ones(1, 2)).shape
-        (tensor([1., 2.]), torch.Size([1, 2]))
-        """
+        """Return these rows of a tensor that broadcasts to the operand; all of it if it is the same for every row."""
         return x[..., self.start : self.stop, :] if x.dim() > 1 and x.shape[-2] > 1 else x
 
 
@@ -122,11 +113,9 @@ class Product(NamedTuple):
     """One multiplication, as its rule hands it over.
 
     Attributes:
-        operation: the operation's name in its sites.
         operands: role → operand.
         synapses: role → MACs and fan-out as seen from that operand; called only for counting.
         multiply: the same product of other operands, without a bias.
-        groups: the groups of a convolution.
         visible: which query-key pairs are wanted, where a mask hides some.
         weighted: whether `visible` marks nonzero elements of the first operand instead of wanted results.
         indices: the indices of the operands as `torch.einsum` writes them; "" where they do not say it all.
@@ -144,17 +133,12 @@ class Product(NamedTuple):
 
 @dataclass(eq=False)
 class Operand:
-    """What a visitor knows about the tensor that it sees; a converted network also says what fires it.
-
-    Attributes:
-        site: where the tensor enters its product.
-        product: both operands, their cost, and the multiplication itself.
-        rows: which rows of the operand the tensor holds; None for all of them.
-    """
+    """What a visitor knows about the tensor that it sees; a converted network also says what fires it."""
 
     site: Site
     product: Product
     rows: Rows | None
+    """The rows of the operand that the tensor holds; None for all of them."""
 
     @property
     def synapses(self) -> Synapses:

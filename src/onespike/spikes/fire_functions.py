@@ -87,40 +87,24 @@ def finest(jumps: Sequence[float]) -> int:
 
 
 def fire_table(levels: Sequence[int], jumps: Sequence[float]) -> tuple[int, list[int]]:
-    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number.
-
-    >>> fire_table((1, 2, 4), (1.0, 2.0, 4.0)), fire_table((1, 3), (1.0, 2.5))
-    ((1, [0, 1, 2, 2, 4]), (2, [0, 0, 1, 1, 1, 3]))
-    """
+    """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number."""
     whole, counts = finest(jumps), (0, *levels)
     return whole, [counts[bisect_right(jumps, place / whole)] for place in range(int(whole * jumps[-1]) + 1)]
 
 
 def fire_lookup(a: Tensor, whole: int, table: Tensor) -> Tensor:
-    """G(a) = table[min(⌊whole·a⌋, last)]; NaN stays NaN. A search among the bounds takes 30 times as long.
-
-    >>> fire_lookup(torch.tensor([0.5, 1.0, 2.4, 2.5, 9.0]), 2, torch.tensor([0.0, 0, 1, 1, 1, 3]))
-    tensor([0., 1., 1., 3., 3.])
-    """
+    """G(a) = table[min(⌊whole·a⌋, last)]; NaN stays NaN. A search among the bounds takes 30 times as long."""
     place = (a * whole).clamp(min=0).fmin(a.new_full((), len(table) - 1)).int()  # the last for NaN, too
     return table.to(a.device).index_select(0, place.flatten()).view(a.shape) + a.clamp(max=1) * 0
 
 
 def fire_linear(a: Tensor, top: int) -> Tensor:
-    """G(a) = min(⌊a⌋, top), for levels 1 … top and either rounding.
-
-    >>> fire_linear(torch.tensor([0.5, 1.5, 2.0, 9.0]), 4)
-    tensor([0., 1., 2., 4.])
-    """
+    """G(a) = min(⌊a⌋, top), for levels 1 … top and either rounding."""
     return a.floor().clamp(max=top)
 
 
 def fire_exponential(a: Tensor, top: int) -> Tensor:
-    """G(a) = min(2^⌊log2 a⌋, top) for a ≥ 1, else 0; levels 1, 2, 4 … top, rounding `paper`.
-
-    >>> fire_exponential(torch.tensor([0.5, 1.5, 3.9, 4.0, 99.0]), 32)
-    tensor([ 0.,  1.,  2.,  4., 32.])
-    """
+    """G(a) = min(2^⌊log2 a⌋, top) for a ≥ 1, else 0; levels 1, 2, 4 … top, rounding `paper`."""
     return a.floor().clamp(max=1) + (power_of_two(a.clamp(1, top)) - 1)
 
 
@@ -140,11 +124,7 @@ def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
 
 
 def power_of_two(a: Tensor, carry: int = 0) -> Tensor:
-    """Return the largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN.
-
-    >>> power_of_two(torch.tensor([0.7, 1.0, 3.9]))
-    tensor([0.5000, 1.0000, 2.0000])
-    """
+    """Return the largest power of two not above a, or with `carry=HALF` the nearest; infinity for NaN."""
     pattern = a.view(torch.int32)
     return ((pattern + carry if carry else pattern) & EXPONENT).view(torch.float32)
 
@@ -172,9 +152,6 @@ class FireFunction:
     """G for some levels and a rounding: `function(a)` returns the counts of coordinates a.
 
     Attributes:
-        levels: the counts that it may return.
-        rounding: a name of `ROUNDINGS`.
-        bounds: the coordinates at which the counts begin.
         pattern: (M, tail) where the closed form of eq. 12 gives the same counts in float32; else None.
         form: the fastest of the forms above.
     """
@@ -196,11 +173,7 @@ class FireFunction:
 
 
 def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> FireFunction:
-    """Return G for these levels: a closed form where one is exact, else a lookup; the counts are the same.
-
-    >>> fire_function((1, 2, 3, 4, 6, 10)).form.func.__name__, fire_function((1, 5)).form.func.__name__
-    ('fire_mixed', 'fire_lookup')
-    """
+    """Return G for these levels: a closed form where one is exact, else a lookup; the counts are the same."""
     return _fire_function(levels, rounding)  # a cache keeps apart what is named and what is the default
 
 

@@ -20,11 +20,7 @@ CANDIDATES = 1024
 
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
-    """Return the levels as a tuple, or raise the reason why a neuron cannot fire them.
-
-    >>> check_levels([1, 2, 4])
-    (1, 2, 4)
-    """
+    """Return the levels as a tuple, or raise the reason why a neuron cannot fire them."""
     text = ",".join(str(y) for y in levels[:8]) + ("…" if len(levels) > 8 else "")
     if not levels or any(not isinstance(y, int) or y < 1 for y in levels):
         raise UsageError(
@@ -45,20 +41,12 @@ def _check_largest(largest: int, text: str) -> None:
 
 
 def linear_levels(M: int) -> tuple[int, ...]:
-    """y_k = k for 1 ≤ k ≤ 2M, the linear fire function of the paper's ablation.
-
-    >>> linear_levels(3)
-    (1, 2, 3, 4, 5, 6)
-    """
+    """y_k = k for 1 ≤ k ≤ 2M, the linear fire function of the paper's ablation."""
     return LevelSpec("linear", M).levels()
 
 
 def exponential_levels(M: int) -> tuple[int, ...]:
-    """y_k = 2^(k−1) for 1 ≤ k ≤ 2M, the exponential fire function of the paper's ablation.
-
-    >>> exponential_levels(3)
-    (1, 2, 4, 8, 16, 32)
-    """
+    """y_k = 2^(k−1) for 1 ≤ k ≤ 2M, the exponential fire function of the paper's ablation."""
     return LevelSpec("exponential", M).levels()
 
 
@@ -135,11 +123,7 @@ class LevelSpec:
     def levels(
         self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
     ) -> tuple[int, ...]:
-        """Return the integers, strictly increasing; `density` takes them from `histogram` = (values, counts).
-
-        >>> parse_levels("linear:2").levels()
-        (1, 2, 3, 4)
-        """
+        """Return the integers, strictly increasing; `density` takes them from `histogram` = (values, counts)."""
         if self.kind == "explicit":
             return self.explicit
         if self.kind == "bits":

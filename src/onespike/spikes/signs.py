@@ -45,11 +45,7 @@ def magnitude(x: Tensor, positive: Tensor | None, negative: Tensor | None) -> Te
 
 
 def with_sign(x: Tensor, count: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:
-    """Return the count with the sign of x. A silent neuron gives +0 on both sides, as its integer spikes do.
-
-    >>> with_sign(torch.tensor([-3.0, 1.0]), torch.tensor([2.0, 0.0]), torch.tensor(1.0), torch.tensor(1.0))
-    tensor([-2.,  0.])
-    """
+    """Return the count with the sign of x. A silent neuron gives +0 on both sides, as its integer spikes do."""
     if negative is None:
         return count
     # 0 − count instead of −count, which would be −0 for a silent neuron.
@@ -63,10 +59,6 @@ def by_side(
 
     A side that is None is off. The arguments fix which sides are on, never the data, so
     the function traces.
-
-    >>> x = torch.tensor([-2.0, 0.5, 3.0])
-    >>> by_side(x, torch.tensor(1.0), torch.tensor(2.0), lambda size, threshold: (size / threshold).floor())
-    tensor([-1.,  0.,  3.])
     """
     up = None if positive is None else count(*part(x, positive, 1))
     down = None if negative is None else count(*part(x, negative, -1))
