@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from onespike.conversion.network import is_converted
 from onespike.errors import UsageError
 from onespike.runtime.batches import call, count, logits, take, to
-from onespike.runtime.forward import device_of, evaluating, in_memory
+from onespike.runtime.forward import check_network, device_of, evaluating, in_memory
 from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.rules import is_leaf
 
@@ -101,6 +101,7 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
     >>> dead_work(First(), torch.randn(2, 5, 3))
     {'a:linear0': 0.48, 'b:linear0': 0.32}
     """
+    check_network("dead work", network)
     if is_converted(network):
         raise UsageError("dead work is that of the original network. Give that one.")
     if not in_memory(network) or any(hasattr(module, "_hf_hook") for module in network.modules()):
