@@ -105,7 +105,7 @@ def test_bad_words():
     with pytest.raises(UsageError, match=message):
         place_(transformer(), device_map="all")
     with pytest.raises(
-        UsageError, match=r"^--device meta and --device-map exclude each other\. Give one of them\.$"
+        UsageError, match=r"^device='meta' and a device map exclude each other\. Give one of them\.$"
     ):
         place_(transformer(), "meta", "auto")
 

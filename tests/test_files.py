@@ -61,7 +61,7 @@ def test_what_exists_is_not_touched(tmp_path, make, meanwhile):
         make(target)
     with pytest.raises(UsageError) as error, atomic_directory(target):
         make(target)  # again, where it was there before, would fail otherwise
-    assert str(error.value) == f"{target} exists. Choose another --out or remove it."
+    assert str(error.value) == f"{target} exists. Choose another name or remove it."
     assert names(tmp_path) == ["run"]
 
 

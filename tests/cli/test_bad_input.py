@@ -263,7 +263,7 @@ def test_an_output_that_exists(cli, tmp_path):
         "--out",
         tmp_path / "run",
     )
-    assert result.message() == f"{tmp_path / 'run'} exists. Choose another --out or remove it."
+    assert result.message() == f"{tmp_path / 'run'} exists. Choose another name or remove it."
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
     result = cli(

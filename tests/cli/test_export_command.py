@@ -42,7 +42,7 @@ def test_refusals(cli: Command, small_run: Path, tmp_path: Path, monkeypatch: py
                     f"export: {name} needs {package}. Install it with: pip install 'onespike[{name}]'"
                 )
         file.touch()
-        assert cli(*ask).message() == f"{file} exists. Choose another --out or remove it."
+        assert cli(*ask).message() == f"{file} exists. Choose another name or remove it."
         file.unlink()
     assert cli(*words, "pt2", "--limit", 1).message() == (
         "export: at least two inputs are needed, so that the size of a batch can be left open."

@@ -74,7 +74,7 @@ def test_tables_have_the_form_of_the_ending(cli, run, tmp_path, ending):
         assert file.read_text().splitlines()[0] == r"\begin{tabular}{lrrrrr}"
         assert r"top-1 \%" in file.read_text() and r"\begin{tabular}{lrrrr}" in second
     refused = cli("evaluate", run, *FEW, "--out", file)
-    assert refused.message() == f"{file} exists. Choose another --out or remove it."
+    assert refused.message() == f"{file} exists. Choose another name or remove it."
 
 
 def test_prices_of_another_profile(cli, run, tmp_path):

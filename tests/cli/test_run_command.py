@@ -124,7 +124,7 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
 def test_places_without_a_name(cli, tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     assert (
-        cli(*SMALL, "--out", place).message() == f"{place or '.'} exists. Choose another --out or remove it."
+        cli(*SMALL, "--out", place).message() == f"{place or '.'} exists. Choose another name or remove it."
     )
 
 
@@ -156,7 +156,7 @@ def test_data_that_cannot_be_scored_is_refused_before_the_work(cli, tmp_path, im
 def test_what_is_there_is_not_touched(cli, tmp_path):
     (tmp_path / "run").mkdir()
     message = cli(*SMALL, "--out", tmp_path / "run").message()
-    assert message == f"{tmp_path / 'run'} exists. Choose another --out or remove it."
+    assert message == f"{tmp_path / 'run'} exists. Choose another name or remove it."
 
 
 def test_damage_is_named(cli, tmp_path, monkeypatch):

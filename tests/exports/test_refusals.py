@@ -35,7 +35,7 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "export: at least two inputs are needed, so that the size of a batch can be left open."
     )
     out.touch()
-    assert refusal(snn, "onnx", out, batches) == f"{out} exists. Choose another --out or remove it."
+    assert refusal(snn, "onnx", out, batches) == f"{out} exists. Choose another name or remove it."
     out.unlink()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert refusal(snn, "onnx", out, batches) == (

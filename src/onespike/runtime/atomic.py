@@ -132,7 +132,7 @@ def damage(file: Path, digest: str) -> str | None:
 
 def refuse_existing(path: Path) -> None:
     if os.path.lexists(path):
-        raise UsageError(f"{path} exists. Choose another --out or remove it.")
+        raise UsageError(f"{path} exists. Choose another name or remove it.")
 
 
 def _error(code: int, path: Path) -> OSError:

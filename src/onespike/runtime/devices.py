@@ -61,7 +61,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
     if device_map is None:
         return model.to(check_device(device))
     if device != "cpu":
-        raise UsageError(f"--device {device} and --device-map exclude each other. Give one of them.")
+        raise UsageError(f"device={device!r} and a device map exclude each other. Give one of them.")
     try:
         import accelerate
     except ImportError as error:
@@ -138,7 +138,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     if absent:
         raise LoadError(
             f"save: the weights {', '.join(absent[:3])} are not in memory. "
-            "Keep them off the disk in the device map, or give --reference-weights."
+            "Keep them off the disk in the device map, or refer to the file that holds them."
         )
     return state
 
