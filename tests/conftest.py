@@ -9,6 +9,7 @@ from pathlib import Path
 # Before any hub client is imported: a test that reaches for the network must fail, not wait.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the core to the others
 # torch takes compiled code from its cache without asking for which instructions it was made: one cache for each.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR",

@@ -16,7 +16,7 @@ from onespike.tasks import limit, list_images
 def measure(spec: str, images: int, base: str = "sformer", **changes):
     pair = runs.convert_network(
         load_model(spec),
-        limit(list_images("bundled:cifar10-calibration"), 128),
+        limit(list_images("bundled:cifar10-calibration"), 64),
         onespike.preset(base, **changes),
         batch_size=64,
     )
@@ -26,7 +26,7 @@ def measure(spec: str, images: int, base: str = "sformer", **changes):
 
 
 @pytest.mark.parametrize(
-    ("spec", "images"), [("bundled:cifar10-vit", 500), ("bundled:cifar10-resnet18", 200)]
+    ("spec", "images"), [("bundled:cifar10-vit", 300), ("bundled:cifar10-resnet18", 200)]
 )
 def test_bundled_networks_keep_their_accuracy_in_one_step(spec, images):
     found = measure(spec, images)

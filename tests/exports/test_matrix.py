@@ -113,10 +113,8 @@ FORMS = {
 
 def _few(kind: int, name: int) -> set[int]:
     """Return the forms in which a preset meets a kind of network when time is short."""
-    if (
-        NAMES[name] in ("mtn", "uniform") and kind == 2
-    ):  # a language model takes longest, and these meet attention elsewhere
-        return set()
+    if NAMES[name] in ("mtn", "uniform", "best") and kind == 2:
+        return set()  # a language model takes longest, and these meet attention elsewhere
     only = {
         place for place, form in enumerate(FORMS) if (NAMES[name], form) == ("w8aspike", "pt2") and kind == 1
     }

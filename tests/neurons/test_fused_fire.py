@@ -240,7 +240,7 @@ def test_the_largest_level_of_all_is_exact() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("compiler", ["", "false", "missing-compiler"])
+@pytest.mark.parametrize("compiler", ["false", "missing-compiler"])
 def test_without_a_compiler_the_plain_form_runs(tmp_path: Path, compiler: str) -> None:
     script = (
         "import torch; from onespike import kernels; from onespike.neurons import ScaleFire\n"
