@@ -9,66 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from test_ledger_again import READ, digits, raw
 from torch import Tensor, nn
 
-import onespike
 from contract.conversion_contract import randomize_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
+from onespike.energy import SiteCount
 from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.columns import COLUMNS
 from onespike.errors import UsageError
-from onespike.neurons import Neuron
 from onespike.sites import Places
 
 
-def non_adjacent_form(n: int) -> list[int]:
-    """Digits −1, 0, 1, the lowest first, by the textbook."""
-    digits = []
-    while n:
-        digit = 2 - n % 4 if n % 2 else 0
-        digits.append(digit)
-        n = (n - digit) // 2
-    return digits
-
-
 def test_naf_weight_against_its_definition():
-    weights = naf_weight(torch.arange(5001)).tolist()
-    for n, weight in enumerate(weights):
-        digits = non_adjacent_form(n)
-        assert sum(d * 2**i for i, d in enumerate(digits)) == n
-        assert weight == sum(d != 0 for d in digits)
-
-
-def naf(y: Tensor) -> Tensor:
-    return (
-        torch.tensor([sum(d != 0 for d in non_adjacent_form(int(n))) for n in y.flatten()])
-        .view(y.shape)
-        .double()
-    )
-
-
-MEASURES = {
-    "counts": lambda y: y.double(),
-    "nonzero": lambda y: (y != 0).double(),
-    "binary": naf,
-}
-
-
-def spikes(snn: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """|y| of every neuron in an unmetered forward."""
-    seen: dict[str, Tensor] = {}
-    handles = [
-        neuron.register_forward_pre_hook(
-            lambda cell, args, site=str(site): seen.update({site: cell.spikes(args[0]).abs()})
-        )
-        for site, neuron in onespike.named_neurons(snn)
-        if isinstance(neuron, Neuron)
-    ]
-    run(snn, x)
-    for handle in handles:
-        handle.remove()
-    return seen
+    assert naf_weight(torch.arange(5001)).tolist() == [sum(d != 0 for d in digits(n)) for n in range(5001)]
 
 
 def counted(snn: nn.Module, *batches: Tensor) -> Ledger:
@@ -78,7 +33,7 @@ def counted(snn: nn.Module, *batches: Tensor) -> Ledger:
     return ledger
 
 
-def by_site(ledger: Ledger) -> dict[str, onespike.energy.SiteCount]:
+def by_site(ledger: Ledger) -> dict[str, SiteCount]:
     return {str(site): row for site, row in ledger.sites.items()}
 
 
@@ -99,24 +54,17 @@ CONVOLUTIONS = {
 def test_convolution(name):
     settings = CONVOLUTIONS[name]
     middle = nn.Conv2d(4, 8, **settings)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3),
-        nn.ReLU(),
-        middle,
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 3),
-    )
+    end = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), middle, *end)
     randomize_(model)
     x = torch.randn(3, 3, 9, 8, generator=torch.Generator().manual_seed(0))
     snn = convert(model, calibrate(model, [x]))
-    y = spikes(snn, x)["2:conv0_input"]
+    y = raw(snn, x)[0]["2:conv0_input"]
     row = by_site(counted(snn, x))["2:conv0_input"]
     ones = nn.Conv2d(4, 8, **settings, bias=False).double()
     nn.init.ones_(ones.weight)
     assert y.any()
-    for column, measure in MEASURES.items():
+    for column, measure in READ.items():
         with torch.no_grad():
             assert row.additions[column] == float(ones(measure(y)).sum()), column
     assert row.spikes == float(y.sum())
@@ -130,42 +78,23 @@ def test_convolution(name):
 def attention() -> tuple[nn.Module, Tensor, dict[str, Tensor], Ledger]:
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]))
-    return snn, x, spikes(snn, x), counted(snn, x)
+    return snn, x, raw(snn, x)[0], counted(snn, x)
 
 
-@pytest.mark.parametrize("layer", ["qkv", "proj", "fc1", "fc2"])
-@pytest.mark.parametrize("column", MEASURES)
-def test_linear(attention, layer, column):
+@pytest.mark.parametrize("column", READ)
+def test_linear_maps_and_attention_products(attention, column):
     snn, _, y, ledger = attention
-    weight = torch.ones_like(snn.get_submodule(layer).weight).double()
-    site = f"{layer}:linear0_input"
-    assert by_site(ledger)[site].additions[column] == float(F.linear(MEASURES[column](y[site]), weight).sum())
-
-
-@pytest.mark.parametrize("product", [":matmul0", ":matmul1"])
-@pytest.mark.parametrize("column", MEASURES)
-def test_attention_products(attention, product, column):
-    _, _, y, ledger = attention
-    left, right = y[f"{product}_lhs"], y[f"{product}_rhs"]
-    rows_ = by_site(ledger)
-    measured = MEASURES[column](left)
-    assert rows_[f"{product}_lhs"].additions[column] == float(
-        (measured @ torch.ones_like(right).double()).sum()
-    )
-    measured = MEASURES[column](right)
-    assert rows_[f"{product}_rhs"].additions[column] == float(
-        (torch.ones_like(left).double() @ measured).sum()
-    )
-
-
-def test_the_first_spiking_operand_drives_a_product(attention):
-    _, _, y, ledger = attention
-    rows_ = by_site(ledger)
-    for column in MEASURES:
-        driving = [s for s in y if not s.endswith("_rhs")]
-        assert ledger.accumulates(column) == sum(rows_[s].additions[column] for s in driving)
-    drivers = dict(ledger.products())
-    assert str(drivers[":matmul0"].site) == ":matmul0_lhs"
+    sites, read = by_site(ledger), READ[column]
+    for layer in ("qkv", "proj", "fc1", "fc2"):
+        ones, site = torch.ones_like(snn.get_submodule(layer).weight).double(), f"{layer}:linear0_input"
+        assert sites[site].additions[column] == float(F.linear(read(y[site]), ones).sum())
+    for product in (":matmul0", ":matmul1"):
+        left, right = f"{product}_lhs", f"{product}_rhs"
+        ones = [torch.ones_like(y[site]).double() for site in (left, right)]
+        assert sites[left].additions[column] == float((read(y[left]) @ ones[1]).sum())
+        assert sites[right].additions[column] == float((ones[0] @ read(y[right])).sum())
+    driving = [site for site in y if not site.endswith("_rhs")]
+    assert ledger.accumulates(column) == sum(sites[site].additions[column] for site in driving)
 
 
 def test_the_second_operand_drives_where_the_first_is_analog():
@@ -176,30 +105,16 @@ def test_the_second_operand_drives_where_the_first_is_analog():
     assert ledger.macs == counted(convert(model, calibrate(model, [x])), x).macs
 
 
-def test_the_double_count_is_all_pairs(attention):
+@pytest.mark.parametrize("column", READ)
+def test_the_double_count_is_all_pairs(attention, column):
+    """Of spikes, of neurons that spike, or of digits: Σ NAF(a)·NAF(b)."""
     _, _, y, ledger = attention
-    expected = sum(
-        row.additions["counts"] for s, row in by_site(ledger).items() if s in y and "matmul" not in s
-    )
+    sites, read = by_site(ledger), READ[column]
+    expected = sum(sites[site].additions[column] for site in y if "matmul" not in site)
     for product in (":matmul0", ":matmul1"):
-        expected += float((y[f"{product}_lhs"].double() @ y[f"{product}_rhs"].double()).sum())
-    assert ledger.accumulates("counts", double=True) == expected
-    assert ledger.ratio("counts", double=True) == pytest.approx(expected * 0.9 / (ledger.macs * 4.6))
-    assert ledger.accumulates("counts") != expected
-
-
-def test_the_double_count_in_binary_is_all_pairs_of_digits(attention):
-    """A digit of one operand meets a digit of the other: Σ NAF(a)·NAF(b)."""
-    _, _, y, ledger = attention
-    digits = MEASURES["binary"]
-    expected = sum(
-        row.additions["binary"] for s, row in by_site(ledger).items() if s in y and "matmul" not in s
-    )
-    for product in (":matmul0", ":matmul1"):
-        expected += float((digits(y[f"{product}_lhs"]).double() @ digits(y[f"{product}_rhs"]).double()).sum())
-    assert ledger.accumulates("binary", double=True) == expected
-    assert ledger.ratio("binary", double=True) == pytest.approx(expected * 0.9 / (ledger.macs * 4.6))
-    assert ledger.accumulates("binary") != expected
+        expected += float((read(y[f"{product}_lhs"]) @ read(y[f"{product}_rhs"])).sum())
+    assert ledger.accumulates(column, double=True) == expected != ledger.accumulates(column)
+    assert ledger.ratio(column, double=True) == pytest.approx(expected * 0.9 / (ledger.macs * 4.6))
 
 
 def test_pairs_are_not_sampled(attention):
@@ -211,14 +126,6 @@ def test_pairs_are_not_sampled(attention):
     for column in ("counts", "nonzero", "binary"):
         with pytest.raises(UsageError, match=r"^pairs of spikes are not sampled\. Count with every=1\."):
             ledger.ratio(column, double=True)
-
-
-def test_the_double_count_adds_up_over_batches(attention):
-    snn, x, _, whole = attention
-    split = counted(snn, x[:5], x[5:])
-    assert split.accumulates("counts", double=True) == pytest.approx(
-        whole.accumulates("counts", double=True), rel=1e-3
-    )
 
 
 def test_ratios_follow_from_the_counts(attention):
@@ -235,7 +142,7 @@ def test_ratios_follow_from_the_counts(attention):
     assert ledger.analog_macs == stem + head + sum(ledger.functions.values())
     ratios = ledger.ratios()
     assert list(ratios) == list(COLUMNS)
-    for column in MEASURES:
+    for column in READ:
         assert ratios[column] == pytest.approx(ledger.accumulates(column) * 0.9 / (ledger.macs * 4.6))
     assert ledger.analog_share == pytest.approx((stem + head) / ledger.macs)
     for strict, plain in (("strict", "counts"), ("strict-binary", "binary")):
@@ -266,8 +173,10 @@ def test_batches_add_up():
     model, x = transformer().double(), sequences().double()
     snn = convert(model, calibrate(model, [x]))
     whole, split = counted(snn, x), counted(snn, x[:5], x[5:])
-    for column in MEASURES:
+    for column in READ:
         assert split.accumulates(column) == whole.accumulates(column)
+        doubled = whole.accumulates(column, double=True)
+        assert split.accumulates(column, double=True) == pytest.approx(doubled)
     assert (split.macs, split.functions) == (whole.macs, whole.functions)
 
 
@@ -306,7 +215,7 @@ def test_saturation_and_activity_are_counted():
     model, x = mlp(), rows()
     recipe = Recipe(levels="linear:1", scale=0.1)
     snn = convert(model, calibrate(model, [x], recipe), recipe)
-    y = spikes(snn, x)["2:linear0_input"]
+    y = raw(snn, x)[0]["2:linear0_input"]
     row = by_site(counted(snn, x))["2:linear0_input"]
     assert row.saturated == int((y == 2).sum()) > 0
     assert row.active == int((y > 0).sum()) < row.elements

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -61,9 +63,21 @@ def tokens(count: int = 48, seed: int = 2) -> list[torch.Tensor]:
     return list(torch.randn(count, 8, 6, generator=generator).split(16))
 
 
-def start(model: nn.Module, inputs: list[torch.Tensor], **given) -> tuple[PassState, PassContext]:
+def start(model: nn.Module, inputs: list[torch.Tensor], **settings) -> tuple[PassState, PassContext]:
     recipe = preset("sformer")
-    return PassState(calibrate(model, inputs, recipe), recipe), PassContext(model, inputs, **given)
+    return PassState(calibrate(model, inputs, recipe), recipe), PassContext(model, inputs, **settings)
+
+
+@cache
+def _ready(count: int) -> tuple[nn.Module, list[torch.Tensor], PassState]:
+    model, inputs = attention(), tokens(count)
+    return model, inputs, start(model, inputs)[0]
+
+
+def ready(count: int = 48, **settings) -> tuple[PassState, PassContext]:
+    """The attention network after calibration on so many `tokens`, and a context with these settings."""
+    model, inputs, state = _ready(count)
+    return state, PassContext(model, inputs, **settings)
 
 
 def divergence(model, state, inputs) -> float:

@@ -26,21 +26,21 @@ def scenes() -> tuple[PassState, PassContext, list[torch.Tensor]]:
     )
     recipe = preset("sformer")
     state = PassState(calibrate(loaded.model, inputs, recipe), recipe)
-    given = PassContext(loaded.model, inputs, task=loaded.task)
-    return state, dataclasses.replace(given, budget=spending(state, given)), others
+    context = PassContext(loaded.model, inputs, task=loaded.task)
+    return state, dataclasses.replace(context, budget=spending(state, context)), others
 
 
 def test_passes_are_nearer_at_the_same_energy(scenes):
-    state, given, others = scenes
-    better = chain(state, given, QUICK)
-    assert spending(better, given) == pytest.approx(given.budget, rel=0.02)
-    after, before = divergences([better, state], given, others).sum(1)
+    state, context, others = scenes
+    better = chain(state, context, QUICK)
+    assert spending(better, context) == pytest.approx(context.budget, rel=0.02)
+    after, before = divergences([better, state], context, others).sum(1)
     assert after < 0.7 * before
 
 
 def test_a_draw_of_objects_reaches_every_site(scenes):
-    state, given, _ = scenes
-    for site, row in fisher(state, given).items():
+    state, context, _ = scenes
+    for site, row in fisher(state, context).items():
         assert bool(row.information.isfinite().all()) and bool((row.information > 0).any()), site
 
 
@@ -48,9 +48,9 @@ def test_tuning_a_detector_lowers_its_divergence_on_held_out_scenes(scenes, monk
     import importlib
 
     monkeypatch.setattr(importlib.import_module("onespike.passes.tune"), "STEPS", 20)
-    state, given, _ = scenes
-    start = chain(state, given, ("nearest", "allocate"))
-    tuned = chain(state, given, ("nearest", "allocate", "tune"))
-    held = [given.inputs[-1]]
-    after, before = divergences([tuned, start], given, held).sum(1)
+    state, context, _ = scenes
+    start = chain(state, context, ("nearest", "allocate"))
+    tuned = chain(state, context, ("nearest", "allocate", "tune"))
+    held = [context.inputs[-1]]
+    after, before = divergences([tuned, start], context, held).sum(1)
     assert after <= 1.02 * before

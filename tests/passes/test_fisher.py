@@ -85,8 +85,8 @@ FORMS = {
 def test_passes_take_every_form_of_batch(form):
     """The thresholds are those of the network that takes one tensor."""
     kind, made = FORMS[form]
-    plain, given = start(attention(), tokens(), budget=0.3)
-    expected = chain(plain, given, QUICK)
+    plain, context = start(attention(), tokens(), budget=0.3)
+    expected = chain(plain, context, QUICK)
     model, batches = kind().eval(), [made(x) for x in tokens()]
     found = chain(*start(model, batches, budget=0.3), QUICK)
     for site, threshold in expected.thresholds.items():
@@ -121,10 +121,10 @@ def test_passes_improve_a_network_of_which_nothing_is_known():
     model = Depth().eval()
     batches = list(torch.randn(48, 2, 8, 8, generator=torch.Generator().manual_seed(0)).split(8))
     others = list(torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(1)).split(8))
-    state, given = start(model, batches)
-    given = dataclasses.replace(given, budget=spending(state, given))
+    state, context = start(model, batches)
+    context = dataclasses.replace(context, budget=spending(state, context))
     plain = convert(model, state.thresholds, state.recipe).eval()
-    better = onespike.spike(model, batches, "sformer", passes=QUICK, budget=given.budget).eval()
+    better = onespike.spike(model, batches, "sformer", passes=QUICK, budget=context.budget).eval()
     assert error(model, better, others) < 0.5 * error(model, plain, others)
 
 
@@ -132,11 +132,11 @@ def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
     generator = torch.Generator().manual_seed(0)
     sizes = ((8, 8), (8, 12), (16, 8))
     batches = [torch.randn(16, 2, *size, generator=generator) for size in sizes]
-    state, given = start(Depth().eval(), batches, budget=0.3)
-    found = chain(state, given, QUICK)
-    assert spending(found, given) == pytest.approx(0.3, rel=0.02)
+    state, context = start(Depth().eval(), batches, budget=0.3)
+    found = chain(state, context, QUICK)
+    assert spending(found, context) == pytest.approx(0.3, rel=0.02)
     for part in batches:
-        assert convert(given.model, found.thresholds, found.recipe)(part)["depth"].shape == (
+        assert convert(context.model, found.thresholds, found.recipe)(part)["depth"].shape == (
             16,
             1,
             *part.shape[2:],

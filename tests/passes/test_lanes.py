@@ -43,8 +43,8 @@ def test_every_product_of_a_network_is_equal_to_the_bit(network, names):
         model = convolutional()
         inputs = list(torch.randn(16, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
     budget = {"attention": 0.2, "convolutional": 0.04}[network]  # there, one small layer of three spikes
-    state, given = start(model, inputs, energy="binary", budget=budget)
-    found = chain(state, given, names) if names else state
+    state, context = start(model, inputs, energy="binary", budget=budget)
+    found = chain(state, context, names) if names else state
     snn = convert(model, found.thresholds, found.recipe)
     proof = prove(snn, inputs[0])
     assert proof.equal, proof.unequal

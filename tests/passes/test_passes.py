@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from small_networks import ALL, attention, convolutional, divergence, start, tokens
+from small_networks import ALL, attention, convolutional, divergence, ready, start, tokens
 from torch import nn
 
 from onespike import convert, metered, preset, spike
@@ -79,34 +79,16 @@ def test_its_value_in_one_pass_is_the_decoded_count(levels):
     cell = ScaleFire(
         step, step * 2, levels=levels, rounding="nearest", center=center, offset=offset, gain=gain
     )
-    for given in (x, x.bfloat16()):
-        expected = cell.decode(cell.counts(given), given.dtype)
-        assert torch.equal(cell(given).nan_to_num(nan=-99), expected.nan_to_num(nan=-99))
-
-
-def test_the_product_with_a_center_is_a_bias():
-    """W·(μ + s) = W·μ + W·s, also where zero padding makes the bias depend on the place."""
-    conv = nn.Conv2d(2, 3, 3, padding=1).double()
-    center, spikes = torch.randn(2, 1, 1).double(), torch.randint(-3, 4, (5, 2, 4, 4)).double()
-    bias = conv(center.expand(1, 2, 4, 4))
-    weights_only = nn.functional.conv2d(spikes, conv.weight, padding=1)
-    assert torch.allclose(conv(center + spikes), bias + weights_only, atol=1e-12)
-    assert not torch.allclose(bias[0, :, 0, 0], bias[0, :, 1, 1])
-
-
-def test_a_centered_key_leaves_attention_as_it_was():
-    """Softmax does not see what is added to a whole row."""
-    q, k, mean = (torch.randn(2, 5, 4).double() for _ in range(2)), None, torch.randn(4).double()
-    q, k = q
-    assert torch.allclose((q @ (k + mean).mT).softmax(-1), (q @ k.mT).softmax(-1), atol=1e-12)
+    for value in (x, x.bfloat16()):
+        expected = cell.decode(cell.counts(value), value.dtype)
+        assert torch.equal(cell(value).nan_to_num(nan=-99), expected.nan_to_num(nan=-99))
 
 
 def test_nearest_fires_the_nearest_level():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
+    state, context = ready()
     site = "blocks.0.fc1:linear0_input"
-    found = PASSES["nearest"](state, given)
-    cell = {str(s): n for s, n in named_neurons(convert(model, found.thresholds, found.recipe))}[site]
+    found = PASSES["nearest"](state, context)
+    cell = {str(s): n for s, n in named_neurons(convert(context.model, found.thresholds, found.recipe))}[site]
     step = float(cell.thresholds()[0])
     x = torch.linspace(0, 300 * step, 5001)
     levels = torch.tensor((0, *cell.levels))
@@ -121,48 +103,36 @@ def test_thrifty_neurons_lose_less_for_the_same_digits():
         ("nearest", "layout", "center", "allocate"),
         ("thrifty", "layout", "center", "allocate"),
     ):
-        state, given = start(model, inputs, budget=0.12, energy="binary")
-        found = chain(state, given, names)
-        assert spending(found, given) == pytest.approx(0.12, rel=0.01)
+        state, context = start(model, inputs, budget=0.12, energy="binary")
+        found = chain(state, context, names)
+        assert spending(found, context) == pytest.approx(0.12, rel=0.01)
         lost.append(divergence(model, found, tokens(seed=5)))
     assert lost[1] < 0.75 * lost[0]
     assert {t.rounding for t in found.spiking.values()} == {"thrifty"}
 
 
 def test_thrifty_neurons_fire_the_nearest_level_where_spikes_are_counted():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, energy="counts")
-    found = (PASSES[name](state, given).thresholds for name in ("nearest", "thrifty"))
+    state, context = ready(energy="counts")
+    found = (PASSES[name](state, context).thresholds for name in ("nearest", "thrifty"))
     first, second = ({site: t.rounding for site, t in each.items()} for each in found)
     assert first == second
 
 
-def test_levels_of_few_digits():
-    from onespike.energy.binary_lanes import naf_weight
-
-    levels = digit_levels(2, 300)
-    assert set(range(1, 301)) - set(levels) == {
-        y for y in range(1, 301) if int(naf_weight(torch.tensor(y))) > 2
-    }
-
-
 def test_center_is_the_median_of_each_channel_and_softmax_has_none():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
-    found = PASSES["center"](state, given).thresholds
+    state, context = ready()
+    found = PASSES["center"](state, context).thresholds
     with torch.no_grad():
-        x = torch.cat(inputs)
-        x = torch.cat([model.token.expand(len(x), -1, -1), model.embed(x)], 1)
-        x = model.blocks[0].norm1(x)
+        x = torch.cat(tokens())
+        x = torch.cat([context.model.token.expand(len(x), -1, -1), context.model.embed(x)], 1)
+        x = context.model.blocks[0].norm1(x)
     center = found["blocks.0.qkv:linear0_input"].center
     assert torch.allclose(center.flatten(), x.flatten(0, 1).median(0).values, atol=1e-6)
     assert {t.center is None for t in found.values() if t.role == "softmax"} == {True}
 
 
 def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
-    found = PASSES["positions"](state, given).thresholds
+    state, context = ready()
+    found = PASSES["positions"](state, context).thresholds
     last = found["blocks.1.fc2:linear0_input"].gain.flatten()
     assert last[0] == 1 and bool((last[1:] == 2.0**30).all())  # only the class token reaches the output
     first = found["blocks.0.fc2:linear0_input"].gain.flatten()
@@ -170,24 +140,24 @@ def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
 
 
 def test_silent_tokens_do_not_change_the_output():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
-    found = PASSES["positions"](state, given)
+    state, context = ready()
+    found = PASSES["positions"](state, context)
     only_silent = found.with_sites(
         {
             s: {"gain": None if t.gain is None else torch.where(t.gain > 2**20, t.gain, torch.ones(()))}
             for s, t in found.spiking.items()
         }
     )
-    plain, silent = (convert(model, s.thresholds, s.recipe)(inputs[0]) for s in (state, only_silent))
+    plain, silent = (
+        convert(context.model, s.thresholds, s.recipe)(tokens()[0]) for s in (state, only_silent)
+    )
     assert torch.equal(plain, silent)
-    assert spending(only_silent, given) < 0.9 * spending(state, given)
+    assert spending(only_silent, context) < 0.9 * spending(state, context)
 
 
 def test_information_is_kept_by_position_and_channel():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
-    found = fisher(state, given)[Site.parse("blocks.1.fc1:linear0_input")]
+    state, context = ready()
+    found = fisher(state, context)[Site.parse("blocks.1.fc1:linear0_input")]
     assert (
         found.information.shape == (9, 16)
         and not found.information[1:].any()
@@ -207,45 +177,44 @@ def test_information_does_not_depend_on_how_many_inputs_go_back_at_once(monkeypa
 
 @pytest.mark.parametrize(("energy", "budget"), [("counts", 0.4), ("binary", 0.2), ("counts", None)])
 def test_passes_meet_the_budget_and_lower_the_divergence(energy, budget):
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, energy=energy, budget=budget)
-    goal = spending(state, given) if budget is None else budget
-    given = dataclasses.replace(given, budget=goal)
-    plain, better = chain(state, given, ("nearest",)), chain(state, given, ALL)
+    state, context = ready(energy=energy, budget=budget)
+    goal = spending(state, context) if budget is None else budget
+    context = dataclasses.replace(context, budget=goal)
+    plain, better = chain(state, context, ("nearest",)), chain(state, context, ALL)
     for found in (plain, better):
-        assert spending(found, given) == pytest.approx(goal, rel=0.011)
-    assert divergence(model, better, tokens(seed=5)) < 0.5 * divergence(model, plain, tokens(seed=5))
+        assert spending(found, context) == pytest.approx(goal, rel=0.011)
+    assert divergence(context.model, better, tokens(seed=5)) < 0.5 * divergence(
+        context.model, plain, tokens(seed=5)
+    )
 
 
 def test_passes_work_on_a_convolutional_network():
     model = convolutional()
     inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
-    state, given = start(model, inputs, budget=0.3)
-    found = chain(state, given, ALL)
-    assert spending(found, given) == pytest.approx(0.3, rel=0.011)
+    state, context = start(model, inputs, budget=0.3)
+    found = chain(state, context, ALL)
+    assert spending(found, context) == pytest.approx(0.3, rel=0.011)
     assert found.thresholds["2:conv0_input"].positive.shape == (4, 1, 1)
-    assert divergence(model, found, inputs) < divergence(model, chain(state, given, ("nearest",)), inputs)
+    assert divergence(model, found, inputs) < divergence(model, chain(state, context, ("nearest",)), inputs)
 
 
 def test_corrected_channels_have_the_means_of_the_original():
     """A constant for each channel at the inputs of linear maps alone, layer after layer, at the same energy."""
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, budget=0.15)
-    plain, corrected = (chain(state, given, names) for names in (ALL, (*ALL, "correct")))
-    assert spending(corrected, given) == pytest.approx(0.15, rel=0.011)
+    state, context = ready(budget=0.15)
+    plain, corrected = (chain(state, context, names) for names in (ALL, (*ALL, "correct")))
+    assert spending(corrected, context) == pytest.approx(0.15, rel=0.011)
     assert all(t.offset is None for s, t in corrected.spiking.items() if s.operation != "linear")
-    judges = inputs[-1:]
-    assert divergence(model, corrected, judges) <= divergence(model, plain, judges)
+    judges = tokens()[-1:]
+    assert divergence(context.model, corrected, judges) <= divergence(context.model, plain, judges)
 
 
 def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeypatch):
     """Both ways agree at the first site, and part behind it."""
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, budget=0.15)
-    plain = chain(state, given, ALL)
-    monkeypatch.setattr("onespike.passes.correct.fit", lambda state, given, goal: state)
-    monkeypatch.setattr("onespike.passes.correct.judged", lambda state, others, given, held: others)
-    apart, onward = (found.thresholds for found in PASSES["correct"](plain, given))
+    state, context = ready(budget=0.15)
+    plain = chain(state, context, ALL)
+    monkeypatch.setattr("onespike.passes.correct.fit", lambda state, context, goal: state)
+    monkeypatch.setattr("onespike.passes.correct.judged", lambda state, others, context, held: others)
+    apart, onward = (found.thresholds for found in PASSES["correct"](plain, context))
     first, *later = (site for site, t in apart.items() if t.offset is not None)
     torch.testing.assert_close(apart[first].offset, onward[first].offset)
     assert all(not torch.allclose(apart[site].offset, onward[site].offset) for site in later)
@@ -266,10 +235,10 @@ def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, ke
     found = {"state": before, **{str(index): each for index, each in enumerate(others)}}
     monkeypatch.setattr(
         "onespike.passes.statistics.divergences",
-        lambda states, given, batches: torch.tensor([found[state] for state in states]),
+        lambda states, context, batches: torch.tensor([found[state] for state in states]),
     )
-    given = PassContext(nn.Identity(), list(torch.zeros(len(before), 1).split(1)))
-    chosen = judged("state", [str(index) for index in range(len(others))], given, range(len(before)))
+    context = PassContext(nn.Identity(), list(torch.zeros(len(before), 1).split(1)))
+    chosen = judged("state", [str(index) for index in range(len(others))], context, range(len(before)))
     assert chosen == ("state" if kept is None else str(kept))
 
 
@@ -288,8 +257,8 @@ def test_silent_channels_borrow_from_their_site():
         model[0].weight[:3] = 0.0
         model[0].bias[:3] = -0.5  # silent, unless an input is unlike all others
     inputs = list(torch.randn(64, 6).split(16))
-    state, given = start(model, inputs, budget=0.5)
-    found = chain(state, given, ("nearest", "layout", "allocate")).thresholds["2:linear0_input"]
+    state, context = start(model, inputs, budget=0.5)
+    found = chain(state, context, ("nearest", "layout", "allocate")).thresholds["2:linear0_input"]
     silent, heard = found.positive[:3], found.positive[3:]
     assert float(silent.min()) > 0.01 * float(heard.median())
     assert float(silent.min()) * found.levels[-1] * 0.25 > 1.0  # such an input does not clip at once
@@ -299,20 +268,19 @@ def test_what_a_budget_leaves_over_is_not_spent():
     """One small layer of three spikes: no spikes lower its error further, and the ratio stays below the budget."""
     model = convolutional()
     inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
-    state, given = start(model, inputs, budget=0.3, energy="binary")
-    found = chain(state, given, ALL)
-    assert spending(found, given) < 0.3
+    state, context = start(model, inputs, budget=0.3, energy="binary")
+    found = chain(state, context, ALL)
+    assert spending(found, context) < 0.3
     assert divergence(model, found, inputs) < 1e-3
 
 
 def test_constants_of_products_of_activations_are_charged():
     """q·μ is one product for each row that shares μ: its MACs stand in every column."""
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs)
-    found = PASSES["center"](state, given)
-    snn = convert(model, found.thresholds, found.recipe)
+    state, context = ready()
+    found = PASSES["center"](state, context)
+    snn = convert(context.model, found.thresholds, found.recipe)
     with evaluating(snn), metered(snn) as ledger:
-        snn(inputs[0])
+        snn(tokens()[0])
     charged = {str(r.site): r.constant_macs for r in ledger.sites.values() if r.constant_macs}
     assert set(charged) == {f"blocks.{b}:matmul{m}" for b in (0, 1) for m in ("0_lhs", "0_rhs", "1_rhs")}
     images, heads, rows, width = 16, 2, 9, 8
@@ -366,13 +334,13 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
         )
 
     try:
-        state, given = start(attention(), tokens())
+        state, context = start(attention(), tokens())
         recipe = state.recipe.replace(passes=("finer",))
         if not steps:
             with pytest.raises(UsageError, match=r"finer multiplies all steps by one factor.*steps=True"):
-                improve(given.model, given.inputs, state.thresholds, recipe)
+                improve(context.model, context.inputs, state.thresholds, recipe)
             return
-        found = improve(given.model, given.inputs, state.thresholds, recipe)
+        found = improve(context.model, context.inputs, state.thresholds, recipe)
         fired = [site for site, t in state.spiking.items() if t.role == "activation"]
         assert all(torch.equal(2 * found[s].positive, state.thresholds[s].positive) for s in fired)
     finally:

@@ -37,9 +37,9 @@ def test_refitted_weights_are_the_ridge_solution():
 
 def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
     model = attention()
-    state, given = start(model, tokens(128), budget=0.08)
-    plain, fitted = (chain(state, given, names) for names in (ALL, (*ALL, "refit")))
-    assert spending(fitted, given) == pytest.approx(0.08, rel=0.011)
+    state, context = start(model, tokens(128), budget=0.08)
+    plain, fitted = (chain(state, context, names) for names in (ALL, (*ALL, "refit")))
+    assert spending(fitted, context) == pytest.approx(0.08, rel=0.011)
     others = tokens(128, seed=9)
     assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
     changed = {site for site, t in fitted.thresholds.items() if t.change is not None}
@@ -50,7 +50,7 @@ def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
 def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
     judged = []
 
-    def worse_each_time(states, given, batches):
+    def worse_each_time(states, context, batches):
         judged.append((len(states), len(batches)))
         return torch.arange(2.0)[:, None]
 
@@ -62,8 +62,8 @@ def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
 
 def test_a_refitted_network_goes_back_to_its_own_weights():
     model = attention()
-    state, given = start(model, tokens(128), budget=0.08)
-    fitted = chain(state, given, (*ALL, "refit"))
+    state, context = start(model, tokens(128), budget=0.08)
+    fitted = chain(state, context, (*ALL, "refit"))
     snn = convert(model, fitted.thresholds, fitted.recipe, share_weights=True)
     name = "blocks.0.fc2.weight"
     assert not torch.equal(snn.state_dict()[name], model.state_dict()[name])
@@ -120,8 +120,8 @@ def normalized() -> nn.Module:
 
 def test_convolutions_are_refitted_after_their_batchnorm_and_go_back():
     model = normalized()
-    state, given = start(model, pixels(192), budget=0.05)
-    plain, fitted = (chain(state, given, names) for names in (CONVOLUTION, (*CONVOLUTION, "refit")))
+    state, context = start(model, pixels(192), budget=0.05)
+    plain, fitted = (chain(state, context, names) for names in (CONVOLUTION, (*CONVOLUTION, "refit")))
     others = pixels(192, seed=9)
     assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
     changed = {site.owner for site, t in fitted.thresholds.items() if t.change is not None}

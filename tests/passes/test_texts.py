@@ -74,10 +74,10 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     batches = [{"input_ids": part} for part in ids.split(2)]
     recipe = preset("sformer")
     start = PassState(prepare(loaded.model, batches, batches, recipe, total=4), recipe)
-    given = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
-    before = PASSES["allocate"](PASSES["nearest"](start, given), given)
-    after = PASSES["tune"](before, given)
-    found, plain = divergences([after, before], given, batches[-1:])
+    context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
+    before = PASSES["allocate"](PASSES["nearest"](start, context), context)
+    after = PASSES["tune"](before, context)
+    found, plain = divergences([after, before], context, batches[-1:])
     assert float(found) < 1.05 * float(plain)
 
 

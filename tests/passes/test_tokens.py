@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from small_networks import attention, start, tokens
+from small_networks import ready, start, tokens
 from torch import Tensor, nn
 
 import onespike
@@ -120,8 +120,8 @@ def test_integers_are_the_float_network_of_the_same_weights(path, monkeypatch):
 
 def converted(energy: str = "counts", names=NAMES):
     model, inputs = massive()
-    state, given = start(model, inputs, budget=0.25, energy=energy)
-    found = chain(state, given, names)
+    state, context = start(model, inputs, budget=0.25, energy=energy)
+    found = chain(state, context, names)
     return model, inputs, found, convert(model, found.thresholds, found.recipe)
 
 
@@ -181,10 +181,9 @@ def test_compiled_exported_and_on_integers():
 
 def test_attention_of_another_length():
     """No position is fixed: a network that takes any length still does."""
-    model, inputs = attention(), tokens(32)
-    state, given = start(model, inputs, budget=0.2)
-    found = chain(state, given, NAMES)
-    snn = convert(model, found.thresholds, found.recipe)
+    state, context = ready(32, budget=0.2)
+    found = chain(state, context, NAMES)
+    snn = convert(context.model, found.thresholds, found.recipe)
     with evaluating(snn):
         assert snn(torch.randn(3, 21, 6)).shape == (3, 5)
     cells = {str(s): n for s, n in named_neurons(snn)}
@@ -194,8 +193,8 @@ def test_attention_of_another_length():
 def test_tails_reach_the_largest_value():
     for energy in ("counts", "binary"):
         model, inputs = massive()
-        state, given = start(model, inputs, budget=0.1, energy=energy)
-        found = chain(state, given, ("nearest", "layout"))
+        state, context = start(model, inputs, budget=0.1, energy=energy)
+        found = chain(state, context, ("nearest", "layout"))
         for site, t in found.spiking.items():
             assert t.levels[-1] * float(t.positive.max()) * found.scale(site) >= min(
                 t.largest, FARTHEST * float(t.positive.max()) * found.scale(site)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_networks import attention, convolutional, start, tokens
+from small_networks import attention, convolutional, ready, start, tokens
 
 import onespike
 from onespike import calibrate, metered, preset, spike
@@ -81,9 +81,8 @@ def test_numbers_have_no_right_answers():
 
 
 def test_a_budget_is_held_with_its_standard_error():
-    model, inputs = attention(), tokens(96)
-    state, given = start(model, inputs, budget=0.3)
-    found = measured(fit(state, given, 0.3), given)
+    state, context = ready(96, budget=0.3)
+    found = measured(fit(state, context, 0.3), context)
     assert found.error > 0 and found.ledger.ratio("counts") < 0.3
     assert found.most("counts") == pytest.approx(0.3, rel=0.006)
     assert Spent(found.ledger, 0.0).most("counts") == found.ledger.ratio("counts")
@@ -96,9 +95,9 @@ def test_a_budget_that_cannot_be_met_keeps_the_nearest_and_says_what_was_tried()
         OnespikeWarning, match=r"budget 0\.0001 \(counts\) is not met; steps of several sizes gave .*is kept"
     ):
         thresholds = improve(model, inputs, calibrate(model, inputs, recipe), recipe)
-    state, given = start(model, inputs, budget=1e-4)
-    nearest = spending(fit(state, given, 1e-4), given)
-    assert min(given.memory.tried) == nearest
+    state, context = start(model, inputs, budget=1e-4)
+    nearest = spending(fit(state, context, 1e-4), context)
+    assert min(context.memory.tried) == nearest
     assert thresholds.provenance["energy"]["inputs"] == 32
 
 
@@ -124,9 +123,9 @@ def test_the_default_takes_one_batch_and_convolutions():
 
 
 def test_a_budget_at_which_nothing_fires():
-    state, given = start(attention(), tokens(), budget=1e-9)
-    found = chain(state, given, ("nearest", "allocate"))
-    assert spending(found, given) < 1e-3
+    state, context = start(attention(), tokens(), budget=1e-9)
+    found = chain(state, context, ("nearest", "allocate"))
+    assert spending(found, context) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from small_networks import attention, start, tokens
+from small_networks import ALL, ready
 
 from onespike.energy import READINGS
 from onespike.errors import UsageError
@@ -16,7 +16,6 @@ from onespike.passes.budget import spending
 from onespike.spikes import SpikeCode, fire_function
 
 tuning = importlib.import_module("onespike.passes.tune")
-ALL = ("nearest", "layout", "positions", "center", "allocate")
 
 
 @pytest.fixture
@@ -49,9 +48,8 @@ def test_gradients_by_hand():
 
 
 def test_the_learner_starts_as_the_converted_network():
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, budget=0.3)
-    state = chain(state, given, ALL)
+    state, context = ready(budget=0.3)
+    state = chain(state, context, ALL)
     learner = tuning.Learner(state, "counts")
     again = learner.state(state)
     for name, threshold in state.spiking.items():
@@ -61,23 +59,21 @@ def test_the_learner_starts_as_the_converted_network():
 
 
 def test_tuning_keeps_the_budget_and_does_not_harm(short):
-    model, inputs = attention(), tokens(96)
-    state, given = start(model, inputs, budget=0.2)
-    before = chain(state, given, ALL)
-    training = tuning.Training(tuning.Learner(before, "counts"), before, given, 0.2)
+    state, context = ready(96, budget=0.2)
+    before = chain(state, context, ALL)
+    training = tuning.Training(tuning.Learner(before, "counts"), before, context, 0.2)
     first = training._judge()
     training.run()
     assert training.best_loss <= first and training.step == 30
-    after = tuning.tune(before, given)
-    assert spending(after, given) == pytest.approx(0.2, rel=0.011)
+    after = tuning.tune(before, context)
+    assert spending(after, context) == pytest.approx(0.2, rel=0.011)
 
 
 def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monkeypatch):
-    model, inputs = attention(), tokens(64)
-    state, given = start(model, inputs, budget=0.25)
-    state = chain(state, given, ALL)
-    whole = tuning.tune(state, given)
-    given = dataclasses.replace(given, folder=tmp_path / "work")
+    state, context = ready(64, budget=0.25)
+    state = chain(state, context, ALL)
+    whole = tuning.tune(state, context)
+    context = dataclasses.replace(context, folder=tmp_path / "work")
 
     def stop(self):
         if self.step == 17:
@@ -87,17 +83,16 @@ def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monke
     step = tuning.Training._step
     monkeypatch.setattr(tuning.Training, "_step", stop)
     with pytest.raises(KeyboardInterrupt):
-        tuning.tune(state, given)
+        tuning.tune(state, context)
     assert [file.name for file in (tmp_path / "work").iterdir()] == [tuning.FILE]
     monkeypatch.setattr(tuning.Training, "_step", step)
-    resumed = tuning.tune(state, given)
+    resumed = tuning.tune(state, context)
     for name, threshold in whole.thresholds.items():
         assert torch.equal(threshold.positive, resumed.thresholds[name].positive)
 
 
 def test_one_input_is_too_few():
-    model, inputs = attention(), tokens(1)
-    state, given = start(model, inputs, budget=0.3)
-    state = chain(state, given, ALL)
+    state, context = ready(1, budget=0.3)
+    state = chain(state, context, ALL)
     with pytest.raises(UsageError, match="two calibration inputs"):
-        tuning.tune(state, given)
+        tuning.tune(state, context)

@@ -7,17 +7,15 @@ from math import log
 
 import pytest
 import torch
-from small_networks import attention, start, tokens
+from small_networks import divergence, ready, start
 from torch import nn
 
 from onespike import convert, runs
 from onespike.adapters import load_model
-from onespike.neurons import ScaleFire
-from onespike.passes import chain, check_passes
+from onespike.passes import chain
 from onespike.passes.allocate import Curve
 from onespike.passes.budget import spending
 from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
-from onespike.runtime.forward import evaluating
 from onespike.sites import Site
 from onespike.tasks import limit
 
@@ -49,13 +47,6 @@ def pictures(count: int, seed: int) -> list[torch.Tensor]:
     return list(x.split(16))
 
 
-def divergence(model, state, inputs) -> float:
-    snn = convert(model, state.thresholds, state.recipe)
-    with evaluating(snn), evaluating(model):
-        p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
-    return float((p.exp() * (p - q)).sum(-1).mean())
-
-
 def test_sums_are_those_by_hand():
     effect, row = torch.tensor([[1.0, 2.0, -1.0], [3.0, 0.0, 1.0]]), Together.none()
     row.add(2, effect)
@@ -70,11 +61,11 @@ def test_sums_are_those_by_hand():
 def test_gradients_meet_errors_at_every_site():
     """Σ J·e by automatic differentiation along the error itself."""
     model, inputs = pooled(), pictures(8, 0)[0].split(4)
-    state, given = start(model, list(inputs), budget=0.2)
+    state, context = start(model, list(inputs), budget=0.2)
     site = Site.parse("out:linear0_input")
-    found = coherence(state, given)[site]
+    found = coherence(state, context)[site]
     generator = torch.Generator().manual_seed(2)
-    drawing = given.task.drawing(4, generator)
+    drawing = context.task.drawing(4, generator)
     snn = convert(model, state.thresholds, state.recipe)
     neuron = snn.out.neurons["linear0_input"]
     joint = torch.zeros(len(FACTORS)).double()
@@ -85,14 +76,8 @@ def test_gradients_meet_errors_at_every_site():
             e = with_steps(neuron, factor)(x.detach()) - x.detach()
             joint[i] += (x.grad * e).flatten(1).sum(1).double().square().sum()
         if batch is inputs[0]:
-            drawing = given.task.drawing(4, generator)
+            drawing = context.task.drawing(4, generator)
     assert torch.allclose(found.joint, joint, rtol=1e-4)
-
-
-def test_steps_of_a_neuron_grow():
-    cell = ScaleFire(0.5, 0.25, levels=(1, 2, 3))
-    assert [float(side) for side in with_steps(cell, 2.0).thresholds()] == [1.0, 0.5]
-    assert float(cell.positive) == 0.5
 
 
 def test_a_curve_is_weighted_by_its_steps():
@@ -111,24 +96,18 @@ def test_a_trained_transformer_at_equal_energy():
     every = list(runs.Inputs(limit(runs.choose("bundled:cifar10-calibration", None), 160), loaded))
     inputs, others = every[:12], every[12:]
     model = loaded.model.eval()
-    state, given = start(model, inputs, budget=0.1)
-    plain, better = chain(state, given, FAST), chain(state, given, (*FAST, "weigh"))
+    state, context = start(model, inputs, budget=0.1)
+    plain, better = chain(state, context, FAST), chain(state, context, (*FAST, "weigh"))
     assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
-    assert spending(better, given) == pytest.approx(spending(plain, given), rel=0.02)
-
-
-def test_passes_run_in_the_order_of_their_list():
-    names = (*FAST, "weigh", "correct", "refit", "tune")
-    assert check_passes(sorted(names)) == names
+    assert spending(better, context) == pytest.approx(spending(plain, context), rel=0.02)
 
 
 def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):
-    model, inputs = attention(), tokens()
-    state, given = start(model, inputs, budget=0.2)
+    state, context = ready(budget=0.2)
     pass_ = importlib.import_module("onespike.passes.weigh")
-    plain = chain(state, given, FAST)
+    plain = chain(state, context, FAST)
     monkeypatch.setattr(
         "onespike.passes.statistics.divergences",
-        lambda states, given, judges: torch.tensor([[float(each is not plain)] for each in states]),
+        lambda states, context, judges: torch.tensor([[float(each is not plain)] for each in states]),
     )
-    assert pass_.weigh(plain, given) is plain
+    assert pass_.weigh(plain, context) is plain
