@@ -15,7 +15,7 @@ from contextlib import closing
 import pytest
 
 from onespike.errors import LoadError, UsageError
-from onespike.scale_search import LOWEST, Measurement, Search, Trial, grid, search
+from onespike.scale_search import LOWEST, Measurement, Search, Trial, search
 
 
 def parabola(scale, hopeless=None):
@@ -23,17 +23,16 @@ def parabola(scale, hopeless=None):
     return Measurement(-((math.log(scale) - math.log(0.3)) ** 2), 0.05 / scale)
 
 
+@pytest.mark.parametrize("maximize", [True, False])
 @pytest.mark.parametrize(("sampler", "trials"), [("gp", 12), ("tpe", 25), ("grid", 20)])
-def test_finds_a_known_optimum(sampler, trials):
-    found = search(parabola, trials=trials, sampler=sampler)
-    assert abs(math.log(found.best.scale / 0.3)) < 0.25
-    assert len(found.trials) == trials
-    assert all(LOWEST <= t.scale <= 1 for t in found.trials)
+def test_finds_a_known_optimum(sampler, trials, maximize):
+    def objective(scale, hopeless):
+        return Measurement(parabola(scale).value * (1 if maximize else -1))
 
-
-def test_minimizes_too():
-    found = search(lambda s, h: Measurement((s - 0.6) ** 2), trials=25, maximize=False, sampler="tpe")
-    assert abs(found.best.scale - 0.6) < 0.1
+    result = search(objective, trials=trials, sampler=sampler, maximize=maximize, fixed=(1.0, LOWEST))
+    assert abs(math.log(result.best.scale / 0.3)) < 0.25
+    assert len(result.trials) == trials and result.trials[0].scale == 1.0
+    assert all(LOWEST <= t.scale <= 1 for t in result.trials)
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "grid"])
@@ -43,18 +42,10 @@ def test_values_that_are_all_alike_do_not_stall_it(sampler):
     assert len({trial.scale for trial in found.trials}) >= 13
 
 
-def test_the_fixed_values_come_first_and_count():
-    found = search(parabola, trials=4, fixed=(1.0, 0.25))
-    assert [t.scale for t in found.trials[:2]] == [1.0, 0.25]
-    assert len(found.trials) == 4
-
-
 def test_the_budget_is_kept_and_the_best_within_it_is_found():
-    found = search(
-        parabola, trials=20, budget=0.1
-    )  # energy ≤ 0.1 means λ ≥ 0.5, and 0.5 is the best of those
-    assert found.best.energy <= 0.1
-    assert found.best.scale == pytest.approx(0.5, rel=0.1)
+    best = search(parabola, trials=20, budget=0.1).best
+    assert best.energy <= 0.1  # λ ≥ 0.5, and 0.5 is the best of those
+    assert best.scale == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_budget_that_cannot_be_reached():
@@ -64,15 +55,9 @@ def test_a_budget_that_cannot_be_reached():
 
 
 def test_front():
-    rows = [
-        (1.0, 1.0, 0.1),
-        (0.5, 3.0, 0.2),
-        (0.4, 2.0, 0.3),
-        (0.2, 4.0, 0.4),
-        (0.1, 3.5, 0.8),
-        (0.9, None, None),
-    ]
-    trials = tuple(Trial(i, s, v, e, 0.0) for i, (s, v, e) in enumerate(rows))
+    scales, values = (1.0, 0.5, 0.4, 0.2, 0.1, 0.9), (1.0, 3.0, 2.0, 4.0, 3.5, None)
+    rows = zip(range(6), scales, values, (0.1, 0.2, 0.3, 0.4, 0.8, None), [0.0] * 6, strict=True)
+    trials = tuple(Trial(*row) for row in rows)
     assert [t.scale for t in Search(trials, trials[3], True).front()] == [1.0, 0.5, 0.2]
     assert [t.scale for t in Search(trials, trials[0], False).front()] == [1.0]
 
@@ -118,12 +103,6 @@ def test_bad_input(given, message):
 def test_a_metric_that_is_not_a_number():
     with pytest.raises(UsageError, match=r"^search: the metric is not a number at λ = 1\. Check the data"):
         search(lambda s, h: Measurement(math.nan), trials=3)
-
-
-def test_grid():
-    assert grid(5)[0] == 1.0
-    assert grid(5)[-1] == LOWEST
-    assert grid(1) == [1.0]
 
 
 def test_resume_continues_and_repeats_nothing(tmp_path):

@@ -141,9 +141,3 @@ def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
             1,
             *part.shape[2:],
         )
-
-
-def test_sequences_of_several_lengths_are_refused():
-    batches = [torch.randn(16, length, 6) for length in (8, 9)]
-    with pytest.raises(onespike.errors.UsageError, match="Give calibration inputs of one size"):
-        chain(*start(attention(), batches, budget=0.3), QUICK)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_networks import attention, convolutional, ready, start, tokens
+from small_networks import attention, ready, start, tokens
 
 import onespike
 from onespike import calibrate, metered, preset, spike
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError
 from onespike.passes import chain, improve, statistics, tolerance
 from onespike.passes.budget import Spent, fit, measured, spending
-from onespike.passes.tolerance import by_labels, judged
+from onespike.passes.tolerance import by_labels
 from onespike.recipe import DEFAULT, PRESETS, Recipe
 from onespike.tasks import Inferred
 
@@ -73,13 +73,6 @@ def test_labels_judge_by_accuracy():
     assert judge(found).within(0.05)
 
 
-def test_numbers_have_no_right_answers():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-    with pytest.raises(UsageError, match="Leave the validation data out"):
-        by_labels(model, [(torch.randn(8, 4), torch.zeros(8))], Inferred())
-    assert judged(torch.tensor([0.0, 1.0]), "x").error == pytest.approx(0.5)
-
-
 def test_a_budget_is_held_with_its_standard_error():
     state, context = ready(96, budget=0.3)
     found = measured(fit(state, context, 0.3), context)
@@ -116,28 +109,19 @@ def test_the_default_is_passes_within_a_budget_and_the_paper_stays_exact():
         assert torch.equal(literal(inputs[0]), by_hand(inputs[0]))
 
 
-def test_the_default_takes_one_batch_and_convolutions():
-    x = torch.randn(16, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    snn = spike(convolutional(), [x], budget=0.04)
-    assert snn(x).shape == (16, 3)
-
-
 def test_a_budget_at_which_nothing_fires():
     state, context = start(attention(), tokens(), budget=1e-9)
     found = chain(state, context, ("nearest", "allocate"))
     assert spending(found, context) < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_mistakes_are_named():
+    for changes, message in (
         ({"max_drop": 0.01}, "there are no passes"),
         ({"max_drop": 2.0, "passes": QUICK}, "a share from 0 to 1"),
-    ],
-)
-def test_mistakes_are_named(changes, message):
-    with pytest.raises(UsageError, match=message):
-        preset("sformer", **changes)
+    ):
+        with pytest.raises(UsageError, match=message):
+            preset("sformer", **changes)
 
 
 def test_validation_data_of_another_kind():
