@@ -26,15 +26,10 @@ class SiteSurvey:
 
     A channel is an index over which the product sums: a feature of a linear map, an input channel of a convolution.
 
-    Attributes:
-        signal: Σx².
-        fine: Σ(x−o)² where the levels are consecutive integers (quantization).
-        tail: Σ(x−o)² in the sparse levels above them (also quantization).
-        clipping: Σ(x−o)² beyond the largest level, or on a side that is off.
-        above: elements beyond the calibrated threshold.
-        row_loss: Σ(1 − row sum) over the rows of a softmax site.
-        channels: signal, noise and number of spikes of each channel, 3 × channels.
-        histogram: elements by asinh(x / step), over ±`span`.
+    `signal` is Σx². Σ(x−o)² is `fine` where levels are consecutive integers, `tail` in the sparse levels above them, and
+    `clipping` beyond the largest level or on a side that is off. `above` counts elements beyond the calibrated threshold;
+    `row_loss` is Σ(1 − row sum) of a softmax site; `channels` has signal, noise and spikes of each channel; `histogram`
+    elements by asinh(x / step), over ±`span`.
     """
 
     role: str

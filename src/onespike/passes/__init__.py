@@ -3,9 +3,7 @@
 # ruff: noqa: I001 (the order in which passes are registered is the order in which they run)
 from onespike.passes import rounding as rounding
 from onespike.passes import layout as layout
-from onespike.passes import positions as positions
-from onespike.passes import center as center
-from onespike.passes import tokens as tokens
+from onespike.passes import constants as constants
 from onespike.passes import allocate as allocate
 from onespike.passes import weigh as weigh
 from onespike.passes import correct as correct

@@ -14,8 +14,8 @@ from onespike.energy.columns import additions_within, reading_of
 from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, spending, target
+from onespike.passes.constants import sample_gain
 from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
-from onespike.passes.tokens import sample_gain
 from onespike.runtime.forward import one_thread
 from onespike.sites import Site
 from onespike.spikes.fire_functions import fire_function
@@ -29,12 +29,14 @@ FREE = 1e-26
 SHARE = 1 / 8
 """The charge for a spike of an operand that drives nothing: free in the ledger, but not on a chip."""
 
+Levels = tuple[int, ...]
+
 
 @dataclass
 class Curve:
     """For one site and layout, by step unit and grid point: the loss g·e² and the additions per input."""
 
-    levels: tuple[int, ...]
+    levels: Levels
     steps: Tensor
     loss: Tensor
     cost: Tensor
@@ -52,7 +54,7 @@ class Choice(NamedTuple):
     """A layout and steps for one site: the minimized value, and the additions per input."""
 
     objective: float
-    levels: tuple[int, ...]
+    levels: Levels
     steps: Tensor
     additions: float
 
@@ -115,23 +117,17 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
 
 @one_thread()
 def curve(
-    threshold: SiteThreshold,
-    levels: tuple[int, ...],
-    seen: list[Evidence],
-    row: Fisher,
-    state: PassState,
-    column: str,
+    t: SiteThreshold, levels: Levels, seen: list[Evidence], fan_out: float, state: PassState, column: str
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
-    axes = state.axes(threshold.site).step
-    spike_cost = reading_of(column).additions
-    fire = fire_function(levels, threshold.rounding or state.recipe.rounding)
+    axes, spike_cost = state.axes(t.site).step, reading_of(column).additions
+    fire = fire_function(levels, t.rounding or state.recipe.rounding)
     total = torch.stack([reduced(part.sizes.double(), axes) * part.weight for part in seen]).sum(0)
     number = torch.stack([reduced((part.sizes != 0).double(), axes) * part.weight for part in seen]).sum(0)
     unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(seen[0].sizes.dtype)
-    if threshold.role == "softmax":  # so that the finest steps still reach the largest value
-        unit = torch.full_like(unit, threshold.largest / levels[-1] / GRID[0])
-    steps, losses, costs = [], [], []
+    if t.role == "softmax":  # so that the finest steps still reach the largest value
+        unit = torch.full_like(unit, t.largest / levels[-1] / GRID[0])
+    points = []
     for factor in GRID:
         step, loss, cost = unit * factor, torch.zeros_like(unit), torch.zeros_like(unit)
         for part in seen:
@@ -139,12 +135,9 @@ def curve(
             error = (part.sizes - step * counts).pow(2)
             loss += reduced(error * part.information, axes) * part.weight
             cost += reduced(spike_cost(counts), axes) * part.weight
-        steps.append(step)
-        losses.append(loss)
-        costs.append(cost * row.fan_out)
-    return Curve(
-        levels, torch.stack(steps), torch.stack(losses), torch.stack(costs), state.drives(threshold.site)
-    )
+        points.append((step, loss, cost * fan_out))
+    steps, losses, costs = (torch.stack(column) for column in zip(*points, strict=True))
+    return Curve(levels, steps, losses, costs, state.drives(t.site))
 
 
 def curves_of(state: PassState, context: PassContext) -> Curves:
@@ -157,7 +150,9 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
     for site, t in state.spiking.items():
         seen = evidence(t, drawn[site], rows[site], state.axes(site))
         layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [curve(t, levels, seen, rows[site], state, context.energy) for levels in layouts]
+        curves[site] = [
+            curve(t, levels, seen, rows[site].fan_out, state, context.energy) for levels in layouts
+        ]
     context.memory.curves = (state, context.energy, curves)
     return curves
 
@@ -223,11 +218,7 @@ def _with_steps(state: PassState, curves: Curves, multiplier: float) -> tuple[Pa
     """Return the state with the layouts and steps of a multiplier, and the additions they take."""
     changes, choices = {}, chosen(curves, multiplier)
     for site, choice in choices.items():
-        threshold, step = state.thresholds[site], choice.steps / state.scale(site)
-        negative = bool((threshold.negative > 0).any())
-        changes[site] = {
-            "levels": choice.levels,
-            "positive": step.float(),
-            "negative": (step if negative else step * 0).float(),
-        }
+        step = (choice.steps / state.scale(site)).float()
+        negative = step if bool((state.thresholds[site].negative > 0).any()) else step * 0
+        changes[site] = {"levels": choice.levels, "positive": step, "negative": negative}
     return state.with_sites(changes), sum(choice.additions for choice in choices.values())

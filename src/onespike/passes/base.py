@@ -96,20 +96,13 @@ class PassState:
         """Return the sites that fire under the recipe and that passes may change."""
         return {s: t for s, t in self.firing.items() if s not in self.unserved}
 
-    @cached_property
-    def _first(self) -> dict[str, Site]:
-        return _first_operands(self.thresholds)
-
-    @cached_property
-    def _drivers(self) -> dict[str, Site]:
-        return _first_operands(self.firing)
-
     def drives(self, site: Site) -> bool:
         """Return whether the ledger counts the spikes of this site: it is the first spiking operand of its product."""
-        return self._drivers[site.product] == site
+        return next(other for other in self.firing if other.product == site.product) == site
 
     def axes(self, site: Site) -> Axes:
-        return axes(self.thresholds[site], self.thresholds[self._first[site.product]])
+        first = next(t for other, t in self.thresholds.items() if other.product == site.product)
+        return axes(self.thresholds[site], first)
 
     def scale(self, site: Site) -> float:
         """Return the factor from threshold to step: λ times the site's factor."""
@@ -133,11 +126,6 @@ class PassState:
         return replace(self, thresholds=thresholds, recipe=self.recipe.replace(**recipe))
 
 
-def _first_operands(sites: Iterable[Site]) -> dict[str, Site]:
-    """Return product → the first of its operands."""
-    return {site.product: site for site in reversed(list(sites))}
-
-
 Pass = Callable[[PassState, PassContext], PassState]
 
 PASSES: dict[str, Pass] = {}
@@ -145,16 +133,13 @@ PASSES: dict[str, Pass] = {}
 
 
 class Traits(NamedTuple):
-    """What a pass needs, and what it does to others."""
+    """What a pass needs, and what it does, as `calibration_pass` says."""
 
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     whole: bool = False
-    """It changes or trains weights, and needs all of them in memory."""
     affine: bool = False
-    """It gives sites centers, offsets or gains, which not every neuron codes."""
     steps: bool = False
-    """It chooses the energy by its steps; behind any others all steps are scaled to the budget."""
 
 
 TRAITS: dict[str, Traits] = {}
@@ -171,8 +156,9 @@ def calibration_pass(
 ) -> Callable[[Pass], Pass]:
     """Registers a pass under the name that recipes and the command line know.
 
-    It is `whole` if it needs all weights in memory, `affine` if it gives sites centers, offsets or gains, and `steps` if
-    its steps stay as they are: else they are scaled to the budget or, without one, to the energy of before.
+    It is `whole` if it changes or trains weights, all of which must be in memory, `affine` if it gives sites centers,
+    offsets or gains, which not every neuron codes, and `steps` if its steps stay as they are: else they are scaled to the
+    budget or, without one, to the energy of before.
 
     >>> @calibration_pass("nearest")
     ... def again(state, context): ...
@@ -201,7 +187,7 @@ def parse_passes(text: str) -> tuple[str, ...]:
 
 
 def check_passes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the passes in order; raise an error for an unknown, repeated, missing or conflicting one."""
+    """Return the passes in order; refuse an unknown, repeated, missing or conflicting one."""
     for name in names:
         if name not in PASSES:
             raise unknown("pass", name, PASSES)

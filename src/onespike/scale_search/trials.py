@@ -101,22 +101,12 @@ def search(
     seed: int = 0,
     report: Report = lambda trial, done, total: None,
 ) -> Search:
-    """Find the best λ in (0, 1].
+    """Find the best λ in (0, 1] in so many trials, including the `fixed` ones, tried first, and those of an earlier search.
 
-    Args:
-        objective: measures one λ.
-        trials: total number of λ, including the fixed ones and those of an interrupted search.
-        maximize: whether larger values are better.
-        fixed: values that are always tried, first.
-        sampler: `gp`, `tpe` or `grid`.
-        budget: the best is chosen among trials with at most this energy.
-        storage: an optuna URL; several processes may share it. None keeps the trials in memory.
-        name: the study's name in that storage.
-        identity: the identity of the search; a study with another identity is refused.
-        resume: continue a study that exists.
-        fresh: delete a study that exists, and start over.
-        seed: the seed of the sampler.
-        report: called after each trial with the number finished and the total.
+    With a `budget`, the best is chosen among trials with at most this energy. `storage` is an optuna URL that several
+    processes may share, `name` the study's name there; None keeps the trials in memory. A study that exists is continued
+    with `resume`, deleted with `fresh`, and refused if its `identity` is another. After each trial `report` gets it, the
+    number finished and the total.
 
     >>> result = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
     >>> abs(result.best.scale - 0.3) < 0.05

@@ -1,0 +1,121 @@
+"""Passes `positions`, `center` and `tokens`: gains by position, centers of channels, gains by the magnitude of a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.passes.statistics import Sample, fisher, samples
+from onespike.spikes.code import row_gain
+
+SILENT = 2.0**30
+"""The gain of positions without any influence: nothing fires there."""
+FINEST, COARSEST = -4, 4
+IGNORED = 1e-9
+
+
+@calibration_pass("positions", affine=True)
+def positions(state: PassState, context: PassContext) -> PassState:
+    """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
+
+    A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to
+    the output. After the last attention the other tokens do not reach the output at all. Sequences of token numbers may
+    have any length, so a position means nothing there: they are left to the pass `tokens`.
+    """
+    tensors = [x for x in tree_leaves(context.inputs[0]) if isinstance(x, Tensor)]
+    if tensors and not any(x.is_floating_point() for x in tensors):
+        return state
+    changes = {}
+    for site, row in fisher(state, context).items():
+        axis = state.axes(site).position
+        if axis is None or row.magnitude.shape[axis] == 1:
+            continue
+        information = row.mean((axis,)).flatten()
+        size = row.magnitude.movedim(axis, 0).flatten(1).mean(1)
+        matters = information > IGNORED * information.max()
+        ideal = (size / information.clamp(min=1e-30)).pow(1 / 3).log2()
+        exponent = (ideal - ideal[matters].median()).round().clamp(FINEST, COARSEST)
+        gain = torch.where(matters, exponent.exp2(), torch.tensor(SILENT, dtype=exponent.dtype))
+        if bool((gain != 1).any()):
+            changes[site] = {"gain": gain.float().view(-1, *[1] * (-axis - 1))}
+    return state.with_sites(changes)
+
+
+def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
+    """Return the median of a site's values along these axes: the constant μ of least E|x − μ|."""
+    rows = torch.cat([group.rows for group in groups if group.gain < 2**20])
+    shape = [rows.shape[axis] if axis in axes else 1 for axis in range(1 - rows.dim(), 0)]
+    moved = rows.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+    return moved.median(-1).values.reshape(shape).float()
+
+
+@calibration_pass("center", affine=True)
+def center(state: PassState, context: PassContext) -> PassState:
+    """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
+    changes = {}
+    for site, groups in samples(state, context).items():
+        threshold, axes = state.thresholds[site], state.axes(site).center
+        if threshold.role == "softmax" or not axes:
+            continue
+        center = median(groups, axes)
+        if not bool((center != 0).any()):
+            continue
+        both = torch.maximum(threshold.positive, threshold.negative)
+        changes[site] = {"center": center, "positive": both, "negative": both.clone()}
+    return state.with_sites(changes)
+
+
+def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | None:
+    """Return the median over rows of mean |x − center|; of the nonzero rows if most are; None if all are zero."""
+    rows = torch.cat([group.rows for group in groups]).float()
+    sizes = (rows if center is None else rows - center).abs().mean(-1).flatten()
+    middle = sizes.median()
+    if not bool(middle > 0):
+        middle = sizes[sizes > 0].median() if bool((sizes > 0).any()) else middle
+    return middle if bool(middle > 0) else None
+
+
+def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
+    """Return the gain of each sampled row: of its position, and of its magnitude where that counts."""
+    gain = torch.tensor(group.gain)
+    if threshold.typical is None:
+        return gain
+    rows = group.rows if threshold.center is None else group.rows - threshold.center
+    return gain * row_gain(rows, threshold.typical)
+
+
+def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:
+    """Return by how much the gains lower the top percentile of the values."""
+    center = torch.zeros(()) if threshold.center is None else threshold.center
+    sizes = torch.cat([(group.rows - center).abs().float().flatten() for group in groups])
+    gains = torch.cat(
+        [sample_gain(threshold, group).expand_as(group.rows).float().flatten() for group in groups]
+    )
+    rank = max(1, round(len(sizes) * (1 - percentile / 100)))
+    before, after = (float(x.kthvalue(rank).values) for x in (sizes, sizes / gains))
+    return after / before if before > 0 and after > 0 else 1.0
+
+
+@calibration_pass("tokens", affine=True)
+def tokens(state: PassState, context: PassContext) -> PassState:
+    """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
+
+    In many networks a few tokens are hundreds of times as large as the others (massive activations): one step for all
+    clips them or loses the others. The gain is a factor of the row that leaves the product, and needs no position.
+    Thresholds follow: they keep their percentile, now among the values divided by their gains.
+    """
+    changes = {}
+    for site, groups in samples(state, context).items():
+        if site.operation == "linear":
+            old = state.thresholds[site]
+            typical = typical_magnitude(groups, old.center)
+            if typical is not None:
+                factor = shrunk(replace(old, typical=typical), groups, state.recipe.percentile)
+                sides = {"positive": old.positive * factor, "negative": old.negative * factor}
+                changes[site] = {"typical": typical, **sides}
+    return state.with_sites(changes)
