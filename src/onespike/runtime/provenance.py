@@ -59,7 +59,18 @@ def commit() -> str:
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return ""
-    words = (git, "-C", CHECKOUT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    # no lock on the index, which a killed process would leave behind
+    words = (
+        git,
+        "--no-optional-locks",
+        "-C",
+        CHECKOUT,
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    )
     result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - nothing of the user's
     return result.stdout.strip()
 
