@@ -39,22 +39,17 @@ class Checkup:
     """Measured results, ready for JSON; `findings` needs nothing else. Divergences (kl) are in nats.
 
     Attributes:
-        evaluation: figures, energy and speed of both networks on all images.
-        headline: the figure that runs are compared by, of both networks; `published` is its published value.
+        evaluation: figures, energy and speed of both networks on all images; the others are of a few, the probe.
+        headline: the figure that runs are compared by; `published` is its published value.
         overlap: number of images that calibration has also seen.
-        percentile: share of values (%) that each threshold should leave above it.
-        sites: the survey of each spiking site, by name, with its share of saturated elements.
-        kl: divergence of the run on the probe, a few of the images.
-        kinds: kind of site → kl with that kind analog.
-        single: site → kl with that one site analog, for the worst kinds.
+        sites: the survey of each spiking site, with its share of saturated elements.
+        kinds: kind of site → kl with that kind analog; `single`: likewise for the sites of the worst kinds.
         scales: λ, kl and energy of a sweep, and whether it beats the run beyond chance.
         recalibrated: kl before and after calibrating on half of the probe, measured on the other half.
-        variants: name → kl before and after, with the run's passes but `tune`.
+        variants: name → kl before and after, with the run's passes (`used`) but `tune`.
         passes: kl without passes and with `PASSES` at the same energy; None for a run that has passes.
-        used: the passes of the run; `energy` and `budget` are those of its recipe.
         refused: name of a remedy → why it cannot be measured on this run.
-        normalizations: name → how often the original network is right, in percent; `as given` is the run's own.
-        better_normalization: the name of one that beats it beyond chance.
+        normalizations: name → how often the original is right, in percent; one may be better beyond chance.
         outliers: site → values beyond its largest level, in the original network, and the tokens that carry them.
         commands: the command for each remedy.
     """

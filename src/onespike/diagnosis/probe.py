@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.network import set_scale_
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
 from onespike.energy.survey import decibels
 from onespike.evaluation.pairwise import pairwise
-from onespike.evaluation.side_by_side import scale_if_any
+from onespike.evaluation.side_by_side import at_scale, scale_if_any
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
@@ -75,15 +74,14 @@ class Probe:
         self, snn: nn.Module, scales: Sequence[float], column: str = PAPER, progress: Progress = no_progress
     ) -> list[dict[str, Any]]:
         """Return kl, agreement (%) and energy over λ, and whether more answers are right than at the run's λ."""
-        run_scale = scale_if_any(snn)
-        if run_scale is None:
+        if scale_if_any(snn) is None:
             return []
         before, rows = self.distance(snn), list[dict[str, Any]]()
         for scale in progress("λ", len(scales))(scales):
-            set_scale_(snn, scale)
-            distance = self.distance(snn)
-            with evaluating(snn), metered(snn) as ledger:
-                call(snn, take(self.parts[0], slice(0, COUNTED)))
+            with at_scale(snn, scale):
+                distance = self.distance(snn)
+                with evaluating(snn), metered(snn) as ledger:
+                    call(snn, take(self.parts[0], slice(0, COUNTED)))
             rows.append(
                 {
                     "scale": scale,
@@ -93,7 +91,6 @@ class Probe:
                     "better": beyond_chance(distance.agrees, before.agrees),
                 }
             )
-        set_scale_(snn, run_scale)
         return rows
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from onespike.conversion.network import scale_of, steps_of
+from onespike.conversion.network import scale_of, set_scale_, steps_of
 from onespike.energy.dead_work import dead_work
 from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
@@ -129,6 +130,19 @@ def scale_if_any(snn: nn.Module) -> float | None:
         return float(scale_of(snn).value)
     except UsageError:
         return None
+
+
+@contextmanager
+def at_scale(snn: nn.Module, scale: float | None) -> Iterator[None]:
+    """Set another λ within this context, if there is one to set."""
+    before = scale_if_any(snn)
+    if scale is not None:
+        set_scale_(snn, scale)
+    try:
+        yield
+    finally:
+        if before is not None:
+            set_scale_(snn, before)
 
 
 def _dead_share(ann: nn.Module, inputs: Any) -> float | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,18 +12,17 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from onespike import runs
-from onespike.conversion.network import set_scale_
 from onespike.energy.columns import reading_of
 from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import OnespikeError, UsageError
 from onespike.evaluation.pairwise import pairwise
-from onespike.evaluation.side_by_side import scale_if_any
+from onespike.evaluation.side_by_side import at_scale, scale_if_any
 from onespike.neurons import Neuron
 from onespike.reports.record import block_of
 from onespike.runs import NetworkPair
@@ -105,7 +102,7 @@ class Session:
         one = dataclasses.replace(items, items=(items[index],))
         ann, snn = self.pair.ann, self.pair.snn
         ledger = Watched()
-        with self.lock, scaled(snn, scale), metered(snn, ledger):
+        with self.lock, at_scale(snn, scale), metered(snn, ledger):
             [(_, _, (expected, actual))] = pairwise((ann, snn), loaded.batches(one, 1))
             example = task.example(one[0], expected, actual, one)
             return {
@@ -113,19 +110,6 @@ class Session:
                 "answer": {key: example[key] for key in ("label", "pictures", "agree", "text")},
                 **spent(ledger, self.pair.recipe.energy, self.prices),
             }
-
-
-@contextmanager
-def scaled(snn: nn.Module, scale: float | None) -> Iterator[None]:
-    """Set another λ within this context."""
-    before = scale_if_any(snn)
-    if scale is not None:
-        set_scale_(snn, scale)
-    try:
-        yield
-    finally:
-        if before is not None:
-            set_scale_(snn, before)
 
 
 def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:

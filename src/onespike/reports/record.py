@@ -11,12 +11,13 @@ import torch
 
 from onespike import runs
 from onespike.conversion.firing import named_neurons
-from onespike.conversion.network import set_scale_, table
+from onespike.conversion.network import table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
 from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
+from onespike.evaluation.side_by_side import at_scale
 from onespike.neurons import Neuron
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
@@ -140,22 +141,18 @@ def _front(
     task, column, run_scale = pair.loaded.task, pair.recipe.energy, evaluation["scale"]
     if None in (run_scale, evaluation["energy"][column], task.headline(evaluation).spiking):
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
-    evaluations = [evaluation]
-    try:
-        for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
-            set_scale_(pair.snn, scale)
+    evaluations = {run_scale: evaluation}
+    for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
+        with at_scale(pair.snn, scale):
             swept = runs.evaluate_pair(
                 pair, items, batch_size=batch_size, progress=progress, title=f"λ = {scale:g}"
             )
-            evaluations.append({**swept.to_dict(), "scale": scale})
-    finally:
-        set_scale_(pair.snn, run_scale)
-    objective = task.objectives[task.front(items)]
-    points = []
-    for each in sorted(evaluations, key=lambda each: -float(each["scale"])):
+        evaluations[scale] = swept.to_dict()
+    objective, points = task.objectives[task.front(items)], []
+    for scale, each in sorted(evaluations.items(), reverse=True):
         headline, energy = task.headline(each), each["energy"][column]
         points.append(
-            {"scale": each["scale"], "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}
+            {"scale": scale, "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}
         )
     return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
             "points": points, "chosen": run_scale}  # fmt: skip
