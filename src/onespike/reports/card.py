@@ -53,11 +53,7 @@ def push_to_hub(
 
 
 def write_card(
-    folder: Path,
-    *,
-    license: str,
-    evaluation: Mapping[str, Any] | None = None,
-    repository: str | None = None,
+    folder: Path, *, license: str, evaluation: Mapping[str, Any] | None = None, repository: str | None = None
 ) -> None:
     """Write `README.md` and `config.json` into a run folder; without a repository it is loaded from its folder."""
     run = storage.load(folder)
