@@ -21,7 +21,7 @@ from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import logits
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import Bounds, bounds_of, interval, share_interval, span
+from onespike.tasks.intervals import bounds_of, span
 from onespike.tasks.summaries import Figure, Headline, Summary
 
 NETWORKS = {"ann": "original", "snn": "spiking"}
@@ -80,9 +80,6 @@ class Score(Protocol):
 
     def value(self) -> float:
         """Return the figure of everything added."""
-
-    def interval(self) -> Bounds | None:
-        """Its 95 % interval, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -287,36 +284,18 @@ def sources(size: int, generator: Generator) -> Callable[[Tensor], list[Generato
 
 @dataclass
 class Mean:
-    """A score that is a mean over inputs of what a function finds for each, or for a whole batch of them.
-
-    Attributes:
-        values_of: (expected, actual, labels) → one value per input, or their sum.
-        share: whether each value is 0 or 100, so that the mean is a share in percent.
-    """
+    """A score that is a mean over inputs: `values_of` (expected, actual, labels) gives one value per input, or their sum."""
 
     values_of: Callable[[Any, Any, Any], Tensor]
-    share: bool = False
     total: float = 0.0
-    squares: float | None = 0.0
     inputs: int = 0
 
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        values = self.values_of(expected, actual, labels).detach().double()
-        self.total += float(values.sum())
-        if self.squares is not None:
-            self.squares = self.squares + float(values.square().sum()) if values.dim() == 1 else None
+        self.total += float(self.values_of(expected, actual, labels).detach().double().sum())
         self.inputs += size
 
     def value(self) -> float:
         return self.total / self.inputs
-
-    def interval(self) -> Bounds | None:
-        if self.share:
-            return share_interval(self.value(), self.inputs)
-        if self.squares is None or self.inputs < 2:
-            return None
-        variance = max(self.squares / self.inputs - self.value() ** 2, 0.0)
-        return interval(self.value(), (variance / (self.inputs - 1)) ** 0.5)
 
 
 def divergence(meaning: Meaning) -> Objective:

@@ -197,12 +197,10 @@ class Classification(Task):
     @property
     def objectives(self) -> Mapping[str, Objective]:
         return {
-            "top1": Objective(
-                self.scored_by[0], lambda items: Mean(_hit, share=True), labeled=True, share=True
-            ),
+            "top1": Objective(self.scored_by[0], lambda items: Mean(_hit), labeled=True, share=True),
             "kl": divergence(self),
             "agreement": Objective(
-                self.compared_by[0], lambda items: Mean(_agreeing, share=True), compares=True, share=True
+                self.compared_by[0], lambda items: Mean(_agreeing), compares=True, share=True
             ),
         }
 

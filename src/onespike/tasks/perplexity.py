@@ -183,6 +183,3 @@ class WindowPerplexity:
 
     def value(self) -> float:
         return math.exp(min(_mean(self.means), 700.0))
-
-    def interval(self) -> Bounds | None:
-        return exp_interval(self.means)

@@ -249,12 +249,7 @@ class Precision:
     def value(self) -> float:
         """Return AP in percent."""
         coco, kind = self.metric.coco, self.metric.kinds[-1]
-        self.evaluator = evaluated(coco, self.results, kind, self.images)
-        figure = figures_of(self.evaluator)[0]["AP"]
+        figure = figures_of(evaluated(coco, self.results, kind, self.images))[0]["AP"]
         if figure is None:
             raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
         return figure
-
-    def interval(self) -> Bounds | None:
-        """By a bootstrap over images."""
-        return interval_or_none(self.value(), bootstrap_errors([self.evaluator])["snn"])
