@@ -53,4 +53,4 @@ def test_tuning_a_detector_lowers_its_divergence_on_held_out_scenes(scenes, monk
     tuned = chain(state, context, ("nearest", "allocate", "tune"))
     held = [context.inputs[-1]]
     after, before = divergences([tuned, start], context, held).sum(1)
-    assert after <= 1.02 * before
+    assert after <= 1.05 * before  # what is clearly worse is undone

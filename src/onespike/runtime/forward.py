@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +30,29 @@ SPLIT = {
 """Operations that sum in an order which depends on the number of threads; inference mode hands composite ones on whole."""
 
 
-class Schedule(Protocol):
-    """How the forwards of a network run that cannot run one after the other, since its weights are not in memory."""
+class Schedule:
+    """How the forwards of a network run: one after the other. A network that is not in memory brings another."""
 
-    def in_turn(self, works: Iterable[Callable[[], T]]) -> Iterator[T]: ...
-    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None: ...
-    def estimate(self, work: Callable[[], Any], batch_count: int) -> str: ...
+    def in_turn(self, works: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+        return (work() for work in works)
+
+    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
+        for forward, around in works:
+            with around():
+                forward().backward()
+
+    def estimate(self, work: Callable[[], Any], batch_count: int) -> str | None:
+        return None
 
 
-def _schedule(model: nn.Module) -> Schedule | None:
-    schedule: Schedule | None = model.__dict__.get(SCHEDULE)
+def _schedule(model: nn.Module) -> Schedule:
+    schedule: Schedule = model.__dict__.get(SCHEDULE) or Schedule()
     return schedule
 
 
 def in_memory(model: nn.Module) -> bool:
     """Whether all weights of a network are there, whoever asks for them."""
-    return _schedule(model) is None
+    return SCHEDULE not in model.__dict__
 
 
 def in_turn(model: nn.Module, works: Iterable[Callable[[], T]]) -> Iterator[T]:
@@ -53,11 +60,7 @@ def in_turn(model: nn.Module, works: Iterable[Callable[[], T]]) -> Iterator[T]:
 
     They may go through the network together, so what else one of them does must not depend on how far others are.
     """
-    schedule = _schedule(model)
-    if schedule is None:
-        yield from (work() for work in works)
-    else:
-        yield from schedule.in_turn(works)
+    return _schedule(model).in_turn(works)
 
 
 def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
@@ -65,19 +68,12 @@ def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Arou
 
     Parts of the network may run twice, first without gradients.
     """
-    schedule = _schedule(model)
-    if schedule is not None:
-        return schedule.backwards(works)
-    for forward, around in works:
-        with around():
-            forward().backward()
-    return None
+    _schedule(model).backwards(works)
 
 
 def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str | None:
     """What so many batches take of memory, in words, by the first one; nothing where all weights are there."""
-    schedule = _schedule(model)
-    return None if schedule is None else schedule.estimate(work, batch_count)
+    return _schedule(model).estimate(work, batch_count)
 
 
 class _Turn(threading.local):

@@ -6,7 +6,7 @@
 from onespike.runtime.offload.blocks import blocks_of as blocks_of
 from onespike.runtime.offload.blocks import built_without_weights as built_without_weights
 from onespike.runtime.offload.blocks import lie_in_blocks_ as lie_in_blocks_
-from onespike.runtime.offload.memory import parse_size as parse_size
+from onespike.runtime.offload.blocks import parse_size as parse_size
 from onespike.runtime.offload.stored import Stored as Stored
 from onespike.runtime.offload.stored import stored_in as stored_in
 from onespike.runtime.offload.stored import write as write

@@ -9,6 +9,7 @@ network with one reading of the weights.
 from __future__ import annotations
 
 import atexit
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from onespike.errors import UsageError
-from onespike.runtime.forward import SCHEDULE, Around
+from onespike.runtime.forward import SCHEDULE, Around, Schedule
 from onespike.runtime.offload.lockstep import Conductor, arrive, in_turn, leave
-from onespike.runtime.offload.memory import available, in_words
 from onespike.runtime.offload.stored import Stored, Unit, stored_in, write
 from onespike.runtime.offload.way_back import backwards
 
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SMALL = 1 / 16
 """What is smaller than this part of the largest block stays in memory."""
 SHARE = 3 / 4
@@ -38,7 +39,7 @@ TENSORS = "_stored_tensors"
 
 
 @dataclass(eq=False)
-class Blocks:
+class Blocks(Schedule):
     """How a network lies on disk, and the schedule by which its forwards run.
 
     Attributes:
@@ -67,15 +68,15 @@ class Blocks:
             return MOST
         if largest.size + carried > room:
             raise UsageError(
-                f"blocks: {in_words(largest.size)} for the largest block, {largest.name}, and {in_words(carried)} for one "
-                f"batch do not fit into {in_words(max(room, 0))}. Give smaller batches, or more memory."
+                f"blocks: {_in_words(largest.size)} for the largest block, {largest.name}, and {_in_words(carried)} for one "
+                f"batch do not fit into {_in_words(max(room, 0))}. Give smaller batches, or more memory."
             )
         return min(MOST, (room - largest.size) // carried) if carried else MOST
 
     def _room(self) -> int | None:
         if self.memory is not None:
             return self.memory - self.resident
-        free = available(self.device)
+        free = _available(self.device)
         return None if free is None else int(SHARE * free)
 
     def in_turn(self, works: Iterable[Callable[[], Any]]) -> Iterator[Any]:
@@ -93,9 +94,9 @@ class Blocks:
         at_once, room, largest = min(self.fitting(carried), batch_count), self._room(), self.largest
         weights = self.resident + sum(unit.size for unit in self.units)
         return (
-            f"weights {in_words(weights)} in {len(self.units)} parts; in memory {in_words(self.resident)} always, "
-            f"{in_words(largest.size)} for {largest.name}, {in_words(carried)} carried per batch; "
-            f"available {'unknown' if room is None else in_words(room)}: {at_once} batches at once"
+            f"weights {_in_words(weights)} in {len(self.units)} parts; in memory {_in_words(self.resident)} always, "
+            f"{_in_words(largest.size)} for {largest.name}, {_in_words(carried)} carried per batch; "
+            f"available {'unknown' if room is None else _in_words(room)}: {at_once} batches at once"
         )
 
 
@@ -204,3 +205,56 @@ def _written(model: nn.Module) -> dict[str, Stored]:
     file = Path(folder) / "weights.safetensors"
     write(file, dict(model.named_parameters()))
     return stored_in([file])
+
+
+def _available(device: torch.device) -> int | None:
+    """Bytes that may still be taken on a device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [_of_system(), _of_group()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _of_system() -> int | None:
+    """What Linux expects to be able to give out without swapping."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    line = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return None if line is None else 1024 * int(line[1])
+
+
+def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the container or the batch job of this process may still take."""
+    try:
+        limit, used, details = (
+            (folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
+        )
+        cached = re.search(r"^inactive_file (\d+)$", details, re.M)
+        return int(limit) - int(used) + (int(cached[1]) if cached else 0)
+    except (OSError, ValueError):  # no such group, or one without a limit ("max")
+        return None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size.
+
+    >>> parse_size("1.5GB"), parse_size("200 mb")
+    (1500000000, 200000000)
+    """
+    parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([KMGT]B)", text.strip().upper())
+    size = int(float(parts[1]) * UNITS[parts[2]]) if parts else 0
+    if size <= 0:
+        raise UsageError(f"{text!r} is no size of memory. Write for example 8GB or 500MB.")
+    return size
+
+
+def _in_words(size: float) -> str:
+    """A size for people.
+
+    >>> _in_words(3_422_000_000), _in_words(999_999), _in_words(12)
+    ('3.42 GB', '1.00 MB', '0.01 KB')
+    """
+    unit = next((name for name, least in reversed(UNITS.items()) if size >= 0.9995 * least), "KB")
+    return f"{size / UNITS[unit]:.2f} {unit}"
