@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
+
+from onespike import Recipe, calibrate, convert
 
 
 class Transformer(nn.Module):
@@ -47,3 +54,29 @@ def mlp(*between: nn.Module) -> nn.Sequential:
 
 def rows(count: int = 64, seed: int = 1) -> Tensor:
     return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def converted(model: nn.Module, x: Any, recipe: Recipe | None = None) -> nn.Module:
+    """The network calibrated on one batch, and converted."""
+    return convert(model, calibrate(model, [x], recipe), recipe)
+
+
+@contextmanager
+def refused(error: type[Exception], text: str) -> Iterator[None]:
+    """The block is refused in these words."""
+    with pytest.raises(error) as caught:
+        yield
+    assert str(caught.value) == text
+
+
+class Layers(nn.Module):
+    """Named layers and what a forward does with them: `Layers(lambda self, x: self.head(self.stem(x)), stem=…, head=…)`."""
+
+    def __init__(self, run: Callable[..., Tensor], **layers: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from onespike import Recipe, calibrate, convert, kernels, metered
+from contract.networks import converted
+from onespike import Recipe, kernels, metered
 from onespike.conversion.firing import Neurons, named_neurons
 from onespike.neurons import DualMultiThreshold, ScaleFire
 from onespike.spikes import mixed_levels
@@ -134,7 +135,7 @@ MASKS = {
 def spiking(recipe: Recipe | None = None, **options) -> tuple[nn.Module, Tensor]:
     model = Attention(**options).eval()
     x = torch.randn(3, 9, 6, generator=torch.Generator().manual_seed(1))
-    return convert(model, calibrate(model, [x], recipe), recipe), x
+    return converted(model, x, recipe), x
 
 
 @pytest.fixture

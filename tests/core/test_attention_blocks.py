@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from onespike import Recipe, calibrate, convert, discover, kernels, metered
+from contract.networks import converted
+from onespike import Recipe, calibrate, discover, kernels, metered
 from onespike.conversion.firing import Neurons
 from onespike.energy.survey import Survey
 from onespike.neurons import ScaleFire
@@ -69,7 +70,7 @@ def numbers(ledger: onespike.Ledger) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_and_ledger_are_those_of_one_block(kind, blocks):
     model, x = network(kind), inputs()
-    snn = convert(model, calibrate(model, [x]))
+    snn = converted(model, x)
     with metered(snn) as whole:
         expected = run(snn, x)
     blocks()
@@ -131,7 +132,7 @@ def test_steps_by_position_and_by_head_follow_the_rows(blocks):
     """Gains differ by row, thresholds by head: the block's rows have theirs."""
     model, x = network(), inputs()
     recipe = Recipe(softmax="head")
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    snn = converted(model, x, recipe)
     owner = next(m for m in snn.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m)
     old = owner["matmul1_lhs"]
     assert old.positive.shape == (4, 1, 1)
@@ -140,14 +141,13 @@ def test_steps_by_position_and_by_head_follow_the_rows(blocks):
     expected = run(snn, x)
     blocks()
     torch.testing.assert_close(run(snn, x), expected)
-    assert not torch.allclose(expected, run(convert(model, calibrate(model, [x], recipe), recipe), x))
+    assert not torch.allclose(expected, run(converted(model, x, recipe), x))
 
 
 def test_several_timesteps_and_gradients_keep_one_block(blocks):
     model, x = network(), inputs()
-    recipe = Recipe(steps=2)
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
-    one = convert(model, calibrate(model, [x]))
+    snn = converted(model, x, Recipe(steps=2))
+    one = converted(model, x)
     expected, gradient = run(snn, x), torch.autograd.functional.jacobian(lambda x: one(x).sum(), x)
     blocks()
     assert torch.equal(run(snn, x), expected)
@@ -157,7 +157,7 @@ def test_several_timesteps_and_gradients_keep_one_block(blocks):
 @pytest.mark.compiles
 def test_compiling_keeps_one_graph(blocks):
     model, x = network(), inputs()
-    snn = convert(model, calibrate(model, [x]))
+    snn = converted(model, x)
     expected = run(snn, x)
     blocks()
     compiled = torch.compile(copy.deepcopy(snn), backend="aot_eager", fullgraph=True)
@@ -166,7 +166,7 @@ def test_compiling_keeps_one_graph(blocks):
 
 def test_a_survey_in_blocks_is_the_survey_of_the_whole(blocks):
     model, x = network(), inputs()
-    snn = convert(model, calibrate(model, [x]))
+    snn = converted(model, x)
     surveys = []
     for _ in range(2):
         with metered(snn, Survey()) as survey:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contract.networks import sequences, transformer
+from contract.networks import converted, sequences, transformer
 from onespike import Recipe, calibrate, convert, preset, table
 from onespike.errors import UsageError
 
@@ -39,4 +39,4 @@ def test_presets_do_not_take_over_foreign_thresholds(recipe, difference):
         convert(model, calibrate(model, [x]), recipe)
     assert difference in str(refused.value)
     assert str(refused.value).endswith("Calibrate with this recipe: calibrate(model, batches, recipe).")
-    assert convert(model, calibrate(model, [x], recipe), recipe) is not None
+    assert converted(model, x, recipe) is not None

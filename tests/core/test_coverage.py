@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import own_forwards, run, same_state, snapshot
-from contract.networks import mlp, rows
+from contract.networks import Layers, converted, mlp, rows
 from onespike import Recipe, calibrate, convert, convert_, table
 from onespike.errors import ConversionError
 from onespike.sites import discover, matrix_product
@@ -23,68 +23,47 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight
 
 
-class Custom(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight)
+def weight() -> nn.Parameter:
+    return nn.Parameter(torch.randn(8, 8))
 
 
-class Bilinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Bilinear(8, 8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x)
+def custom() -> nn.Module:
+    return Layers(lambda self, x: product(x, self.weight), weight=weight())
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(8, 8, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x[:, None])[0][:, 0]
+def bilinear() -> nn.Module:
+    return Layers(lambda self, x: self.inner(x, x), inner=nn.Bilinear(8, 8, 8))
 
 
-class Inner(nn.Module):
+def recurrent() -> nn.Module:
+    return Layers(lambda self, x: self.lstm(x[:, None])[0][:, 0], lstm=nn.LSTM(8, 8, batch_first=True))
+
+
+def inner() -> nn.Module:
     """torch.inner has no rule; its size is known, since it ends in a matrix product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.inner(x, self.weight)
+    return Layers(lambda self, x: torch.inner(x, self.weight), weight=weight())
 
 
-class GatedRecurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(8, 8, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(x[:, None].expand(-1, 3, -1))[0][:, -1]
+def gated_recurrent() -> nn.Module:
+    gru = nn.GRU(8, 8, batch_first=True)
+    return Layers(lambda self, x: self.gru(x[:, None].expand(-1, 3, -1))[0][:, -1], gru=gru)
 
 
 def refusal(model: nn.Module) -> str:
     with pytest.raises(ConversionError) as caught:
-        convert(model, calibrate(model, [rows()]))
+        converted(model, rows())
     return str(caught.value)
 
 
 def test_a_custom_operation_is_refused_by_its_name():
-    assert refusal(mlp(Custom())) == (
+    assert refusal(mlp(custom())) == (
         "convert: 1 products are not covered: onespike_test.product in 4 (an unknown share of MACs). Add a rule "
         "with @onespike.synaptic, or leave them analog with exclude=['4:onespike_test.product']."
     )
 
 
 def test_the_share_of_a_known_product_is_stated():
-    text = refusal(mlp(Inner()))
+    text = refusal(mlp(inner()))
     share = 100 * 64 / (32 + 64 + 64 + 24)
     assert re.fullmatch(
         rf"convert: 1 products are not covered: (\w+) in 4 \({share:.1f} % of MACs\)\. Add a rule with "
@@ -97,14 +76,14 @@ def test_the_share_of_a_known_product_is_stated():
 def test_the_remedy_names_every_product(layers):
     """What it says is enough: a GRU has two products."""
     parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()]
-    model = nn.Sequential(*parts, *(GatedRecurrent() for _ in range(layers)), nn.Linear(8, 3))
+    model = nn.Sequential(*parts, *(gated_recurrent() for _ in range(layers)), nn.Linear(8, 3))
     text = refusal(model)
     exclude = ast.literal_eval(text.rpartition("exclude=")[2].removesuffix("."))
     assert len(exclude) == 2, text
     assert convert(model, calibrate(model, [rows()]), Recipe(exclude=exclude)) is not None
 
 
-@pytest.mark.parametrize(("layer", "macs"), [(Inner, 64), (Bilinear, 512), (Recurrent, 4 * 8 * 16)])
+@pytest.mark.parametrize(("layer", "macs"), [(inner, 64), (bilinear, 512), (recurrent, 4 * 8 * 16)])
 def test_the_size_of_an_uncovered_product(layer, macs):
     thresholds = calibrate(mlp(layer()), rows().split(16))
     assert list(thresholds.uncovered.values()) == [macs]
@@ -112,7 +91,7 @@ def test_the_size_of_an_uncovered_product(layer, macs):
 
 
 @pytest.mark.parametrize(
-    ("layer", "owner"), [(Bilinear, "4.inner"), (Recurrent, "4.lstm"), (Inner, "4"), (Custom, "4")]
+    ("layer", "owner"), [(bilinear, "4.inner"), (recurrent, "4.lstm"), (inner, "4"), (custom, "4")]
 )
 def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
     torch.manual_seed(0)
@@ -142,20 +121,14 @@ def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
     assert ledger.analog_macs >= sum(thresholds.uncovered.values()) * len(rows())
 
 
-class Weighted(nn.Module):
+def weighted() -> nn.Module:
     """A linear map whose product is taken element by element and summed up: no matrix product is seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x[:, None] * self.weight).sum(-1)
+    return Layers(lambda self, x: (x[:, None] * self.weight).sum(-1), weight=weight())
 
 
 def test_a_weighted_sum_is_listed_and_charged():
     torch.manual_seed(0)
-    model = mlp(Weighted())
+    model = mlp(weighted())
     thresholds = calibrate(model, rows().split(32))
     assert thresholds.uncovered == {("4", "weighted_sum"): 64}
     snn = convert(model, thresholds)
@@ -169,7 +142,7 @@ def test_a_weighted_sum_is_listed_and_charged():
 
 
 def test_a_weighted_sum_counts_once_whatever_the_steps():
-    model = mlp(Weighted())
+    model = mlp(weighted())
     thresholds = calibrate(model, [rows()])
     snn = convert(model, thresholds, Recipe(steps=3))
     with onespike.metered(snn) as ledger:
@@ -177,15 +150,10 @@ def test_a_weighted_sum_counts_once_whatever_the_steps():
     assert ledger.macs == thresholds.macs * len(rows())
 
 
-class Scaled(nn.Module):
-    """Squares and factors without a sum are no products of two activations."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (x * x).sum(-1, keepdim=True).rsqrt() * x.sigmoid()
-
-
 def test_norms_and_gates_are_no_weighted_sums():
-    assert calibrate(mlp(Scaled()), rows().split(32)).uncovered == {}
+    """Squares and factors without a sum are no products of two activations."""
+    scaled = Layers(lambda self, x: x * (x * x).sum(-1, keepdim=True).rsqrt() * x.sigmoid())
+    assert calibrate(mlp(scaled), rows().split(32)).uncovered == {}
 
 
 def test_a_rule_makes_it_pass():
@@ -195,7 +163,7 @@ def test_a_rule_makes_it_pass():
         return torch.matmul(visit(product, "lhs"), visit(product, "rhs"))
 
     try:
-        model = mlp(Inner())
+        model = mlp(inner())
         thresholds = calibrate(model, rows().split(32))
         assert thresholds.uncovered == {}
         assert thresholds["4:matmul0_rhs"].role == "weight"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import distance, randomize_, run, same_state, snapshot
+from contract.networks import Layers
 from onespike.conversion.weights import fold_, unfold_
 
 
@@ -41,27 +42,19 @@ def test_only_norms_that_alone_read_a_convolution_are_folded():
 
 
 def test_a_convolution_that_runs_twice_with_two_norms_is_not_folded():
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.a, self.b = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.conv(self.a(self.conv(x)))).mean((-1, -2))
-
-    assert onespike.calibrate(randomize_(Shared()), batches()).folds == {}
+    shared = Layers(
+        lambda self, x: self.b(self.conv(self.a(self.conv(x)))).mean((-1, -2)),
+        conv=nn.Conv2d(3, 3, 1), a=nn.BatchNorm2d(3), b=nn.BatchNorm2d(3),
+    )  # fmt: skip
+    assert onespike.calibrate(randomize_(shared), batches()).folds == {}
 
 
 def test_a_norm_behind_two_convolutions_is_not_folded():
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.norm = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.norm(self.a(x)) + self.norm(self.b(x)).relu()).mean((-1, -2))
-
-    model = randomize_(Shared())
+    shared = Layers(
+        lambda self, x: (self.norm(self.a(x)) + self.norm(self.b(x)).relu()).mean((-1, -2)),
+        a=nn.Conv2d(3, 3, 1), b=nn.Conv2d(3, 3, 1), norm=nn.BatchNorm2d(3),
+    )  # fmt: skip
+    model = randomize_(shared)
     expected, before = run(model, batches()[0]), snapshot(model)
     fold_(model, onespike.calibrate(model, batches()).folds)
     assert distance(run(model, batches()[0]), expected) < 1e-5
@@ -131,15 +124,9 @@ def test_folded_networks_can_be_reloaded_and_reverted_after_a_copy():
 
 
 def test_a_norm_that_also_reads_something_else_is_not_folded():
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-        def forward(self, x):
-            return self.norm(self.conv(x)) + self.norm(x)
-
-    trace = onespike.discover(Shared().eval(), torch.randn(2, 3, 4, 4))
+    layers = {"conv": nn.Conv2d(3, 3, 1), "norm": nn.BatchNorm2d(3)}
+    shared = Layers(lambda self, x: self.norm(self.conv(x)) + self.norm(x), **layers).eval()
+    trace = onespike.discover(shared, torch.randn(2, 3, 4, 4))
     assert trace.folds == {}
     alone = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
     assert onespike.discover(alone, torch.randn(2, 3, 4, 4)).folds == {"0": "1"}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import sequences, transformer
-from onespike import Recipe, calibrate, convert
+from contract.networks import converted, sequences, transformer
+from onespike import Recipe
 
 
 def gradient(model: nn.Module, x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ FINE = {"scale": 0.01, "levels": "linear:1000"}
 )  # fmt: skip
 def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
     model, x, recipe = transformer(), sequences(), Recipe(**changes)
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    snn = converted(model, x, recipe)
     expected, found = gradient(model, x), gradient(snn, x)
     assert alike(found, expected) > (0.9 if recipe.steps > 1 else 0.99)
     if recipe.steps == 1:

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import mlp, rows, sequences, transformer
+from contract.networks import Layers, converted, mlp, rows, sequences, transformer
 from onespike import NEURONS, Recipe, calibrate, convert, metered, preset, revert_
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import steps_of
 from onespike.conversion.timesteps import Clock
-from onespike.energy.ledger import Ledger
 from onespike.errors import UsageError
 from onespike.neurons import IntegrateFire, Neuron, ScaleFire
 from onespike.sites import Site
@@ -99,8 +98,7 @@ def test_integrate_and_fire_is_rate_coding():
     network = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 4))
     x = torch.randn(32, 6)
     for steps in (1, 2, 7, 16):
-        recipe = preset("if", steps=steps, placement="activation")
-        snn = convert(network, calibrate(network, [x], recipe), recipe)
+        snn = converted(network, x, preset("if", steps=steps, placement="activation"))
         cells = [n for _, n in named_neurons(snn) if isinstance(n, IntegrateFire)]
         assert len(cells) == 2
         thetas = [float(cell.positive) for cell in cells]
@@ -129,8 +127,7 @@ def test_more_steps_come_closer(name):
     network, x = transformer(), sequences(8)
     errors = []
     for steps in (1, 4, 16, 64):
-        recipe = preset(name, steps=steps, fixed=(), softmax="site")
-        snn = convert(network, calibrate(network, [x], recipe), recipe)
+        snn = converted(network, x, preset(name, steps=steps, fixed=(), softmax="site"))
         with torch.inference_mode():
             errors.append(float((snn(x) - network.eval()(x)).abs().mean()))
     assert errors[0] > errors[1] > errors[2] > errors[3]
@@ -139,8 +136,7 @@ def test_more_steps_come_closer(name):
 
 def test_state_does_not_outlive_a_forward():
     network, x = mlp(), rows(16)
-    recipe = Recipe(steps=3)
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    snn = converted(network, x, Recipe(steps=3))
     first = snn(x)
     snn(rows(5) * 3)
     assert torch.equal(snn(x), first)
@@ -162,46 +158,27 @@ def test_reverting_gives_the_network_back():
     assert torch.equal(network(x), before)
 
 
-class Twice(nn.Module):
-    """One layer that runs twice in a forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.again, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.again(self.again(self.first(x)).relu()).relu())
-
-
 def test_a_layer_that_runs_twice_has_two_membranes():
     torch.manual_seed(3)
-    network, x = Twice(), torch.randn(64, 6)
-    recipe = Recipe(steps=64)
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    network, x = Layers(
+        lambda self, x: self.last(self.again(self.again(self.first(x)).relu()).relu()),
+        first=nn.Linear(6, 6), again=nn.Linear(6, 6), last=nn.Linear(6, 3),
+    ), torch.randn(64, 6)  # fmt: skip
+    snn = converted(network, x, Recipe(steps=64))
     one = convert(network, calibrate(network, [x]), Recipe())
     with torch.inference_mode():
         many, single = ((network(x) - converted(x)).abs().mean() for converted in (snn, one))
     assert float(many) < 0.1 * float(single)
 
 
-class Product(nn.Module):
-    """Two activations that are multiplied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(4, 12), nn.Linear(4, 12), nn.Linear(9, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.a(x).view(-1, 3, 4), self.b(x).view(-1, 4, 3)
-        return self.out((a @ b).flatten(1))
-
-
 def test_energy_over_time_against_unit_weights():
     """The first step as ever; afterwards both operands drive; the network itself counts once."""
     torch.manual_seed(4)
-    network, x = Product(), torch.randn(32, 4)
-    recipe = preset("ecmt", steps=3)
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    network, x = Layers(
+        lambda self, x: self.out((self.a(x).view(-1, 3, 4) @ self.b(x).view(-1, 4, 3)).flatten(1)),
+        a=nn.Linear(4, 12), b=nn.Linear(4, 12), out=nn.Linear(9, 2),
+    ), torch.randn(32, 4)  # fmt: skip
+    snn = converted(network, x, preset("ecmt", steps=3))
     steps: list[dict[str, Tensor]] = [{} for _ in range(3)]
     fire = Clock.fire
 
@@ -241,15 +218,6 @@ def _sums(snn: nn.Module, key: str, counts: list[Tensor]) -> Tensor:
     return (sum(neuron.decode(y) for y in counts).abs() > 1e-5).double()
 
 
-def test_a_ledger_of_one_step_does_not_change():
-    network, x = transformer().eval(), sequences(4)
-    snn = convert(network, calibrate(network, [x]))
-    with metered(snn) as ledger:
-        snn(x)
-    assert isinstance(ledger, Ledger)
-    assert not any(row.later for row in ledger.sites.values())
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -276,8 +244,7 @@ def test_recipes_that_cannot_be_meant(changes, message):
 def test_uniform_is_plain_quantization():
     torch.manual_seed(5)
     network, x = mlp(), rows(64)
-    recipe = preset("uniform", levels="bits:4")
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    snn = converted(network, x, preset("uniform", levels="bits:4"))
     cells = [n for _, n in named_neurons(snn) if isinstance(n, Neuron)]
     assert cells
     for cell in cells:
@@ -291,25 +258,20 @@ def test_uniform_is_plain_quantization():
 def test_relu_sites_of_every_spelling():
     """Functions, methods and in-place forms: each is replaced, and the shortcut sees the neuron's output."""
 
-    class Spelled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b, c, d, e, last = self.layers
-            x = F.relu(a(x))
-            x = x + torch.relu(b(x))
-            x = x + c(x).relu()
-            y = d(x)
-            torch.relu_(y)
-            y = y + F.relu(e(y), inplace=True)
-            return last(y)
+    def spelled(self: Layers, x: Tensor) -> Tensor:
+        a, b, c, d, e, last = self.layers
+        x = F.relu(a(x))
+        x = x + torch.relu(b(x))
+        x = x + c(x).relu()
+        y = d(x)
+        torch.relu_(y)
+        y = y + F.relu(e(y), inplace=True)
+        return last(y)
 
     torch.manual_seed(6)
-    network, x = Spelled(), torch.randn(256, 5)
+    network, x = Layers(spelled, layers=nn.ModuleList(nn.Linear(5, 5) for _ in range(6))), torch.randn(256, 5)
     recipe = preset("mtn", placement="activation", levels="linear:512")
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    snn = converted(network, x, recipe)
     spiking = [str(site) for site, n in named_neurons(snn) if isinstance(n, Neuron)]
     assert spiking == [":relu0_input", ":relu1_input", ":relu2_input", ":relu3_input", ":relu4_input"]
     torch.testing.assert_close(snn(x), network(x), atol=0.02, rtol=0.02)

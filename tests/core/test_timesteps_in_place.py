@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contract.networks import mlp, rows
+from contract.networks import converted, mlp, rows
 from onespike import Recipe, calibrate, convert, preset
 from onespike.conversion.timesteps import Clock
 from onespike.neurons import ScaleFire
@@ -110,15 +110,15 @@ def test_every_pass_sees_the_same_input():
     assert snn.same == [True] * 64
 
 
-def converted(steps: int = 3) -> tuple[nn.Module, Tensor]:
+def stepped(steps: int = 3) -> tuple[nn.Module, Tensor]:
     network, x = mlp().eval(), rows(16)
     recipe = Recipe(steps=steps)
-    return convert(network, calibrate(network, [x], recipe), recipe).eval(), x
+    return converted(network, x, recipe).eval(), x
 
 
 def test_threads_have_membranes_of_their_own():
     """Two forwards that stand in the middle of their passes at the same time."""
-    snn, x = converted()
+    snn, x = stepped()
     inputs, meeting = [x, -3 * x], threading.Barrier(2, timeout=60)
     with torch.inference_mode():
         alone = [snn(each) for each in inputs]
@@ -141,7 +141,7 @@ def test_threads_have_membranes_of_their_own():
 
 def test_copies_within_a_forward_start_anew():
     """A copy made while a forward runs takes neither its membranes nor its clock along."""
-    snn, x = converted()
+    snn, x = stepped()
     copies: list[nn.Module] = []
     hook = snn.get_submodule("0").register_forward_hook(
         lambda *_: copies.append(copy.deepcopy(snn)) if not copies else None
@@ -165,7 +165,7 @@ def test_it_compiles_and_exports(function, name):
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(4, 8), function(), nn.Linear(8, 8), function(), nn.Linear(8, 3)).eval()
     recipe, x = preset(name, steps=3), rows(16)
-    snn = convert(network, calibrate(network, [x], recipe), recipe)
+    snn = converted(network, x, recipe)
     with torch.inference_mode():
         compiled = torch.compile(snn, backend="eager", fullgraph=True)
         exported = torch.export.export(snn, (x,)).module()
@@ -176,7 +176,7 @@ def test_it_compiles_and_exports(function, name):
 
 def test_a_part_that_runs_by_itself_leaves_nothing_behind():
     """Outside a forward of the whole network each call is a first step."""
-    snn, _ = converted()
+    snn, _ = stepped()
     layer = snn.get_submodule("2")
     x = torch.randn(4, layer.in_features)
     with torch.inference_mode():
@@ -209,7 +209,7 @@ class Decoder(nn.Module):
 def test_a_cache_grows_by_one_call():
     """Not by T of them: passes before the last have copies of it."""
     model, x, recipe = Decoder(), rows(5)[:, :4], Recipe(steps=3)
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    snn = converted(model, x, recipe)
     past = Remembered()
     with torch.inference_mode():
         assert torch.equal(snn(x, past), snn(x))

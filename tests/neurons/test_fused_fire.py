@@ -20,7 +20,6 @@ from contract.neuron_contract import DTYPES, bits, inputs
 from onespike.kernels import build as native
 from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire
 from onespike.spikes import bounds, mixed_levels
-from onespike.spikes.fire_functions import fire_exponential
 
 LEVELS = {
     "mixed:8": mixed_levels(8),
@@ -233,10 +232,6 @@ def test_transformations_see_torch_operations() -> None:
     assert loss.requires_grad
     with torch.no_grad():
         assert cell.fused(x.clone().requires_grad_(), decoded=True) is not None
-
-
-def test_the_largest_level_of_all_is_exact() -> None:
-    assert fire_exponential(torch.tensor([3e7]), 2**24).item() == 2**24
 
 
 @pytest.mark.processes

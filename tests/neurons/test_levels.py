@@ -11,9 +11,7 @@ from onespike.errors import CalibrationError, UsageError
 from onespike.spikes import (
     LevelSpec,
     density_levels,
-    exponential_levels,
     fire,
-    linear_levels,
     mixed_levels,
     parse_levels,
 )
@@ -29,12 +27,6 @@ def test_mixed_is_equation_12() -> None:
 def test_the_largest_is_the_denominator_of_equation_16(size: int) -> None:
     assert mixed_levels(size)[-1] == size - 1 + 2**size
     assert len(mixed_levels(size)) == 2 * size
-
-
-def test_the_ablation_has_as_many_levels() -> None:
-    assert linear_levels(8) == tuple(range(1, 17))
-    assert exponential_levels(8) == tuple(2**k for k in range(16))
-    assert exponential_levels(8)[-1] == 32768
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,6 @@ def test_module_is_the_function() -> None:
     assert (code._replace(negative=None).fire(x)[x < 0] == 0).all()
 
 
-def test_without_a_scale_the_step_is_the_threshold() -> None:
-    x = inputs()
-    assert torch.equal(ScaleFire(0.8, levels=LEVELS)(x), ScaleFire(0.8, levels=LEVELS, scale=Scale(1.0))(x))
-
-
 @settings(max_examples=150, deadline=None)
 @given(VALUES, STEPS, ROUNDINGS)
 def test_error_is_half_a_step_in_the_dense_levels_and_a_gap_beyond(
@@ -119,16 +114,6 @@ def test_scale_is_shared_and_validated() -> None:
     assert shared.value == 0.25
 
 
-def test_half_precision_and_back_does_not_move_a_threshold() -> None:
-    network = torch.nn.Sequential(
-        ScaleFire(0.1, 0.7, levels=LEVELS, scale=Scale(0.252)), torch.nn.Linear(2, 2)
-    )
-    before = network[0](inputs())
-    network.half().bfloat16().double().float()
-    assert torch.equal(network[0](inputs()), before)
-    assert network.half()[1].weight.dtype == torch.float16
-
-
 @pytest.mark.compiles
 @needs_cpp
 def test_a_new_scale_compiles_nothing_new() -> None:
@@ -148,14 +133,6 @@ def test_a_new_scale_compiles_nothing_new() -> None:
                 assert found[~known].isnan().all()
             with pytest.raises(RuntimeError, match="recompil"):
                 compiled(x.half())
-
-
-def test_an_exported_program_keeps_the_scale_as_a_buffer() -> None:
-    cell = ScaleFire(0.8, 0.7, levels=LEVELS, scale=Scale(0.25))
-    x = inputs().reshape(-1, 4)
-    program = torch.export.export(cell, (x,))
-    assert "scale.value" in program.state_dict
-    assert torch.equal(program.module()(x), cell(x))
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,11 @@ class NeuronSites(Sites):
     def _on_integers(
         self, names: tuple[str, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor | None:
-        form, neurons = self.neurons.products.get(names[0]), tuple(map(self.neurons.lone_neuron, names))
-        if form is None or None in neurons or any(map(wants_gradient, (query, key, value))):
+        form = self.neurons.products.get(names[0])
+        if form is None or any(map(wants_gradient, (query, key, value))):
+            return None
+        neurons = tuple(map(self.neurons.lone_neuron, names))
+        if None in neurons:
             return None
         result: Tensor | None = form(neurons, (query, key, value), _added(mask))
         return result
