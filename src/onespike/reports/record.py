@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 
 from onespike import runs
-from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
@@ -18,7 +18,6 @@ from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
 from onespike.evaluation.side_by_side import at_scale
-from onespike.neurons import Neuron
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.as_command import convert_command, spike_call
 from onespike.runs.recipe_file import recipe_text
@@ -43,16 +42,13 @@ def gather(
     batch_size: int = 16,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """Evaluate a run once, with a survey of its sites, and describe it.
+    """Evaluate a run, with a survey of its sites, and describe it.
 
-    Args:
-        run: its folder, with its search if there was one; None for networks in Python.
-        pair: the loaded run.
-        items: images to measure on; without them the record holds what calibration knows.
-        batch_size: inputs per forward.
-        progress: wraps long loops.
+    Without a folder, for networks in Python, there is no search; without items the record holds what calibration knows.
     """
     loaded, column = pair.loaded, pair.recipe.energy
+    recipe = json.loads(json.dumps(pair.recipe.to_dict()))  # lists instead of tuples, as it is read again
+    del recipe["version"]
     record: dict[str, Any] = {
         "version": VERSION,
         "run": "Python" if run is None else str(run),
@@ -60,7 +56,7 @@ def gather(
             **{name: getattr(loaded, name) for name in ("spec", "weights", "attention", "published_top1")},
             "preprocessing": loaded.reading.preprocessing,
         },
-        "recipe": {k: _plain(v) for k, v in pair.recipe.to_dict().items() if k != "version"},
+        "recipe": recipe,
         "calibration": {"source": pair.data["source"], "images": len(pair.data["names"])},
         "versions": versions(),
         "made": made(),
@@ -97,11 +93,6 @@ def gather(
         "front": _front(once, items, evaluation, batch_size, progress),
         "examples": _examples(pair, few, batch_size),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back: lists instead of tuples."""
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
@@ -161,7 +152,6 @@ def _front(
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     """Return all sites in execution order, with their neuron or the reason they are analog."""
     rows = {row["site"]: row for row in table(pair.snn)}
-    spiking = {str(site) for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)}
     calibrated = [str(site) for site in pair.thresholds if str(site) in rows]
     return [
         {
@@ -169,7 +159,7 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
             "kind": Site.parse(site).kind,
             "block": block_of(site),
             "role": rows[site]["role"],
-            "spiking": site in spiking,
+            "spiking": rows[site]["spikes"],
             "neuron": rows[site]["neuron"],
         }
         for site in dict.fromkeys((*calibrated, *rows))
