@@ -61,9 +61,8 @@ def site(tmp_path_factory):
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, (
-        done.stderr
-    )  # a warning is an error: a page without a place in the menu, a dead link
+    # a warning is an error: a page without a place in the menu, a dead link
+    assert done.returncode == 0, done.stderr
     return folder
 
 
