@@ -147,7 +147,7 @@ def tensors() -> list[Reading]:
     commands = (INSPECT, EVALUATE, VERIFY, DOCTOR, REPORT, COMPARE, RESUME, ABLATE, *[LOAD] * 16)
     files = ("run/weights.safetensors", "run/thresholds.safetensors", "run/network/config.json")
     found = [Reading(file, words, mutate.some_bytes, True) for file in files for words in commands]
-    tuned = Reading(".tuned.passes/tune.safetensors", TUNE, mutate.some_bytes, True)
+    tuned = Reading(".tuned.passes/tune.pt", TUNE, mutate.some_bytes, True)
     return [*found, *[tuned] * 2]
 
 

@@ -234,7 +234,7 @@ def _tuning(stage: Path) -> None:
     kept = stage / "tuning.safetensors"
     words = [sys.executable, "-m", "onespike", *TUNE]
     process = subprocess.Popen(words, cwd=stage, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    file = stage / ".tuned.passes" / "tune.safetensors"
+    file = stage / ".tuned.passes" / "tune.pt"
     while process.poll() is None:
         try:
             shutil.copy(file, kept)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from command_line import TEST
-from safetensors.torch import save_file
 
 from onespike.adapters.checkpoints import read_checkpoint
 from onespike.errors import OnespikeError
@@ -177,22 +176,6 @@ def test_legacy_checkpoints_cut_or_damaged_anywhere(tmp_path):
         for damaged in (whole[:place], whole[:place] + b"\xff\x8a\x00" + whole[place + 3 :]):
             file.write_bytes(damaged)
             assert (refusal(lambda: read_checkpoint(file)) or f"{file}: ").startswith(f"{file}: ")
-
-
-def test_a_tuning_that_was_kept_and_damaged(tmp_path):
-    from onespike.passes.tune import _digest, _read
-
-    file, tensors = tmp_path / "tune.safetensors", {"now/a": torch.ones(4)}
-    save_file(tensors, file, {"sha256": _digest(tensors)})
-    assert torch.equal(_read(file)["now/a"], torch.ones(4))
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(ValueError, match="SHA-256 differs"):
-        _read(file)
-    file.write_bytes(data[:20])
-    with pytest.raises(ValueError):
-        _read(file)
 
 
 def test_an_ablation_without_the_error_of_its_difference_is_shown():

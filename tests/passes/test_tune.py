@@ -10,7 +10,7 @@ import torch
 from small_networks import ALL, ready
 
 from onespike.energy import READINGS
-from onespike.errors import UsageError
+from onespike.errors import LoadError, UsageError
 from onespike.passes import chain, statistics
 from onespike.passes.budget import spending
 from onespike.spikes import SpikeCode, fire_function
@@ -86,6 +86,13 @@ def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monke
         tuning.tune(state, context)
     assert [file.name for file in (tmp_path / "work").iterdir()] == [tuning.FILE]
     monkeypatch.setattr(tuning.Training, "_step", step)
+    file = tmp_path / "work" / tuning.FILE
+    whole_file = file.read_bytes()
+    for damaged in (whole_file[:-1] + b"?", whole_file[:20]):
+        file.write_bytes(damaged)
+        with pytest.raises(LoadError, match=r"SHA-256 differs.*Remove it to begin the tuning anew"):
+            tuning.tune(state, context)
+    file.write_bytes(whole_file)
     resumed = tuning.tune(state, context)
     for name, threshold in whole.thresholds.items():
         assert torch.equal(threshold.positive, resumed.thresholds[name].positive)

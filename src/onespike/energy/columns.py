@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -176,68 +177,51 @@ def additions_within(name: str, ratio: float, macs: float) -> float:
 
 def original(ledger: Ledger) -> list[Item]:
     """Return the operations of the original network: the denominator of every ratio."""
-    return _dense("float32")(ledger, False)
+    return _dense("float32", ledger, False)
 
 
-def _dense(width: str) -> Rule:
+def _dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge all MACs of the original network in numbers of one width."""
-
-    def rule(ledger: Ledger, double: bool) -> list[Item]:
-        return [
-            Item("products", ledger.macs, f"{width} multiply-add"),
-            Item("weights read", ledger.macs, f"{width} read"),
-            Item("layers", ledger.layers, "layer"),
-        ]
-
-    return rule
+    return [
+        Item("products", ledger.macs, f"{width} multiply-add"),
+        Item("weights read", ledger.macs, f"{width} read"),
+        Item("layers", ledger.layers, "layer"),
+    ]
 
 
-def _spikes(reading: str, addition: str, width: str) -> Rule:
+def _spikes(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge every spike as additions of a weight of this width; each weight is read."""
-
-    def rule(ledger: Ledger, double: bool) -> list[Item]:
-        additions = ledger.accumulates(reading, double)
-        return [
-            Item("spikes", additions, addition),
-            Item(
-                "row sums for offsets",
-                sum(row.constant_macs for row in ledger.sites.values()),
-                f"{width} multiply-add",
-            ),
-            Item("weights read", additions, f"{width} read"),
-            Item("spikes sent", ledger.events(reading), "spike"),
-            Item("layers", ledger.layers, "layer"),
-        ]
-
-    return rule
+    additions, rows = ledger.accumulates(reading, double), ledger.sites.values()
+    return [
+        Item("spikes", additions, addition),
+        Item("row sums for offsets", sum(row.constant_macs for row in rows), f"{width} multiply-add"),
+        Item("weights read", additions, f"{width} read"),
+        Item("spikes sent", ledger.events(reading), "spike"),
+        Item("layers", ledger.layers, "layer"),
+    ]
 
 
-def _strict(reading: str, addition: str, width: str) -> Rule:
+def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one.
 
     Over several timesteps an operand meets the stored sum of its partner, and both drive: no pairs are left out.
     """
-    spikes = _spikes(reading, addition, width)
-
-    def rule(ledger: Ledger, double: bool) -> list[Item]:
-        rows, beyond = ledger.sites.values(), ledger.beyond(reading)
-        functions = {name: float(macs) for name, macs in ledger.functions.items()}
-        if PRODUCT in functions:  # a product that is summed next is an analog product already
-            summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
-            functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
-        return [
-            *spikes(ledger, False),
-            Item("pairs of spikes", beyond, addition),
-            Item("pairs read", beyond, f"{width} read"),
-            Item("analog products", ledger.analog_products, "float32 multiply-add"),
-            *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
-            Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
-            Item("neuron updates", sum(row.elements for row in rows if row.spiking), "neuron update"),
-            Item("thresholds compared", sum(row.compared for row in rows), addition),
-            Item("rows measured and shifted", sum(row.measured for row in rows), addition),
-        ]
-
-    return rule
+    rows, beyond = ledger.sites.values(), ledger.beyond(reading)
+    functions = {name: float(macs) for name, macs in ledger.functions.items()}
+    if PRODUCT in functions:  # a product that is summed next is an analog product already
+        summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
+        functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
+    return [
+        *_spikes(reading, addition, width, ledger, False),
+        Item("pairs of spikes", beyond, addition),
+        Item("pairs read", beyond, f"{width} read"),
+        Item("analog products", ledger.analog_products, "float32 multiply-add"),
+        *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
+        Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
+        Item("neuron updates", sum(row.elements for row in rows if row.spiking), "neuron update"),
+        Item("thresholds compared", sum(row.compared for row in rows), addition),
+        Item("rows measured and shifted", sum(row.measured for row in rows), addition),
+    ]
 
 
 FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
@@ -247,7 +231,7 @@ STRICT = "and all that it leaves out: pairs of spikes, analog products and funct
 def _spiking(name: str, reading: str, meaning: str, strict: bool = False, integer_of: str = "") -> Column:
     """Return a column that reads spikes, plain or strict, with float weights or as another one's integer reading."""
     charged = INTEGER if integer_of else FLOAT
-    rule = (_strict if strict else _spikes)(reading, *charged)
+    rule = partial(_strict if strict else _spikes, reading, *charged)
     return Column(
         name, meaning, rule, READINGS[reading], charged[0], sampled=not strict, budget=not strict, integer_of=integer_of
     )  # fmt: skip
@@ -263,7 +247,7 @@ for _column in (
     _spiking("binary-int8", "binary", "binary with 8-bit weights, likewise", integer_of="binary"),
     _spiking("strict-int8", "counts", "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats", strict=True, integer_of="strict"),
     _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict=True, integer_of="strict-binary"),
-    Column("w8a8", "comparator: the same MACs as 8-bit integers", _dense("int8"), bits=8),
-    Column("w4a4", "comparator: the same MACs as 4-bit integers", _dense("int4"), bits=4),
+    Column("w8a8", "comparator: the same MACs as 8-bit integers", partial(_dense, "int8"), bits=8),
+    Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(_dense, "int4"), bits=4),
 ):  # fmt: skip
     register(_column)

@@ -173,10 +173,7 @@ class Ledger:
         return {column: self.ratio(column, prices=prices) for column in COLUMNS}
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row per site: MACs, accumulates in each column (where it drives its product), firing rates.
-
-        Products outside every rule come last, as `module:operation`.
-        """
+        """Return one row per site: MACs, accumulates, firing rates; products outside every rule come last."""
         drivers = {row.site for _, row in self.products()}
         unruled = [
             SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)

@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from onespike.errors import UsageError, unknown
 
@@ -94,12 +93,8 @@ def _read(name: str) -> Profile:
         raise UsageError(f"{path}: there is no such profile. Known: {', '.join(names())}.") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: this profile cannot be read ({error}). Write it as JSON.") from None
-    return _checked(record, path)
-
-
-def _checked(record: Any, path: Path) -> Profile:
-    fields = {"name": str, "source": str, "pj": dict}
-    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in fields.items()):
+    types = {"name": str, "source": str, "pj": dict}
+    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in types.items()):
         raise UsageError(
             f"{path}: a profile has a name, a source and prices. "
             'Write {"name": …, "source": …, "pj": {"float32 add": 0.9, …}}.'
@@ -107,8 +102,7 @@ def _checked(record: Any, path: Path) -> Profile:
     for operation, price in record["pj"].items():
         if operation not in OPERATIONS:
             raise unknown(f"operation in {path}", operation, OPERATIONS)
-        number = isinstance(price, (int, float)) and not isinstance(price, bool)
-        if not number or not 0 <= price < math.inf:
+        if type(price) not in (int, float) or not 0 <= price < math.inf:
             raise UsageError(
                 f"{path}: the price of {operation!r} must be a number of at least 0, in picojoule."
             )
@@ -116,4 +110,4 @@ def _checked(record: Any, path: Path) -> Profile:
         raise UsageError(
             f"{path}: every ratio is relative to 'float32 multiply-add'. Give its price, above 0."
         )
-    return Profile(record["name"], record["source"], record["pj"])
+    return Profile(**{name: record[name] for name in types})

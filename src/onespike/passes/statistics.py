@@ -34,10 +34,7 @@ Probe = Callable[[Operand, Tensor], Tensor]
 
 
 def unspiked(state: PassState, context: PassContext) -> nn.Module:
-    """Return a copy of the network with its sites in place, to be probed: `with probing(copy, probe)`.
-
-    Sites that passes cannot serve are analog in it.
-    """
+    """Return a copy of the network to be probed, `with probing(copy, probe)`; sites that passes cannot serve are analog."""
     recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
     return replace(state, recipe=recipe).network(context.model).requires_grad_(False).eval()
 
@@ -135,10 +132,7 @@ class Fisher:
         self.rows.index_add_(0, at, torch.ones_like(at, dtype=torch.double))
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """Return the Fisher information of the elements of rows, from rows of the same magnitude.
-
-        An octave without rows takes that of the nearest one, for an error of the same relative size.
-        """
+        """Return the Fisher information of rows of this magnitude, or of the nearest one for the same relative error."""
         if self.by_octave is None or self.rows is None:
             raise UsageError("passes: rows were seen at inputs of linear maps only.")
         seen = self.rows.nonzero().flatten()
@@ -202,10 +196,9 @@ class _Estimate:
 def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
     """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
-    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they
-    are all taken together, and inputs may differ in length. It takes one backward pass per batch and no labels. The
-    result is remembered, since it does not depend on the thresholds. It leaves out sites without any gradient, and those
-    whose sizes differ from call to call.
+    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they are all taken
+    together. The result is remembered, since it does not depend on the thresholds. It leaves out sites without any
+    gradient, and those whose sizes differ from call to call.
     """
     if context.memory.fisher is None:
         estimate = _Estimate(state, context)
@@ -314,10 +307,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
 
 
 def together(rows: list[Tensor], axes: Axes) -> Tensor | None:
-    """Join samples of several batches; larger maps give evenly spaced places, as many as the smallest has.
-
-    Where positions or channels differ in number, there is nothing to join.
-    """
+    """Join samples of several batches, of larger maps at evenly spaced places; None where positions or channels differ."""
     if len({part.dim() for part in rows}) > 1:
         return None
     apart = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +33,8 @@ SECONDS = 25 * 60
 HOPELESS = 2
 """Judgments without any gain over the start after which a tuning is given up."""
 HINGE = 3.0
-FILE = "tune.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What Adam holds of each parameter."""
+FILE, DIGEST = "tune.pt", 32
+"""Where an interrupted tuning is continued from: the SHA-256 of what torch saves, and that."""
 ONE = torch.ones(())
 
 Values = dict[str, Tensor]
@@ -253,62 +252,29 @@ class Training:
     def _save(self) -> None:
         if self.file is None:
             return
-        from safetensors.torch import save
-
-        moves = self.learner.moves
-        parts: dict[str, Any] = {"now": moves, "average": self.average, "best": self.best}
-        moments = {
-            name: self.optimizer.state[p] for name, p in moves.items()
-        }  # none where no input has come yet
-        parts |= {m: {name: of_one[m] for name, of_one in moments.items() if of_one} for m in MOMENTS}
-        tensors = {
-            f"{part}/{name}": value.detach().clone()
-            for part, values in parts.items()
-            for name, value in values.items()
+        contents = BytesIO()
+        learned = {"learner": self.learner.state_dict(), "average": self.average, "best": self.best}
+        facts = self.step, self.waited, self.best_loss, self.seconds
+        record = {
+            **learned,
+            "optimizer": self.optimizer.state_dict(),
+            "facts": facts,
+            "identity": self._identity(),
         }
-        facts = torch.tensor([self.step, self.waited, self.best_loss, self.seconds], dtype=torch.float64)
-        tensors |= {"facts": facts, "identity": self._identity()}
+        torch.save(record, contents)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.file, save(tensors, {"sha256": _digest(tensors)}))
+        write_atomically(self.file, hashlib.sha256(contents.getvalue()).digest() + contents.getvalue())
 
     def _resume(self) -> None:
         if self.file is None or not self.file.is_file():
             return
         with understood(self.file, "Remove it to begin the tuning anew."):
-            tensors = _read(self.file)
-            if torch.equal(tensors["identity"], self._identity()):
-                self._continue(tensors)
-
-    def _continue(self, tensors: Values) -> None:
-        moves = self.learner.moves
-        now, self.average, self.best = (
-            {name: tensors[f"{part}/{name}"] for name in moves} for part in ("now", "average", "best")
-        )
-        self.learner.put(now)
-        for name, value in moves.items():
-            if f"{MOMENTS[0]}/{name}" in tensors:
-                self.optimizer.state[value] = {moment: tensors[f"{moment}/{name}"] for moment in MOMENTS}
-        step, waited, self.best_loss, self.seconds = tensors["facts"].tolist()
-        self.step, self.waited = int(step), int(waited)
-
-
-def _digest(tensors: Values) -> str:
-    from safetensors.torch import save
-
-    return hashlib.sha256(save(tensors)).hexdigest()
-
-
-def _read(file: Path) -> Values:
-    """Return the tensors that a tuning has saved; damage is an error."""
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            expected = (opened.metadata() or {}).get("sha256")
-        tensors: Values = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    if expected != _digest(tensors):
-        raise ValueError("its SHA-256 differs")
-    return tensors
+            data = self.file.read_bytes()
+            if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+                raise ValueError("its SHA-256 differs")
+            record = torch.load(BytesIO(data[DIGEST:]), weights_only=True)
+            if torch.equal(record["identity"], self._identity()):
+                self.learner.load_state_dict(record["learner"])
+                self.optimizer.load_state_dict(record["optimizer"])
+                self.average, self.best = record["average"], record["best"]
+                self.step, self.waited, self.best_loss, self.seconds = record["facts"]

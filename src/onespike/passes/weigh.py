@@ -38,6 +38,10 @@ class Together:
     def none(cls) -> Together:
         return cls(*(torch.zeros(len(FACTORS)).double() for _ in range(3)))
 
+    def hear(self, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
+        for index, factor in enumerate(FACTORS):
+            self.add(index, gradient * (with_steps(neuron, factor)(value) - value))
+
     def add(self, index: int, effect: Tensor) -> None:
         """Add J·e of several inputs."""
         each = (effect.flatten(1) if effect.dim() > 1 else effect[None]).double()
@@ -66,15 +70,10 @@ def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
         row = effects.setdefault(operand.site, Together.none())
-        return partial(_hear, row, operand.neuron(), value)
+        return partial(row.hear, operand.neuron(), value)
 
     gradients("weighing", state, context, IMAGES, context.seed + 2, see)
     return effects
-
-
-def _hear(row: Together, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
-    for index, factor in enumerate(FACTORS):
-        row.add(index, gradient * (with_steps(neuron, factor)(value) - value))
 
 
 def with_steps(neuron: Neuron, factor: float) -> Neuron:
