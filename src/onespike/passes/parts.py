@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +44,7 @@ class Parts(Sequence[Any]):
         places = [
             (number, row)
             for number, batch in enumerate(batches)
-            for row in (range(count(batch)) if _has_rows(batch, count(batch)) else (None,))
+            for row in (range(count(batch)) if _has_rows(batch) else (None,))
         ]
         self.parts: list[list[tuple[int, int | None]]] = []
         size, before = 1, None
@@ -79,12 +79,7 @@ class Parts(Sequence[Any]):
         return join([self._input(number, row) for number, row in self.parts[index]])
 
 
-def _has_rows(value: Any, size: int) -> bool:
-    """Return whether everything in a batch has one row per input."""
-    if isinstance(value, Tensor):
-        return not value.dim() or len(value) == size
-    if isinstance(value, Mapping):
-        return all(_has_rows(x, size) for x in value.values())
-    if isinstance(value, list) and len(value) == size and all(isinstance(x, Tensor) for x in value):
-        return True
-    return not isinstance(value, (tuple, list)) or all(_has_rows(x, size) for x in value)
+def _has_rows(batch: Any) -> bool:
+    """Return whether everything in a batch has one row per input: then nothing is left of it where none is taken."""
+    rest = tree_leaves(take(batch, slice(0, 0)))
+    return all(not x.dim() or not len(x) for x in rest if isinstance(x, Tensor))
