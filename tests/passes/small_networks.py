@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onespike import calibrate, convert, preset
+from onespike import calibrate, preset
 from onespike.passes import PassContext, PassState
 from onespike.runtime.forward import evaluating
 
@@ -81,7 +81,7 @@ def ready(count: int = 48, **settings) -> tuple[PassState, PassContext]:
 
 
 def divergence(model, state, inputs) -> float:
-    snn = convert(model, state.thresholds, state.recipe)
+    snn = state.network(model)
     with evaluating(snn), evaluating(model):
         p, q = (torch.cat([net(x) for x in inputs]).log_softmax(-1) for net in (model, snn))
     return float((p.exp() * (p - q)).sum(-1).mean())

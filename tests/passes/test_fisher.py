@@ -123,7 +123,7 @@ def test_passes_improve_a_network_of_which_nothing_is_known():
     others = list(torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(1)).split(8))
     state, context = start(model, batches)
     context = dataclasses.replace(context, budget=spending(state, context))
-    plain = convert(model, state.thresholds, state.recipe).eval()
+    plain = state.network(model).eval()
     better = onespike.spike(model, batches, "sformer", passes=QUICK, budget=context.budget).eval()
     assert error(model, better, others) < 0.5 * error(model, plain, others)
 
@@ -136,7 +136,7 @@ def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
     found = chain(state, context, QUICK)
     assert spending(found, context) == pytest.approx(0.3, rel=0.02)
     for part in batches:
-        assert convert(context.model, found.thresholds, found.recipe)(part)["depth"].shape == (
+        assert found.network(context.model)(part)["depth"].shape == (
             16,
             1,
             *part.shape[2:],

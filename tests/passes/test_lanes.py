@@ -7,7 +7,7 @@ import torch
 from small_networks import attention, convolutional, start, tokens
 from torch import nn
 
-from onespike import convert, metered
+from onespike import metered
 from onespike.energy.binary_lanes import digits, fixed_point, naf_weight, prove, shift_and_add
 from onespike.errors import ConversionError
 from onespike.passes import chain
@@ -45,7 +45,7 @@ def test_every_product_of_a_network_is_equal_to_the_bit(network, names):
     budget = {"attention": 0.2, "convolutional": 0.04}[network]  # there, one small layer of three spikes
     state, context = start(model, inputs, energy="binary", budget=budget)
     found = chain(state, context, names) if names else state
-    snn = convert(model, found.thresholds, found.recipe)
+    snn = found.network(model)
     proof = prove(snn, inputs[0])
     assert proof.equal, proof.unequal
     with evaluating(snn), metered(snn) as ledger:

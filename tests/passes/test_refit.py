@@ -126,7 +126,7 @@ def test_convolutions_are_refitted_after_their_batchnorm_and_go_back():
     assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
     changed = {site.owner for site, t in fitted.thresholds.items() if t.change is not None}
     assert {"3", "6"} <= changed
-    snn = convert(model, fitted.thresholds, fitted.recipe)
+    snn = fitted.network(model)
     assert "BatchNorm merged into the weights, re-fitted to spikes" in repr(snn[3])
     revert_(snn)
     assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())

@@ -122,7 +122,7 @@ def converted(energy: str = "counts", names=NAMES):
     model, inputs = massive()
     state, context = start(model, inputs, budget=0.25, energy=energy)
     found = chain(state, context, names)
-    return model, inputs, found, convert(model, found.thresholds, found.recipe)
+    return model, inputs, found, found.network(model)
 
 
 def error(snn: nn.Module, model: nn.Module, inputs: list[Tensor]) -> float:
@@ -183,7 +183,7 @@ def test_attention_of_another_length():
     """No position is fixed: a network that takes any length still does."""
     state, context = ready(32, budget=0.2)
     found = chain(state, context, NAMES)
-    snn = convert(context.model, found.thresholds, found.recipe)
+    snn = found.network(context.model)
     with evaluating(snn):
         assert snn(torch.randn(3, 21, 6)).shape == (3, 5)
     cells = {str(s): n for s, n in named_neurons(snn)}

@@ -10,7 +10,7 @@ import torch
 from small_networks import divergence, ready, start
 from torch import nn
 
-from onespike import convert, runs
+from onespike import runs
 from onespike.adapters import load_model
 from onespike.passes import chain
 from onespike.passes.allocate import Curve
@@ -66,7 +66,7 @@ def test_gradients_meet_errors_at_every_site():
     found = coherence(state, context)[site]
     generator = torch.Generator().manual_seed(2)
     drawing = context.task.drawing(4, generator)
-    snn = convert(model, state.thresholds, state.recipe)
+    snn = state.network(model)
     neuron = snn.out.neurons["linear0_input"]
     joint = torch.zeros(len(FACTORS)).double()
     for batch in inputs:
