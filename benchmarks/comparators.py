@@ -63,6 +63,6 @@ def exported(snn: nn.Module, x: torch.Tensor) -> Forward:
     several = x if len(x) > 1 else torch.cat([x, x])  # one input alone would fix the size of the batch
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         known, file = FORMATS["onnx"], Path(folder) / "network.onnx"
-        known.write(Request(snn, snn, [several], True, {}), file)
+        known.write(Request.of(snn, [several], True, {}), file)
         run = known.read(file)
     return lambda x: run(x)[0]

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onespike.deploy.exports.marks import Site
+from onespike.deploy.exports.graph import Site, trace
 from onespike.deploy.exports.onnx_file import _session, translated
-from onespike.deploy.exports.tracing import trace
 from onespike.neurons import DualMultiThreshold, Neuron, ScaleFire
 from onespike.spikes.fire_functions import bounds
 from onespike.spikes.levels import exponential_levels, linear_levels, mixed_levels
@@ -71,9 +70,9 @@ class All(nn.Module):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    program, _ = trace(All(), X)
+    graph = trace(All(), X)
     file: Path = tmp_path_factory.mktemp("onnx") / "all.onnx"
-    translated(program, list(NEURONS)).save(str(file))
+    translated(graph, list(NEURONS)).save(str(file))
     values = _session(file).run(None, {"input": X.numpy()})
     return {name: torch.from_numpy(value) for name, value in zip(NEURONS, values, strict=True)}
 

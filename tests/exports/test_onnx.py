@@ -13,7 +13,7 @@ import onespike
 from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, small
 from onespike.deploy.exports import onnx_file
 from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
-from onespike.deploy.exports.marks import marked
+from onespike.deploy.exports.graph import marked
 from onespike.recipe import Recipe
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -66,7 +66,7 @@ def test_marks_compute_what_the_network_computes(
     """The graph that all formats are written from, before any foreign runtime: sums are exact, so bits agree."""
     snn, batches = small(kind, recipe)
     network = onespike.optimize(snn, integer_units=True) if integers else snn
-    probe = marked(snn, batches[0], integers=integers, unsigned=True)
+    probe = marked(network, batches[0], unsigned=True)
 
     def answer(batch: torch.Tensor) -> Answer:
         outputs, counts = probe(batch)
@@ -80,7 +80,7 @@ def test_marks_compute_what_the_network_computes(
 def test_a_difference_is_found(tmp_path: Path) -> None:
     """A file of another λ is not called the same."""
     snn, batches = small(Deep)
-    request = onespike.deploy.exports.base.Request(snn, snn, batches, False, {})
+    request = onespike.deploy.exports.base.Request(snn, batches, {})
     foreign = onnx_file.write(request, tmp_path / "a.onnx")
     other = onespike.deploy.exports.base.optimize(snn)  # a copy
     onespike.set_scale_(other, 0.5)

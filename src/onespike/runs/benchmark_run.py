@@ -138,8 +138,7 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> Form:
     known, form = prepare(format_name, bool(integer) if len(FORMATS[format_name].forms) > 1 else None)
     file = folder / f"{name}{known.suffix}"
     with torch.inference_mode(False), torch.no_grad():  # torch.export takes no tensors of inference mode
-        network = optimize(pair.snn, integer_units=True) if form else pair.snn
-        known.write(Request(pair.snn, network, [batch], form, facts_of(pair)), file)
+        known.write(Request.of(pair.snn, [batch], form, facts_of(pair)), file)
     run, like = known.read(file), call(pair.snn, batch)
     return Form(name, lambda inputs: in_form_of(like, run(inputs)), size_of(file))
 

@@ -156,7 +156,8 @@ class SpikeCode(NamedTuple):
             raise UsageError(
                 "this code's gains depend on the input. Take those of one input first: code.settled(x).decode(counts)."
             )
-        count, (up, down) = counts.float(), self.steps
+        up, down = self.steps
+        count = counts if counts.dtype == torch.float64 else counts.float()
         if up is not None and down is not None:
             # One of the products is 0, and eager torch does this ten times faster than a choice by sign.
             value = up * count.clamp(min=0) - down * (-count).clamp(min=0)

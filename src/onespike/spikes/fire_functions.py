@@ -186,9 +186,35 @@ def _fire_function(levels: tuple[int, ...], rounding: str) -> FireFunction:
     return FireFunction(levels, rounding, jumps, pattern, _form(levels, rounding, jumps, pattern))
 
 
+def fire_compared(a: Tensor, levels: Sequence[float], jumps: Sequence[float]) -> Tensor:
+    """G(a) by one comparison for each level, in the precision of a.
+
+    >>> fire_compared(torch.tensor([0.5, 1.0, 3.9, 4.0]), (1, 2, 4), (1, 2, 4))
+    tensor([0., 1., 2., 4.])
+    """
+    total = torch.zeros_like(a)
+    for before, level, jump in zip((0, *levels), levels, jumps, strict=False):
+        total = total + (a >= jump).to(a.dtype) * (level - before)
+    return total
+
+
 def defined_by(levels: tuple[int, ...], jumps: tuple[float, ...]) -> FireFunction:
-    """Return G by definition, for bounds that a file names; it keeps the precision of its input."""
-    return FireFunction(levels, "", jumps, None, partial(fire_at, levels=levels, jumps=jumps))
+    """Return G of a number, for bounds that a file names: in the precision of its input, without bit patterns.
+
+    Every runtime has these functions, and no optimizer can change them by rounding differently.
+    """
+    if levels == jumps == tuple(range(1, len(levels) + 1)):
+        form: Callable[[Tensor], Tensor] = partial(fire_linear, top=levels[-1])
+    elif finest(jumps) * jumps[-1] <= TABLE:
+        form = partial(_look_up, *fire_table(levels, jumps))
+    else:
+        form = partial(fire_compared, levels=levels, jumps=jumps)
+    return FireFunction(levels, "", jumps, None, form)
+
+
+def _look_up(whole: int, table: list[int], a: Tensor) -> Tensor:
+    place = (a * whole if whole > 1 else a).clamp(max=len(table) - 1).long()
+    return torch.tensor(table, dtype=a.dtype).index_select(0, place.flatten()).view(a.shape)
 
 
 def _form(

@@ -9,22 +9,15 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike.deploy.exports.comparison import (
-    Answer,
-    Comparison,
-    Differences,
-    compare,
-    inputs_in,
-    largest_class,
-)
-from onespike.deploy.exports.marks import check
+from onespike.conversion.network import is_converted, steps_of
+from onespike.deploy.exports.comparison import Answer, Comparison, Differences, compare, largest_class
 from onespike.deploy.integer import optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files
@@ -38,18 +31,31 @@ class Request:
     """What to write.
 
     Attributes:
-        snn: the converted network.
-        network: the network to compare with: the network itself, or its integer form.
+        network: the converted network, or its integer form.
         batches: real inputs; the first of them traces the network.
-        integer: whether products with weights run on integers.
         facts: text for the file: λ, versions, preprocessing, ….
     """
 
-    snn: nn.Module
     network: nn.Module
     batches: Sequence[Any]
-    integer: bool
     facts: Mapping[str, Any]
+
+    @staticmethod
+    def of(snn: nn.Module, batches: Sequence[Any], integer: bool, facts: Mapping[str, Any]) -> Request:
+        """Return the request for one form of a network; what no format can write is refused."""
+        if not is_converted(snn):
+            raise UsageError("export: this network has no neurons. Convert it first.")
+        if steps_of(snn) > 1:
+            raise UsageError(
+                f"export: this network runs {steps_of(snn)} timesteps. Convert with steps=1, which is what formats know."
+            )
+        if any(parameter.device.type != "cpu" for parameter in snn.parameters()):
+            raise UsageError("export: the network must be on the CPU. Use snn.cpu().")
+        if not batches or count(batches[0]) < 2:
+            raise UsageError(
+                "export: at least two inputs are needed, so that the size of a batch can be left open."
+            )
+        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,16 @@ Reader = Callable[[Path], Run]
 
 @dataclass(frozen=True)
 class Format:
-    """One format: its writer, its reader (a file → a batch → the tensors of its output), and the packages that it needs."""
+    """One format.
+
+    Attributes:
+        write: writes a file.
+        read: from a file to a function from a batch to the tensors of its output, in the file's runtime.
+        needs: packages that it imports.
+        extra: the extra of onespike that installs them.
+        forms: whether it writes the float form (False), the integer form (True), or both.
+        suffix: the ending of its files; empty for a folder.
+    """
 
     name: str
     about: str
@@ -98,16 +113,7 @@ def export_format(
     extra: str = "",
     forms: tuple[bool, ...] = (False, True),
 ) -> Callable[[Writer], Writer]:
-    """Register a writer under the name of its format.
-
-    Args:
-        name: the name of the format.
-        read: reads a file of this format, and returns how its runtime runs it.
-        suffix: the ending of its files; empty for a folder.
-        needs: packages that it imports.
-        extra: the extra of onespike that installs them.
-        forms: whether it writes the float form (False), the integer form (True), or both.
-    """
+    """Register a writer under the name of its format; what it is about is the first line of its docstring."""
 
     def register(write: Writer) -> Writer:
         if name in FORMATS:
@@ -143,15 +149,10 @@ class Exported:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        names = ("format", "form", "runtime", "bytes", "milliseconds", "batch", "notes")
         return {
-            "format": self.format,
-            "form": self.form,
-            "runtime": self.runtime,
-            "bytes": self.bytes,
-            "comparison": self.comparison.to_dict(),
-            "milliseconds": self.milliseconds,
-            "batch": self.batch,
-            "notes": list(self.notes),
+            **{name: getattr(self, name) for name in names},
+            "comparison": asdict(self.comparison),
             **self.facts,
         }
 
@@ -165,28 +166,28 @@ def prepare(name: str, integer: bool | None, out: Path | None = None) -> tuple[F
     """Return a format and its form, if its runtime is installed, it has that form and the file may have that name."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
-    known = FORMATS[name]
-    form = known.forms[0] if integer is None else integer
-    if form not in known.forms:
+    chosen = FORMATS[name]
+    form = chosen.forms[0] if integer is None else integer
+    if form not in chosen.forms:
         what = "the integer form" if form else "the float form"
         raise UsageError(
-            f"export: {name} cannot hold {what}. {'Leave --integer out.' if form else 'It is always on integers.'}"
+            f"export: {name} cannot hold {what}. {'Leave integer= out.' if form else 'It is always on integers.'}"
         )
-    if out is not None and known.suffix and out.suffix != known.suffix:
+    if out is not None and chosen.suffix and out.suffix != chosen.suffix:
         raise UsageError(
-            f"export: files of {name} end in {known.suffix}, by which other programs know them. "
-            f"Choose --out {out.with_suffix(known.suffix)}."
+            f"export: files of {name} end in {chosen.suffix}, by which other programs know them. "
+            f"Choose out='{out.with_suffix(chosen.suffix)}'."
         )
-    for package in known.needs:
+    for package in chosen.needs:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of other libraries, about themselves
                 importlib.import_module(package)
         except ImportError as error:
             raise LoadError(
-                f"export: {name} needs {package}. Install it with: pip install 'onespike[{known.extra}]'"
+                f"export: {name} needs {package}. Install it with: pip install 'onespike[{chosen.extra}]'"
             ) from error
-    return known, form
+    return chosen, form
 
 
 def export(
@@ -210,24 +211,34 @@ def export(
         facts: more text for the file.
         differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
-    out = Path(out)
-    known, form = prepare(format, integer, out)
-    check(snn)
+    prepared = prepare(format, integer, Path(out))
+    return exported(snn, prepared, Path(out), inputs, facts=facts, differences=differences)
+
+
+def exported(
+    snn: nn.Module,
+    prepared: tuple[Format, bool],
+    out: Path,
+    inputs: Any,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    differences: Differences = largest_class,
+) -> Exported:
+    """`export` for a format and form that `prepare` has returned."""
+    chosen, integer = prepared
     batches = list(inputs) if isinstance(inputs, list) else [inputs]
-    if not batches or count(batches[0]) < 2:
-        raise UsageError(
-            "export: at least two inputs are needed, so that the size of a batch can be left open."
-        )
-    network = optimize(snn, integer_units=True) if form else snn
-    request = Request(snn, network, batches, form, dict(facts or {}))
+    request = Request.of(snn, batches, integer, dict(facts or {}))
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
-        foreign = known.write(request, file)
-        run = known.read(file)
-        found = compare(network, run, foreign.probe, batches, differences)
+        foreign = chosen.write(request, file)
+        run = chosen.read(file)
+        with evaluating(request.network):
+            comparison = compare(request.network, run, foreign.probe, batches, differences)
+            runs = {"file": run, "onespike": lambda batch: call(request.network, batch)}
+            times = best_times(runs, batches[0])
         done = Exported(
-            out, format, "integer" if form else "float", foreign.runtime, size_of(file), found,
-            _times(network, run, batches[0]), count(batches[0]), foreign.notes, request.facts,
+            out, chosen.name, "integer" if integer else "float", foreign.runtime, size_of(file), comparison, times,
+            count(batches[0]), foreign.notes, request.facts,
         )  # fmt: skip
         report_of(file).write_text(stamped(done.to_dict()), encoding="utf-8")
     return done
@@ -235,16 +246,7 @@ def export(
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files of a folder."""
-    return (
-        sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-        if path.is_dir()
-        else path.stat().st_size
-    )
-
-
-def _times(network: nn.Module, run: Run, batch: Any) -> dict[str, float]:
-    with evaluating(network):
-        return best_times({"file": run, "onespike": lambda inputs: call(network, inputs)}, batch)
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def best_times(runs: Mapping[str, Callable[[Any], Any]], batch: Any, rounds: int = 3) -> dict[str, float]:
@@ -260,4 +262,4 @@ def best_times(runs: Mapping[str, Callable[[Any], Any]], batch: Any, rounds: int
 
 def example(batches: Sequence[Any]) -> Any:
     """Return a few inputs to trace a network with."""
-    return take(batches[0], slice(0, min(4, inputs_in(batches[:1]))))
+    return take(batches[0], slice(0, min(4, count(batches[0]))))

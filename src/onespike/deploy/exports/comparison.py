@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onespike.errors import UsageError
-from onespike.runtime.batches import call, count
+from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Visitor, visiting
 
@@ -58,10 +58,10 @@ def tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
-def in_form_of(output: Any, found: Sequence[Tensor]) -> Any:
+def in_form_of(output: Any, values: Sequence[Tensor]) -> Any:
     """Return other tensors in an output's form."""
     leaves, spec = tree_flatten(output)
-    rest = iter(found)
+    rest = iter(values)
     return tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
@@ -106,27 +106,25 @@ class Comparison:
         output, answer = expected
         other = differences(output, in_form_of(output, actual.outputs))
         inputs = len(other)
-        named = [site for site, _ in answer.counts]
-        if named != [site for site, _ in actual.counts]:
+        if [site for site, _ in answer.counts] != [site for site, _ in actual.counts]:
             raise UsageError(
                 "export: the file fires other sites than the network. This is an error of the format."
             )
         same = torch.ones(inputs, dtype=torch.bool)  # inputs without another count so far
         for (site, before), (_, after) in zip(answer.counts, actual.counts, strict=True):
             apart = (before.double() - after.double()).abs()
+            differ = int((apart != 0).sum())
             self.counts += before.numel()
             self.active += int((before != 0).sum())
-            differ = int((apart != 0).sum())
             self.differ += differ
             if differ:
-                known = self.sites.setdefault(site, [0, 0, 0])
-                known[0] += before.numel()
-                known[1] += differ
-                known[2] = max(known[2], int(apart.max()))
+                compared, differing, largest = self.sites.get(site, (0, 0, 0))
+                largest = max(largest, int(apart.max()))
+                self.sites[site] = [compared + before.numel(), differing + differ, largest]
                 each = before.numel() % inputs == 0  # else what fires here is the same for all inputs
-                found = (apart != 0).reshape(inputs if each else 1, -1).sum(1)
-                self.origins += int((found * (same if each else same.all())).sum())
-                same = same & (found == 0)
+                by_input = (apart != 0).reshape(inputs if each else 1, -1).sum(1)
+                self.origins += int((by_input * (same if each else same.all())).sum())
+                same = same & (by_input == 0)
         for before, after in zip(answer.outputs, actual.outputs, strict=True):
             if before.is_floating_point() and before.numel():
                 self.output_difference = max(self.output_difference, float((before - after).abs().max()))
@@ -134,18 +132,11 @@ class Comparison:
         self.answers_differ += int((other.reshape(inputs, -1).sum(1) > 0).sum())
         self.inputs += inputs
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
-        where = (
-            f", at {', '.join(list(self.sites)[:3])}{' …' if len(self.sites) > 3 else ''}"
-            if self.sites
-            else ""
-        )
-        from_ = f" (they go back to {self.origins})" if self.differ else ""
+        first = ", ".join(list(self.sites)[:3]) + (" …" if len(self.sites) > 3 else "")
+        where = f" (they go back to {self.origins}), at {first}" if self.differ else ""
         return (
-            f"{self.differ} of {self.counts} spike counts differ{from_}{where}; "
+            f"{self.differ} of {self.counts} spike counts differ{where}; "
             f"{self.answers_differ} of {self.inputs} answers differ; outputs differ by at most "
             f"{self.output_difference:.2g} of {self.output_largest:.3g}"
         )
@@ -159,19 +150,6 @@ def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
     return output, Answer(tensors(output), list(zip(recorded.sites, counts, strict=True)))
 
 
-def inputs_in(batches: Sequence[Any]) -> int:
-    """Return the number of inputs."""
-    return sum(map(count, batches))
-
-
-def by_name(module: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a batch as the arguments of a call."""
-    taken: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    call(lambda *args, **kwargs: taken.append((args, kwargs)), batch)
-    return taken[0]
-
-
-@torch.no_grad()
 def compare(
     network: nn.Module,
     run: Callable[[Any], list[Tensor]],
@@ -180,8 +158,9 @@ def compare(
     differences: Differences,
 ) -> Comparison:
     """Run all on every batch: outputs are those of the file itself, counts those of its graph with further outputs."""
-    found = Comparison()
-    for batch in batches:
-        answer = Answer(run(batch), probe(batch).counts)
-        found.update(reference(network, batch), answer, differences)
-    return found
+    comparison = Comparison()
+    with torch.no_grad():
+        for batch in batches:
+            answer = Answer(run(batch), probe(batch).counts)
+            comparison.update(reference(network, batch), answer, differences)
+    return comparison

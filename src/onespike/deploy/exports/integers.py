@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
-from onespike.deploy.exports.marks import Marked, marked
+from onespike.deploy.exports.graph import Graph, Marked, marked, trace
+from onespike.deploy.exports.operations import Fire
 from onespike.deploy.exports.thresholds import integer_thresholds
-from onespike.deploy.exports.tracing import inputs_of, trace
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
 from onespike.runtime.validated import read_version, sealed, understood
@@ -102,11 +102,10 @@ class NetworkRecord:
 
 SAME = ("aten.dropout.default", "aten.contiguous.default", "aten.clone.default", "aten.alias.default",
         "aten.detach.default", "aten.detach_.default", "aten.lift_fresh_copy.default")  # fmt: skip
-LEFT_OUT = (
-    "aten._assert_tensor_metadata.default",
-    "aten._assert_scalar.default",
-    "aten.sym_constrain_range_for_size.default",
-)
+LEFT_OUT = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default",
+            "aten.sym_constrain_range_for_size.default")  # fmt: skip
+PLACES = ("device", "layout", "pin_memory", "memory_format")
+"""Arguments about memory, which no record needs."""
 
 
 def read(file: Path) -> Run:
@@ -123,19 +122,18 @@ def write(request: Request, file: Path) -> Foreign:
     from safetensors.torch import save_file
 
     batch = example(request.batches)
-    network = marked(request.snn, batch, integers=True)
-    program, notes = trace(network, batch)
-    record, tensors = _described(program, network, dict(request.facts))
+    network = marked(request.network, batch)
+    graph = trace(network, batch)
+    record, tensors = _described(graph, network, dict(request.facts))
     file.mkdir()
-    replay = Replay(record, tensors)
-    answer = replay(batch)
+    answer = Replay(record, tensors)(batch)
     for site, (_, counts) in zip(record["sites"].values(), answer.counts, strict=True):
         site["shape"] = list(counts.shape)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file / TENSORS)
     save_file(_golden(record, batch, answer), file / GOLDEN)
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
-    return Foreign("float64 between exact integers", Replay.read(file), notes)
+    return Foreign("float64 between exact integers", Replay.read(file), graph.notes)
 
 
 def schema() -> dict[str, Any]:
@@ -147,82 +145,95 @@ def schema() -> dict[str, Any]:
 
 def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Tensor]:
     """Return inputs, outputs and events: flat places of neurons in their site's tensor, and signed counts."""
-    given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    golden = {f"input.{name}": leaf.clone() for name, leaf in zip(record["inputs"], given, strict=True)}
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    golden = {f"input.{name}": leaf.clone() for name, leaf in zip(record["inputs"], leaves, strict=True)}
     golden |= {f"output.{n}": v.contiguous() for n, v in zip(record["outputs"], answer.outputs, strict=True)}
-    for name, (_, counts) in zip(record["sites"], answer.counts, strict=True):
+    for name, counts in answer.counts:
         flat = counts.flatten()
         places = flat.nonzero().flatten()
-        golden[f"neurons.{name}"] = places.int()
-        golden[f"counts.{name}"] = flat[places].to(
-            torch.int32 if flat.abs().max() > 2**15 - 1 else torch.int16
-        )
+        kind = torch.int32 if flat.abs().max() > 2**15 - 1 else torch.int16
+        golden |= {f"neurons.{name}": places.int(), f"counts.{name}": flat[places].to(kind)}
     return golden
 
 
 def _described(
-    program: Any, network: Marked, facts: dict[str, Any]
+    graph: Graph, network: Marked, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the record of a program, and the tensors that it names."""
-    program.graph.eliminate_dead_code()
-    signature = program.graph_signature
-    stored = {**program.state_dict, **program.constants}
-    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    held |= dict(signature.inputs_to_lifted_tensor_constants)
+    """Return the record of a graph, and the tensors that it names."""
+    graph.program.graph.eliminate_dead_code()
     renamed: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
     nodes: list[dict[str, Any]] = []
     fires: dict[str, fx.Node] = {}
-    inputs = [node.name for node in inputs_of(program)]
-    for node in program.graph.nodes:
-        op = _name(node)
-        if node.op == "placeholder" and node.name in held:
-            renamed[node.name] = held[node.name].removeprefix("network.")
+    for node in graph.program.graph.nodes:
+        op = operation_of(node)
+        if node.name in graph.held:
+            name, value = graph.held[node.name]
+            renamed[node.name] = name.removeprefix("network.")
             if node.users:
-                tensors[renamed[node.name]] = stored[held[node.name]].detach()
+                tensors[renamed[node.name]] = value
         elif node.op != "call_function" or op in LEFT_OUT:
             continue
         elif op in SAME or (op.startswith("aten.to.") and _kind(node) == _kind(node.args[0])):
             first = node.args[0].name
             renamed[node.name] = renamed.get(first, first)
-        elif op.startswith("aten.to."):
-            given = _argument(node.args[0], renamed)
-            nodes.append(
-                {"name": node.name, "op": "aten.to.dtype", "args": [given, _kind(node)], "kwargs": {}}
-            )
         else:
-            nodes.append({
-                "name": node.name, "op": op,
-                "args": [_argument(a, renamed) for a in node.args],
-                "kwargs": {k: _argument(a, renamed) for k, a in node.kwargs.items() if k not in ("device", "layout", "pin_memory", "memory_format")},
-            })  # fmt: skip
+            args = [_argument(a, renamed) for a in node.args]
+            kwargs = {k: _argument(a, renamed) for k, a in node.kwargs.items() if k not in PLACES}
+            if op.startswith("aten.to."):
+                op, args, kwargs = "aten.to.dtype", [args[0], _kind(node)], {}
+            nodes.append({"name": node.name, "op": op, "args": args, "kwargs": kwargs})
             _without_change(nodes[-1], renamed)
             if op == "spikes.fire":
-                fires[str(node.args[-1])] = node
-    results = [renamed.get(name, name) for name in signature.user_outputs]
+                fires[Fire.of(node).site] = node
     if len(fires) < len(network.sites):
         twice = next(s for s in network.sites if network.sites.count(s) > 1)
         raise UsageError(
             f"export: {twice} fires more than once in a forward, which integers cannot hold. Try format='onnx'."
         )
+    results = [renamed.get(name, name) for name in graph.program.graph_signature.user_outputs]
+    sites = {name: _site(fires[name], graph, renamed, tensors) for name in network.sites}
     record = {
         "format": "onespike-integers",
         "version": VERSION,
-        "inputs": inputs,
+        "inputs": [node.name for node in graph.inputs],
         "outputs": dict(zip(network.outputs, results, strict=False)),
-        "sites": {name: _site(name, fires[name], nodes, renamed, tensors) for name in network.sites},
+        "sites": sites,
         "nodes": nodes,
         "facts": facts,
     }
     return record, tensors
 
 
-def _name(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        text = str(target)
+def _site(node: fx.Node, graph: Graph, renamed: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    neuron, typical = Fire.of(node), None
+    decodes: Any = next((user for user in node.users if operation_of(user) == "spikes.decode"), None)
+    units = (neuron.positive, neuron.negative) if decodes is None else decodes.args[1:3]
+    offset, gain = None if decodes is None else decodes.args[4], neuron.gain
+    if isinstance(gain, fx.Node) and operation_of(gain) == "spikes.row_gain":
+        _, typical, _, gain = gain.args
+    sums = integer_thresholds(node, graph)
+    decides = {"thresholds": sums and sums.above, "below": sums and sums.below}
+    tensors |= {f"{side}.{neuron.site}": value for side, value in decides.items() if value is not None}
+
+    def tensor(of: Any) -> str | None:
+        return None if of is None else renamed[of.name]
+
+    return {
+        "fires": node.name, "sides": neuron.sides, "levels": list(neuron.levels), "bounds": list(neuron.bounds),
+        "steps": [tensor(neuron.positive), tensor(neuron.negative)], "units": [tensor(unit) for unit in units],
+        "center": tensor(neuron.center), "gain": tensor(gain), "offset": tensor(offset), "typical": tensor(typical),
+        **{side: None if value is None else f"{side}.{neuron.site}" for side, value in decides.items()},
+        "of": sums and sums.product, "shape": [],
+    }  # fmt: skip
+
+
+def operation_of(node: fx.Node) -> str:
+    """Return the name of what a node does; `default` is left out of our own."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        text = str(node.target)
         return text.removesuffix(".default") if text.startswith("spikes.") else text
-    return getattr(target, "__name__", str(target))
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
@@ -232,14 +243,13 @@ def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
         return
     node["op"] = ".".join((space, name.removesuffix("_"), *overload))
     changed = node["args"][0][VALUE]
-    for known in [k for k, v in renamed.items() if v == changed]:
-        renamed[known] = node["name"]
-    renamed[changed] = node["name"]
+    readers = [reader for reader, name in renamed.items() if name == changed]
+    renamed |= dict.fromkeys([*readers, changed], node["name"])
 
 
-def _kind(node: Any) -> str:
+def _kind(of: Any) -> str:
     """Return the type of a result: `float`, `int` or `bool`."""
-    dtype = node.meta["val"].dtype
+    dtype = of if isinstance(of, torch.dtype) else of.meta["val"].dtype
     return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
 
 
@@ -249,7 +259,7 @@ def _argument(value: Any, renamed: dict[str, str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_argument(v, renamed) for v in value]
     if isinstance(value, torch.dtype):
-        return "bool" if value is torch.bool else "float" if value.is_floating_point else "int"
+        return _kind(value)
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return {"number": "inf" if value > 0 else "-inf"}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -257,36 +267,10 @@ def _argument(value: Any, renamed: dict[str, str]) -> Any:
     raise UsageError(f"export: integers cannot hold the argument {value!r} of type {type(value).__name__}.")
 
 
-def _site(
-    name: str, node: fx.Node, nodes: list[dict[str, Any]], renamed: dict[str, str], tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    _, positive, negative, center, gain, sides, levels, bounds, _ = node.args
-    values = next((n for n in nodes if n["op"] == "spikes.decode" and n["args"][-1] == name), None)
-    found = integer_thresholds(node, tensors, renamed)
-    typical = None
-    if isinstance(gain, fx.Node) and _name(gain) == "spikes.row_gain":
-        _, typical, _, gain = gain.args
-    decides = {"thresholds": found and found.above, "below": found and found.below}
-    tensors |= {f"{side}.{name}": sums for side, sums in decides.items() if sums is not None}
-
-    def tensor(of: Any) -> str | None:
-        return None if of is None else renamed[of.name]
-
-    return {
-        "fires": node.name, "sides": sides, "levels": list(levels), "bounds": list(bounds),  # type: ignore[arg-type]
-        "steps": [tensor(positive), tensor(negative)],
-        "units": [tensor(positive), tensor(negative)] if values is None else [a[VALUE] for a in values["args"][1:3]],
-        "center": tensor(center), "gain": tensor(gain),
-        "offset": None if values is None or values["args"][4] is None else values["args"][4][VALUE],
-        "typical": tensor(typical),
-        **{side: None if sums is None else f"{side}.{name}" for side, sums in decides.items()},
-        "of": found and found.product, "shape": [],
-    }  # fmt: skip
-
-
 PYTHON = {
     name: getattr(operator, name) for name in ("getitem", "mul", "add", "sub", "floordiv", "mod", "neg")
 }
+TYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 
 
 class Replay:
@@ -321,15 +305,13 @@ class Replay:
             return self._answer(batch)
 
     def _answer(self, batch: Any) -> Answer:
-        given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         values: dict[str, Any] = dict(self.tensors)
-        for name, leaf in zip(self.record["inputs"], given, strict=True):
+        for name, leaf in zip(self.record["inputs"], leaves, strict=True):
             values[name] = leaf.double() if leaf.is_floating_point() else leaf
         for node in self.record["nodes"]:
-            args = [_read(a, values) for a in node["args"]]
-            values[node["name"]] = _function(node["op"])(
-                *args, **{k: _read(a, values) for k, a in node["kwargs"].items()}
-            )
+            kwargs = {name: _read(argument, values) for name, argument in node["kwargs"].items()}
+            values[node["name"]] = _function(node["op"])(*_read(node["args"], values), **kwargs)
         outputs = [values[name] for name in self.record["outputs"].values()]
         counts = [(name, values[site["fires"]]) for name, site in self.record["sites"].items()]
         return Answer([o.float() if o.is_floating_point() else o for o in outputs], counts)
@@ -340,11 +322,7 @@ def _read(value: Any, values: dict[str, Any]) -> Any:
         return values[value[VALUE]] if VALUE in value else float(value["number"])
     if isinstance(value, list):
         return [_read(v, values) for v in value]
-    return (
-        {"float": torch.float64, "int": torch.int64, "bool": torch.bool}.get(value, value)
-        if isinstance(value, str)
-        else value
-    )
+    return TYPES.get(value, value) if isinstance(value, str) else value
 
 
 def _function(op: str) -> Any:

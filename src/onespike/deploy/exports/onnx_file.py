@@ -1,4 +1,7 @@
-"""ONNX: standard operators only, checked with onnxruntime."""
+"""ONNX: standard operators only, checked with onnxruntime.
+
+Nodes are written from the definitions of `operations.py`, but for sums of products, which multiply bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ import io
 import json
 import logging
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
-from onespike.deploy.exports.marks import Marked, marked
-from onespike.deploy.exports.tracing import inputs_of, trace
+from onespike.deploy.exports.graph import Graph, marked, trace
+from onespike.deploy.exports.operations import ZERO
 from onespike.errors import UsageError
 
-PROBES = ".probes"
+OPSET = 20
+UINT8 = 2
 
 
 def read(file: Path) -> Run:
@@ -34,44 +41,35 @@ def write(request: Request, file: Path) -> Foreign:
     """ONNX, standard operators only; on bytes by MatMulInteger and ConvInteger."""
     import onnxruntime
 
-    model, network, notes = onnx_model(request)
-    probes = file.with_name(file.name + PROBES)
-    model.save(str(probes))
-    graph = model.model.graph
-    del graph.outputs[len(network.outputs) :]
-    model.save(str(file))
-    probing = _session(probes)
-    for left in (*file.parent.glob(f"{probes.name}*"),):
-        left.unlink()
-
-    def probe(batch: Any) -> Answer:
-        found = _run(probing, batch)
-        size = len(network.outputs)
-        return Answer(found[:size], list(zip(network.sites, found[size:], strict=True)))
-
-    return Foreign(f"onnxruntime {onnxruntime.__version__}", probe, notes)
-
-
-def onnx_model(request: Request) -> tuple[Any, Marked, tuple[str, ...]]:
-    """Return the network as ONNX with the counts of every site as further outputs."""
-    if any(parameter.dtype is torch.bfloat16 for parameter in request.snn.parameters()):
+    if any(parameter.dtype is torch.bfloat16 for parameter in request.network.parameters()):
         raise UsageError(
             "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'."
         )
     batch = example(request.batches)
-    network = marked(request.snn, batch, integers=request.integer, unsigned=True)
-    program, notes = trace(network, batch)
-    model = translated(program, [*network.outputs, *_apart(network.sites)])
+    network = marked(request.network, batch, unsigned=True)
+    graph = trace(network, batch)
+    model = translated(graph, [*network.outputs, *_apart(network.sites)])
     for name, value in request.facts.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         model.model.metadata_props[f"onespike.{name}"] = text
-    return model, network, notes
+    probes = file.with_name(f"{file.name}.probes")
+    model.save(str(probes))
+    size = len(network.outputs)
+    del model.model.graph.outputs[size:]
+    model.save(str(file))
+    session = _session(probes)
+    for left in list(file.parent.glob(f"{probes.name}*")):
+        left.unlink()
+
+    def probe(batch: Any) -> Answer:
+        values = _run(session, batch)
+        return Answer(values[:size], list(zip(network.sites, values[size:], strict=True)))
+
+    return Foreign(f"onnxruntime {onnxruntime.__version__}", probe, graph.notes)
 
 
-def translated(program: Any, outputs: list[str]) -> Any:
-    """Return a program with marks as ONNX, without the source lines of each node."""
-    from onespike.deploy.exports.onnx_nodes import OPSET, translations
-
+def translated(graph: Graph, outputs: list[str]) -> Any:
+    """Return a graph as ONNX, without the source lines of each node."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -79,11 +77,11 @@ def translated(program: Any, outputs: list[str]) -> Any:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             model: Any = torch.onnx.export(
-                program,
+                graph.program,
                 opset_version=OPSET,
                 dynamo=True,
-                custom_translation_table=translations(),
-                input_names=_inputs(program),
+                custom_translation_table={torch.ops.spikes.sums.default: sums},
+                input_names=_input_names(graph),
                 output_names=outputs,
                 verbose=False,
             )
@@ -99,20 +97,56 @@ def translated(program: Any, outputs: list[str]) -> Any:
     return model
 
 
-def _inputs(program: Any) -> list[str]:
-    """Return the names of a program's inputs, without the wrapper's."""
-    names = [node.name for node in inputs_of(program)]
+def sums(
+    units: Any, weight: Any, stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (),
+    groups: int = 1, most: int = 0, signed: bool = True,
+) -> Any:  # fmt: skip
+    """`operations.sums`: one product of bytes if counts fit into one, else two; of signed bytes some processors saturate sums."""
+    import onnx
+    from onnxscript import opset20
+
+    op: Any = opset20
+
+    def constant(value: Any) -> Any:
+        return op.Constant(value=onnx.numpy_helper.from_array(np.asarray(value)))
+
+    columns = None if stride else op.Transpose(weight, perm=[1, 0])
+
+    def product(values: Any, zero: int) -> Any:
+        bytes_ = op.Cast(op.Add(values, constant(np.float32(zero))) if zero else values, to=UINT8)
+        zeros = constant(np.uint8(zero)), constant(np.uint8(ZERO))
+        if columns is not None:
+            return op.MatMulInteger(bytes_, columns, *zeros)
+        geometry = {"strides": [*stride], "dilations": [*dilation], "pads": [*padding, *padding]}
+        return op.ConvInteger(bytes_, weight, *zeros, group=groups, **geometry)
+
+    if most <= (127 if signed else 255):
+        total = product(units, ZERO if signed else 0)
+    else:
+        high = op.Floor(op.Mul(units, constant(np.float32(1 / 256))))
+        low = op.Sub(units, op.Mul(high, constant(np.float32(256))))
+        total = op.Add(op.Mul(product(high, ZERO), constant(np.int32(256))), product(low, 0))
+    return op.CastLike(total, units)
+
+
+def _input_names(graph: Graph) -> list[str]:
+    """Return the names of a graph's inputs, without the wrapper's."""
+    names = [node.name for node in graph.inputs]
     if names == ["args_0"]:
         return ["input"]
     return [name.removeprefix("kwargs_").replace("args_", "input") for name in names]
 
 
 def _apart(sites: list[str]) -> list[str]:
-    """Return names for the calls of a site that fires more than once."""
-    seen: dict[str, int] = {}
+    """Return names for the calls of a site that fires more than once.
+
+    >>> _apart(["a", "b", "a"])
+    ['a', 'b', 'a#2']
+    """
+    seen: Counter[str] = Counter()
     names = []
     for site in sites:
-        seen[site] = seen.get(site, 0) + 1
+        seen[site] += 1
         names.append(site if seen[site] == 1 else f"{site}#{seen[site]}")
     return names
 
@@ -128,8 +162,8 @@ def _session(file: Path) -> Any:
 
 def _run(session: Any, batch: Any) -> list[Tensor]:
     names = [put.name for put in session.get_inputs()]
-    given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if isinstance(batch, dict):
-        given = [batch[name] for name in names]
-    feeds = {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, given, strict=True)}
+        leaves = [batch[name] for name in names]
+    feeds = {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, leaves, strict=True)}
     return [torch.from_numpy(value) for value in session.run(None, feeds)]

@@ -1,135 +1,148 @@
-"""What sites do, as operations with names, each with a definition of its own in the precision of its input.
+"""What sites do, as operations with names: each is one node of an exported graph, and its definition is its decomposition.
 
 row_gain  x → powers of two            where the rows of a site have steps by their own magnitude
 fire      x → signed counts            the neuron of a site
 decode    counts → values              where two activations meet, and in the float form everywhere
 linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
 conv      counts → values              likewise
+
+All act in the precision of their input. `torch.export` keeps them whole, and ONNX is written from the definitions; only the
+sums of products have other nodes there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.spikes.code import COARSEST, FINEST, SpikeCode
-from onespike.spikes.fire_functions import defined_by
+from onespike.spikes.fire_functions import defined_by, fire_compared
 
 ZERO = 128
 """The zero of 8-bit weights without a sign."""
 POWERS = tuple(2.0**k for k in range(int(log2(FINEST)), int(log2(COARSEST)) + 1))
 """The gains that a row may have by its magnitude."""
+LIBRARY = torch.library.Library("spikes", "FRAGMENT")
 
 
-@torch.library.custom_op("spikes::row_gain", mutates_args=())
+def operation(definition: Callable[..., Tensor]) -> Any:
+    """Register a function of tensors as `torch.ops.spikes.NAME`, which decomposes into what the function does."""
+    name = definition.__name__
+    LIBRARY.define(name + torch.library.infer_schema(definition, mutates_args=()))
+    LIBRARY.impl(name, definition, "CompositeImplicitAutograd")
+    return getattr(torch.ops.spikes, name)
+
+
+class Fire(NamedTuple):
+    """The arguments of a node `spikes.fire`; `positive` and `negative` are the steps."""
+
+    x: Any
+    positive: Any
+    negative: Any
+    center: Any
+    gain: Any
+    sides: str
+    levels: list[int]
+    bounds: list[float]
+    site: str
+
+    @staticmethod
+    def of(node: Any) -> Fire:
+        return Fire(*node.args)
+
+
+@operation
 def row_gain(x: Tensor, typical: Tensor, center: Tensor | None, gain: Tensor | None) -> Tensor:
     """gain·2^round(log2(mean|x − center| / typical)) for each row along the last axis, the power from ½ to 2¹⁴."""
-    x = x if center is None else x - center.to(x)
-    powers = torch.tensor(POWERS, dtype=x.dtype)
-    ratio = x.abs().mean(-1, keepdim=True) * (2**0.5 / typical.to(x))
-    power = powers[torch.bucketize(ratio.clamp(POWERS[0], POWERS[-1]), powers, right=True) - 1]
-    return power if gain is None else power * gain.to(x)
+    x = x if center is None else x - center
+    ratio = x.abs().mean(-1, keepdim=True) * (2**0.5 / typical)
+    power = fire_compared(ratio.clamp(min=FINEST), POWERS, POWERS)
+    return power if gain is None else power * gain
 
 
-@row_gain.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], 1)
-
-
-@torch.library.custom_op("spikes::fire", mutates_args=())
+@operation
 def fire(
     x: Tensor, positive: Tensor, negative: Tensor, center: Tensor | None, gain: Tensor | None, sides: str,
     levels: Sequence[int], bounds: Sequence[float], site: str,
 ) -> Tensor:  # fmt: skip
     """±(the largest level whose bound is not above |x − center| / (gain·step±) + ½)."""
-    x = x if center is None else x - center.to(x)
-    x = x if gain is None else x / gain.to(x)
+    x = x if center is None else x - center
+    x = x if gain is None else x / gain
+    count = defined_by(tuple(levels), tuple(bounds))
+    if sides == "even":  # the same with one division; a step that is off is infinite here
+        return count(x.abs() / positive + 0.5) * x.sign()
     up, down = None if sides == "negative" else positive, None if sides == "positive" else negative
-    return SpikeCode(up, down, defined_by(tuple(levels), tuple(bounds))).fire_coordinate(x)
+    return SpikeCode(up, down, count).fire_coordinate(x)
 
 
-@fire.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("spikes::decode", mutates_args=())
+@operation
 def decode(
     counts: Tensor, positive: Tensor, negative: Tensor, gain: Tensor | None, offset: Tensor | None, sides: str,
     site: str,
 ) -> Tensor:  # fmt: skip
     """offset + gain·unit±·counts."""
-    if sides == "both":
-        value = positive.to(counts) * counts.clamp(min=0) - negative.to(counts) * (-counts).clamp(min=0)
-    else:
-        value = counts * (negative if sides == "negative" else positive).to(counts)
-    value = value if gain is None else value * gain.to(counts)
-    return value if offset is None else value + offset.to(counts)
+    up, down = None if sides == "negative" else positive, negative if sides in ("both", "negative") else None
+    code = SpikeCode(up, down, defined_by((1,), (1.0,)), gain=gain, offset=offset)
+    return code.decode(counts, counts.dtype)
 
 
-@decode.register_fake
-def _(counts: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(counts)
-
-
-def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) -> Tensor:
-    if up is None or down is None:
-        return counts
-    q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in (up, down))
-    return counts.clamp(min=0) * q.to(counts) + counts.clamp(max=0) * p.to(counts)
-
-
-def _whole(weight: Tensor) -> Tensor:
-    """8-bit weights as whole numbers; unsigned ones have their zero at 128."""
-    return weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
-
-
-@torch.library.custom_op("spikes::linear", mutates_args=())
+@operation
 def linear(
     counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
     gain: Tensor | None, most: int, signed: bool, site: str,
 ) -> Tensor:  # fmt: skip
     """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
-    sums = F.linear(_units(counts, up, down, -1).double(), _whole(weight))
-    value = sums.to(counts) * scale.to(counts)
-    value = value if gain is None else value * gain.to(counts)
-    return value if bias is None else value + bias.to(counts)
-
-
-@linear.register_fake
-def _(counts: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return counts.new_empty(*counts.shape[:-1], weight.shape[0])
-
-
-def _convolved(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
-    function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-    result: Tensor = function(x, weight, None, *geometry)
+    value = sums(_units(counts, up, down, -1), weight, [], [], [], 1, most, signed) * scale
+    value = value if gain is None else value * gain
+    result: Tensor = value if bias is None else value + bias
     return result
 
 
-@torch.library.custom_op("spikes::conv", mutates_args=())
+@operation
 def conv(
     counts: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, up: Tensor | None, down: Tensor | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
     most: int, signed: bool, site: str,
 ) -> Tensor:  # fmt: skip
     """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
-    axis = 1 - weight.dim()
-    rows = (-1, *[1] * (-axis - 1))
-    geometry = (stride, padding, dilation, groups)
-    sums = _convolved(_units(counts, up, down, axis).double(), _whole(weight), geometry)
-    value = sums.to(counts) * scale.to(counts).view(rows)
-    return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows)).to(counts)
+    rows = (-1, *[1] * (weight.dim() - 2))
+    units = _units(counts, up, down, 1 - weight.dim())
+    value: Tensor = sums(units, weight, stride, padding, dilation, groups, most, signed) * scale.view(rows)
+    return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows))
 
 
-@conv.register_fake
-def _(
-    counts: Tensor, weight: Tensor, scale: Tensor, bias: Any, up: Any, down: Any,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, *_: Any,
+def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) -> Tensor:
+    if up is None or down is None:
+        return counts
+    q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in (up, down))
+    return counts.clamp(min=0) * q + counts.clamp(max=0) * p
+
+
+@torch.library.custom_op("spikes::sums", mutates_args=())
+def sums(
+    units: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+    most: int, signed: bool,
 ) -> Tensor:  # fmt: skip
-    return _convolved(counts, weight.to(counts.dtype), (stride, padding, dilation, groups))
+    """Ŵ·units, or Ŵ ∗ units with a stride, exactly; unsigned weights have their zero at 128."""
+    whole = weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
+    return _product(units.double(), whole, stride, padding, dilation, groups).to(units.dtype)
+
+
+@sums.register_fake
+def _(
+    units: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, *_: Any
+) -> Tensor:
+    return _product(units, weight.to(units.dtype), stride, padding, dilation, groups)
+
+
+def _product(x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
+    if weight.dim() == 2:
+        return F.linear(x, weight)
+    function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
+    result: Tensor = function(x, weight, None, *geometry)
+    return result

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import nn
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
-from onespike.deploy.exports.tracing import trace
+from onespike.deploy.exports.graph import bare, trace
 from onespike.runtime.batches import call
 
 FACTS = "onespike.json"
@@ -32,18 +30,6 @@ class Plain(nn.Module):
         return self.network(*args, **kwargs)
 
 
-def bare(network: nn.Module) -> nn.Module:
-    """Return a copy that shares its weights and holds nothing that only `revert_` needs.
-
-    Products on integers need no float weights.
-    """
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    twin = copy.deepcopy(network, memo)
-    for module in twin.modules():
-        module._modules.pop("folded", None)
-    return twin
-
-
 def _pruned(program: Any) -> Any:
     """Return a program without unread tensors, and without the source lines of each node."""
     for node in program.graph.nodes:
@@ -51,22 +37,13 @@ def _pruned(program: Any) -> Any:
             node.meta.pop(what, None)
     used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     names = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
-    kept = {name for put, name in names.items() if put in used}
-    for name, tensor in list(program.state_dict.items()):
-        if name not in kept:
-            nothing = tensor.detach().new_zeros(()).expand(tensor.shape)
-            program.state_dict[name] = (
-                nn.Parameter(nothing, False) if isinstance(tensor, nn.Parameter) else nothing
-            )
+    read_tensors = {name for put, name in names.items() if put in used}
+    for name in set(program.state_dict) - read_tensors:
+        tensor = program.state_dict[name]
+        nothing = tensor.detach().new_zeros(()).expand(tensor.shape)
+        parameter = isinstance(tensor, nn.Parameter)
+        program.state_dict[name] = nn.Parameter(nothing, False) if parameter else nothing
     return program
-
-
-def _answer(probed: Callable[..., Any], sites: list[str]) -> Callable[[Any], Answer]:
-    def probe(batch: Any) -> Answer:
-        output, counts = call(probed, batch)
-        return Answer(tensors(output), list(zip(sites, counts, strict=True)))
-
-    return probe
 
 
 def read(file: Path) -> Run:
@@ -79,13 +56,18 @@ def read(file: Path) -> Run:
 def write(request: Request, file: Path) -> Foreign:
     """torch.export: a program for any machine with torch, and with no need of onespike."""
     network, batch = bare(request.network), example(request.batches)
-    recorded = Recorded(network)
-    recorded.sites = [site for site, _ in reference(network, batch)[1].counts]
-    program, notes = trace(Plain(network), batch)
-    probed, _ = trace(recorded, batch)  # the same with the counts of every site as further outputs
+    graph = trace(Plain(network), batch)
+    sites = [site for site, _ in reference(network, batch)[1].counts]
+    # the same with the counts of every site as further outputs
+    probed: Any = trace(Recorded(network), batch).program.module()
+
+    def probe(batch: Any) -> Answer:
+        output, counts = call(probed, batch)
+        return Answer(tensors(output), list(zip(sites, counts, strict=True)))
+
     facts = json.dumps(dict(request.facts), ensure_ascii=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
-        torch.export.save(_pruned(program), held := io.BytesIO(), extra_files={FACTS: facts})
-    file.write_bytes(held.getbuffer())  # torch's own writer ends the process where a disk is full
-    return Foreign(f"torch {torch.__version__}", _answer(probed.module(), recorded.sites), notes)
+        torch.export.save(_pruned(graph.program), contents := io.BytesIO(), extra_files={FACTS: facts})
+    file.write_bytes(contents.getbuffer())  # torch's own writer ends the process where a disk is full
+    return Foreign(f"torch {torch.__version__}", probe, graph.notes)

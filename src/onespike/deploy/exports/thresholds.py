@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from onespike.deploy.exports.graph import Graph
+from onespike.deploy.exports.operations import Fire
+
 RELU = ("aten.relu.default", "aten.relu_.default")
 MONOTONE = (
     *RELU, "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.dropout.default", "aten.to.dtype",
     "aten.contiguous.default",
 )  # fmt: skip
+PRODUCTS = ("spikes.linear.default", "spikes.conv.default")
 LARGEST = 2**31 - 1
 
 
@@ -30,40 +34,37 @@ class Sums(NamedTuple):
     below: Tensor | None
 
 
-def integer_thresholds(node: fx.Node, tensors: dict[str, Tensor], renamed: dict[str, str]) -> Sums | None:
+def integer_thresholds(node: fx.Node, graph: Graph) -> Sums | None:
     """Return the thresholds of a neuron in sums of the product before it; None where sums do not decide."""
-    at, positive, negative, center, gain, sides, _, bounds, _ = node.args
-    rectified = False
-    while isinstance(at, fx.Node) and str(at.target) in MONOTONE:
-        rectified, at = rectified or str(at.target) in RELU, at.args[0]
-    kind = str(at.target) if isinstance(at, fx.Node) else ""
-    if gain is not None or kind not in ("spikes.linear.default", "spikes.conv.default"):
+    neuron = Fire.of(node)
+    product, rectified = neuron.x, False
+    while isinstance(product, fx.Node) and str(product.target) in MONOTONE:
+        rectified, product = rectified or str(product.target) in RELU, product.args[0]
+    if neuron.gain is not None or not isinstance(product, fx.Node) or str(product.target) not in PRODUCTS:
         return None
-    product: Any = at
-    if kind == "spikes.linear.default" and product.args[6] is not None:  # gains by row
+    args: Any = product.args
+    weight, scale, bias = (graph.tensor(of) for of in args[1:4])
+    by_row = weight is not None and weight.dim() == 2 and args[6] is not None
+    if weight is None or scale is None or by_row or (bias is not None and bias.dim() > 1):
         return None
-    weight = tensors[renamed[product.args[1].name]]
 
     def by_output(of: Any) -> Tensor | None:
         """One number for each output, in double; None where it differs along another axis."""
-        if of is None:
+        value, axis = graph.tensor(of), -1 if weight.dim() == 2 else 1 - weight.dim()
+        if value is None:
             return torch.zeros(len(weight), dtype=torch.float64)
-        value = tensors[renamed[of.name]].double()
-        axis = -1 if weight.dim() == 2 else 1 - weight.dim()
-        fits = value.numel() == 1 or (
-            value.dim() >= -axis and value.shape[axis] == value.numel() == len(weight)
-        )
-        return value.flatten().expand(len(weight)) if fits else None
+        single = value.numel() == 1
+        fits = single or (value.dim() >= -axis and value.shape[axis] == value.numel() == len(weight))
+        return value.double().flatten().expand(len(weight)) if fits else None
 
-    scale = tensors[renamed[product.args[2].name]].double()
-    added = product.args[3]
-    bias = torch.zeros_like(scale) if added is None else tensors[renamed[added.name]].double()
-    up, down, middle = by_output(positive), by_output(negative), by_output(center)
-    if up is None or down is None or middle is None or bias.dim() > 1:
+    up, down, center = (by_output(of) for of in (neuron.positive, neuron.negative, neuron.center))
+    if up is None or down is None or center is None:
         return None
+    bias = torch.zeros_like(scale) if bias is None else bias
     low = 0.0 if rectified else -torch.inf
-    above = level_thresholds(scale, bias, up, bounds, middle, low)  # type: ignore[arg-type]
-    below = -level_thresholds(scale, -bias, down, bounds, -middle, -torch.inf, -low)  # type: ignore[arg-type]
+    above = level_thresholds(scale, bias, up, neuron.bounds, center, low)
+    below = -level_thresholds(scale, -bias, down, neuron.bounds, -center, -torch.inf, -low)
+    sides = neuron.sides
     return Sums(product.name, None if sides == "negative" else above, None if sides == "positive" else below)
 
 

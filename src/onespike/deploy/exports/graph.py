@@ -1,0 +1,276 @@
+"""A network as a graph in which every act of a site is one named operation.
+
+`marked` puts markers where neurons and integer products stand, and `trace` writes down what runs: the operations
+of `operations.py`, and between them torch's own functions. Every format but `pt2` is written from this graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
+
+from onespike.conversion.firing import Neurons
+from onespike.deploy.exports import operations
+from onespike.deploy.exports.operations import ZERO
+from onespike.deploy.products import IntegerConvolution, IntegerLinear, Populations
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.runtime.batches import call
+from onespike.runtime.forward import evaluating
+from onespike.spikes import SpikeCode
+
+FIXED = "the size of its batch is fixed at {}: the network itself depends on it"
+LENGTH = "its inputs have {} tokens: the network itself, or a pass, depends on their number"
+Log = list[tuple[str, Tensor]]
+
+
+def code_of(neuron: Neuron, site: str) -> SpikeCode:
+    """Return the neuron's code, if it says all that the neuron does."""
+    code = neuron.code()
+    if not neuron.coded or not code.shifts:
+        raise UsageError(
+            f"export: the neuron '{neuron.name}' at {site} fires by a rule of its own, which no format but pt2 can "
+            "write. Convert with neuron='sfn', or export with format='pt2'."
+        )
+    return code
+
+
+class Site(nn.Module):
+    """Replace a neuron: fire and decode by name, and keep its counts."""
+
+    gain: Tensor | None
+
+    def __init__(self, name: str, neuron: Neuron, log: Log) -> None:
+        super().__init__()
+        self.name, self.log, self.code = name, log, code_of(neuron, name)
+        up, down = self.code.units()
+        # a channel that is off divides by infinity and multiplies by 0
+        buffers: dict[str, Tensor | None] = {
+            "positive": torch.where(up > 0, up, torch.inf), "negative": torch.where(down > 0, down, torch.inf),
+            "up": up, "down": down, "center": self.code.center, "gain": self.code.gain, "offset": self.code.offset,
+            "typical": self.code.typical,
+        }  # fmt: skip
+        for part, value in buffers.items():
+            self.register_buffer(part, None if value is None else value.detach())
+        self.sides, function = self.code.sides, self.code.function
+        self.firing = (self.sides, list(function.levels), list(function.bounds), name)
+
+    def fire(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The counts, and the gains of their rows."""
+        x, gain = x.float(), self.gain
+        if self.typical is not None:
+            gain = operations.row_gain(x, self.typical, self.center, self.gain)
+        counts: Tensor = operations.fire(x, self.positive, self.negative, self.center, gain, *self.firing)
+        self.log.append((self.name, counts))
+        return counts, gain
+
+    def counts(self, x: Tensor) -> Tensor:
+        return self.fire(x)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts, gain = self.fire(x)
+        value: Tensor = operations.decode(
+            counts, self.up, self.down, gain, self.offset, self.sides, self.name
+        )
+        return value.to(x.dtype)
+
+
+class Product(nn.Module):
+    """Replace an integer product: the operations of its one part, or of two populations."""
+
+    def __init__(self, site: Site, form: Any, unsigned: bool) -> None:
+        super().__init__()
+        self.parts: tuple[Any, ...] = (form.first, form.second) if isinstance(form, Populations) else (form,)
+        self.biased, self.facts = form.biased, list[tuple[int, bool, str]]()
+        for i, part in enumerate(self.parts):
+            if not part.fits:
+                raise UsageError(
+                    f"export: the sums at {site.name} do not fit into 32 bits. Convert with fewer levels, or with "
+                    "a larger scale."
+                )
+            up, down = part.times_up, part.times_down
+            once = bool((up == 1).all() and (down == 1).all())
+            most = int(site.code.largest * torch.maximum(up, down).max())
+            self.facts.append((most, site.sides != "positive", site.name))
+            weight = (part.weight.int() + ZERO).to(torch.uint8) if unsigned else part.weight
+            for name, value in (
+                ("weight", weight), ("scale", part.scale), ("bias", part.bias),
+                ("up", None if once else up), ("down", None if once else down),
+            ):  # fmt: skip
+                self.register_buffer(f"{name}{i}", value)
+
+    def forward(self, x: Tensor, site: Site) -> Tensor:
+        counts, gain = site.fire(x)
+        values = []
+        for i, part in enumerate(self.parts):
+            if isinstance(part, IntegerConvolution) and part.shift is not None:
+                # the first call, before the network is traced, settles what depends on the size of the image
+                bias: Any = part.constants(tuple(x.shape[2:]))
+                setattr(self, f"bias{i}", bias.flatten() if bias.shape[1:].numel() == 1 else bias)
+                part.shift = None
+            tensors = [getattr(self, f"{name}{i}") for name in ("weight", "scale", "bias", "up", "down")]
+            if isinstance(part, IntegerLinear):
+                values.append(operations.linear(counts, *tensors, gain, *self.facts[i]))
+            else:
+                values.append(operations.conv(counts, *tensors, *_geometry(part), *self.facts[i]))
+        value: Tensor = values[0] if len(values) == 1 else values[0] + values[1]
+        return value
+
+
+def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int], int]:
+    padding = part.padding
+    if isinstance(padding, str):
+        spans = [d * (k - 1) for d, k in zip(part.dilation, part.weight.shape[2:], strict=True)]
+        if padding == "same" and any(span % 2 for span in spans):
+            raise UsageError(
+                "export: a convolution pads one side more than the other (padding='same' with an even kernel). "
+                "Pad in a layer of its own."
+            )
+        padding = [0 if padding == "valid" else span // 2 for span in spans]
+    return list(part.stride), list(padding), list(part.dilation), part.groups
+
+
+class Marked(nn.Module):
+    """A network whose forward also returns the counts of every site, in firing order."""
+
+    def __init__(self, network: nn.Module, log: Log) -> None:
+        super().__init__()
+        self.network, self.log = network, log
+        self.sites: list[str] = []
+        self.outputs: list[str] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+        self.log.clear()
+        output = named_tensors(self.network(*args, **kwargs))
+        if not self.sites:  # an attribute that changes during an export would be changed back
+            self.outputs, self.sites = list(output), [site for site, _ in self.log]
+        counts = [fired for _, fired in self.log]
+        self.log.clear()
+        return list(output.values()), counts
+
+
+def named_tensors(output: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output by names that a file can have.
+
+    >>> list(named_tensors({"scores": torch.zeros(1), "extra": None, "boxes": torch.zeros(1)}))
+    ['scores', 'boxes']
+    >>> list(named_tensors(torch.zeros(1))), list(named_tensors([torch.zeros(1), torch.zeros(1)]))
+    (['output'], ['output0', 'output1'])
+    """
+    named = {}
+    for path, leaf in tree_flatten_with_path(output)[0]:
+        if isinstance(leaf, Tensor):
+            words = "".join(c if c.isalnum() or c == "_" else " " for c in keystr(path)).split()
+            name = "_".join(words) or "output"
+            named[f"output{name}" if name.isdecimal() else name] = leaf
+    return named
+
+
+def bare(network: nn.Module) -> nn.Module:
+    """Return a copy that shares its weights and holds nothing that only `revert_` needs."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    twin = copy.deepcopy(network, memo)
+    for module in twin.modules():
+        module._modules.pop("folded", None)
+    return twin.eval()
+
+
+def marked(network: nn.Module, batch: Any, *, unsigned: bool = False) -> Marked:
+    """Return a copy of a network with markers in place of its neurons and of its integer products.
+
+    Weights are int8, or `unsigned` with their zero at 128.
+    """
+    twin, log = bare(network), Log()
+    for module in twin.modules():
+        owner: Any = module._modules.get("neurons")
+        if not isinstance(owner, Neurons):
+            continue
+        neurons: dict[str, Any] = owner._modules
+        for key, neuron in list(neurons.items()):
+            if isinstance(neuron, Neuron):
+                neurons[key] = Site(f"{owner.owner}:{key}", neuron, log)
+        for key in owner.products:  # products of two activations decode, and multiply in float
+            module._modules.pop(f"integer_{key.removesuffix('_lhs')}", None)
+        owner.products = {
+            key: Product(neurons[key], form, unsigned)
+            for key, form in owner.products.items()
+            if key.endswith("_input")
+        }
+        module._modules |= {f"integer_{key}": product for key, product in owner.products.items()}
+    result = Marked(twin, log)
+    with torch.no_grad():
+        call(result, batch)  # finds the names of outputs and sites
+    return result
+
+
+class Graph:
+    """An exported program.
+
+    Attributes:
+        inputs: the tensors that it takes, in order; constants of the call, such as `use_cache=False`, are none of them.
+        held: name of a node → the name and the value of the tensor that it stands for.
+        notes: what the reader should know.
+    """
+
+    def __init__(self, program: Any) -> None:
+        self.program, signature = program, program.graph_signature
+        names, stored = set(map(str, signature.user_inputs)), {**program.state_dict, **program.constants}
+        self.inputs: list[fx.Node] = [
+            node
+            for node in program.graph.nodes
+            if node.op == "placeholder" and node.name in names
+            if isinstance(node.meta["val"], Tensor) and node.meta["val"].dim()
+        ]
+        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        held |= signature.inputs_to_lifted_tensor_constants
+        self.held = {node: (name, stored[name].detach()) for node, name in held.items()}
+        notes = []
+        for example in (node.meta["val"] for node in self.inputs):
+            fixed = [not isinstance(size, torch.SymInt) for size in example.shape]
+            if fixed[0]:
+                notes.append(FIXED.format(example.shape[0]))
+            if len(fixed) > 1 and fixed[1] and not example.is_floating_point():
+                notes.append(LENGTH.format(example.shape[1]))
+        self.notes = tuple(dict.fromkeys(notes))
+
+    def tensor(self, argument: Any) -> Tensor | None:
+        """Return the held tensor that an argument of a node stands for, if any."""
+        return (
+            self.held[argument.name][1]
+            if isinstance(argument, fx.Node) and argument.name in self.held
+            else None
+        )
+
+
+def trace(module: nn.Module, batch: Any) -> Graph:
+    """Return what a module runs, by `torch.export` with an open batch size where the network permits it."""
+    args, kwargs = call(lambda *args, **kwargs: (args, kwargs), batch)
+
+    def batched(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return None
+        # inputs that are not floats are tokens, whose number is left open, too
+        return dict.fromkeys(range(1 if leaf.is_floating_point() else leaf.dim()), torch.export.Dim.AUTO)
+
+    # the wrapper's forward takes *args and **kwargs
+    shapes: dict[str, Any] = {"args": tree_map(batched, args)} if args else {}
+    shapes |= {"kwargs": tree_map(batched, kwargs)} if kwargs else {}
+    try:
+        with evaluating(module), torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise UsageError(
+            f"export: torch.export cannot follow this network ({type(error).__name__}: {reason.rstrip('.')}). "
+            "Its forward must not depend on values."
+        ) from error
+    program._guards_code = []  # of several inputs they speak by names that only the network's own forward has
+    return Graph(program)
