@@ -1,25 +1,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onespike.errors import UsageError
-from onespike.studies.theory import (
-    Claim,
-    check_all,
-    check_claim,
-    check_fire,
-    equation_5,
-    exact,
-    theorem_1,
-    theorem_2,
-    theorem_3,
-)
-from onespike.studies.theory import check as checking
+from onespike.studies.theory import check, check_all, claims
+from onespike.studies.theory.check import check_claim, check_fire
+from onespike.studies.theory.claims import Claim, equation_5, theorem_1, theorem_2, theorem_3
 
 ONE = Fraction(1)
 HALF = Fraction(1, 2)
@@ -87,15 +77,11 @@ def test_both_sides_by_hand() -> None:
     assert (bound.left, bound.right) == ((0 * ONE,), (HALF,))
 
 
-def test_the_papers_own_boundary_breaks_theorem_1() -> None:
-    """v(0) = θ and x ≡ θ: T steps fire T times and keep v = θ, while one step with N ≥ T + 1 fires T + 1."""
-    claim = theorem_1([ONE] * 4, ONE, ONE, 5, unchecked=True)
-    assert not claim.holds
-    assert (claim.left, claim.right, claim.margin) == ((ONE,), (Fraction(5, 4),), Fraction(-1, 4))
-
-
 def test_each_theorem_fails_without_its_condition() -> None:
     assert not theorem_1([2 * ONE, 0 * ONE, 0 * ONE, -ONE], ONE, HALF, unchecked=True).holds
+    # The paper's own boundary, v(0) = θ with N ≥ T + 1: T steps fire T times, one step fires T + 1.
+    claim = theorem_1([ONE] * 3, ONE, ONE, 4, unchecked=True)
+    assert (claim.left, claim.right, claim.margin) == ((ONE,), (Fraction(4, 3),), Fraction(-1, 3))
     # Currents +1 then −1 have mean 0, but the first has fired before the second arrives.
     opposed = [[[ONE, -ONE]], [[ONE]]]
     x = [[ONE, 0 * ONE], [0 * ONE, ONE]]
@@ -132,11 +118,8 @@ def test_check_all_holds_and_repeats_itself() -> None:
     rows = check_all(trials=60, seed=4)
     assert [row.name for row in rows] == ["eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
     for row in rows:
-        assert row.holds, row.counterexample
-        assert row.tried == row.held >= 60
-        assert row.margin >= 0
-        assert row.statement
-        assert not row.counterexample
+        assert row.holds and row.tried == row.held >= 60, row.counterexample
+        assert row.margin >= 0 and row.statement and not row.counterexample
     assert rows == check_all(trials=60, seed=4)
 
 
@@ -152,7 +135,7 @@ def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not check_claim("nothing", boundary, trials=0, seed=0).holds
 
     # A neuron that needs more than its threshold to fire is another neuron, and the draws notice.
-    monkeypatch.setattr(exact, "heaviside", lambda x: int(x > 0))
+    monkeypatch.setattr(claims, "heaviside", lambda x: int(x > 0))
     assert {row.name: row.holds for row in check_all(60, 0)} == {
         "eq. 5": True,
         "theorem 1": False,
@@ -163,16 +146,8 @@ def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fire_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "fire_mixed", lambda a, **_: a.floor())
+    monkeypatch.setattr(check, "fire_mixed", lambda a, **_: a.floor())
     row = check_fire(50, 0)
     assert not row.holds
     assert row.margin < 0
     assert row.counterexample.startswith("mixed:1 at a=")
-
-
-def test_theorem_1_is_false_as_printed_and_the_page_says_so() -> None:
-    """At v(0) = θ, which the paper allows, with its N ≥ T + 1: one by integrate-and-fire, 4/3 by one step."""
-    claim = theorem_1([ONE] * 3, ONE, initial=ONE, count=4, unchecked=True)
-    assert (claim.left, claim.right) == ((ONE,), (Fraction(4, 3),))
-    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
-    assert "$T = 3$ the first gives 1 and the second 4/3" in page

@@ -1,4 +1,4 @@
-"""Eq. 5 and Theorems 1 to 3 as functions that compute both sides for comparison."""
+"""Eq. 5 and Theorems 1 to 3: both sides computed in exact rationals, since floats would cause false failures."""
 
 from __future__ import annotations
 
@@ -7,24 +7,64 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from onespike.errors import UsageError
-from onespike.studies.theory import exact
 
 Vector = Sequence[Fraction]
 Sides = tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One instance of a statement, with both sides computed.
+class Branch:
+    """The result of an integrate-and-fire neuron: its outputs o(1) … o(T) and its last membrane v(T)."""
 
-    Attributes:
-        name: `eq. 5`, `theorem 1` …
-        statement: the claim in symbols.
-        left: the left side, entry by entry.
-        right: the right side.
-        relation: `=` or `≤`, which must hold for every entry.
-        case: the input numbers, to reproduce it.
+    outputs: tuple[Fraction, ...]
+    membrane: Fraction
+
+    @property
+    def mean(self) -> Fraction:
+        """ō of eq. 4."""
+        return mean(self.outputs)
+
+
+def mean(values: Vector) -> Fraction:
+    return sum(values, Fraction(0)) / len(values)
+
+
+def heaviside(x: Fraction) -> int:
+    """H(x) = 1 for x ≥ 0, so that a neuron at its threshold fires."""
+    return int(x >= 0)
+
+
+def integrate_fire(x: Vector, threshold: Fraction, initial: Fraction) -> Branch:
+    """Soft reset: h = v + x; o = θ·H(h − θ); v = h − o (eqs. 1–3).
+
+    >>> integrate_fire([Fraction(1, 2)] * 3, Fraction(1), Fraction(1, 2)).mean
+    Fraction(2, 3)
     """
+    membrane, outputs = initial, []
+    for current in x:
+        latent = membrane + current
+        outputs.append(threshold * heaviside(latent - threshold))
+        membrane = latent - outputs[-1]
+    return Branch(tuple(outputs), membrane)
+
+
+def multi_threshold(h: Fraction, threshold: Fraction, count: int) -> Fraction:
+    """All spikes at once: o = θ_M·clip(⌊h/θ_M⌋, 0, N) (eq. 6).
+
+    >>> multi_threshold(Fraction(7, 10), Fraction(1, 4), 4)
+    Fraction(1, 2)
+    """
+    return threshold * min(max(h // threshold, 0), count)
+
+
+def multiply(weights: Sequence[Vector], x: Vector) -> list[Fraction]:
+    """W·x, the linear layer between two neurons."""
+    return [sum((w * v for w, v in zip(row, x, strict=True)), Fraction(0)) for row in weights]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One instance of a statement, with both sides entry by entry; `relation` is = or ≤, `case` reproduces it."""
 
     name: str
     statement: str
@@ -36,20 +76,24 @@ class Claim:
     @property
     def margin(self) -> Fraction:
         """Return the distance from failing; negative if it fails. An equality has margin 0 at best."""
-        gaps = [r - l for l, r in zip(self.left, self.right, strict=True)]  # noqa: E741
+        gaps = [right - left for left, right in zip(self.left, self.right, strict=True)]
         return min(gaps) if self.relation == "≤" else min(-abs(gap) for gap in gaps)
 
     @property
     def holds(self) -> bool:
         return self.margin >= 0
 
+    def __str__(self) -> str:
+        sides = zip(self.left, self.right, strict=True)
+        return ", ".join(f"{left} {self.relation} {right}" for left, right in sides)
 
-def _require(name: str, condition: bool, needed: str, given: str) -> None:
+
+def _require(name: str, condition: bool, needed: str, actual: str) -> None:
     if not condition:
-        raise UsageError(f"{name} needs {needed}, and here {given}. Choose inputs that meet it.")
+        raise UsageError(f"{name} needs {needed}, and here {actual}. Choose inputs that meet it.")
 
 
-def _show(values: Vector) -> str:
+def _text(values: Vector) -> str:
     return "[" + " ".join(str(v) for v in values) + "]"
 
 
@@ -57,7 +101,7 @@ def _check_drive(name: str, x: Vector, threshold: Fraction, initial: Fraction) -
     """Check the condition of Theorem 1. The paper also allows v(0) = θ, and from there x ≡ θ keeps v(T) = θ."""
     _require(name, len(x) > 0, "T ≥ 1", "there are no inputs")
     _require(name, threshold > 0, "θ > 0", f"θ = {threshold}")
-    _require(name, all(0 <= v <= threshold for v in x), "0 ≤ x(t) ≤ θ", f"x = {_show(x)}, θ = {threshold}")
+    _require(name, all(0 <= v <= threshold for v in x), "0 ≤ x(t) ≤ θ", f"x = {_text(x)}, θ = {threshold}")
     _require(name, 0 <= initial < threshold, "0 ≤ v(0) < θ", f"v(0) = {initial}, θ = {threshold}")
 
 
@@ -67,17 +111,12 @@ def equation_5(x: Vector, threshold: Fraction, initial: Fraction) -> Claim:
     >>> equation_5([Fraction(1, 3)] * 4, Fraction(1), Fraction(1, 2)).left
     (Fraction(1, 12),)
     """
-    name = "eq. 5"
-    _require(name, len(x) > 0, "T ≥ 1", "there are no inputs")
-    _require(name, threshold > 0, "θ > 0", f"θ = {threshold}")
-    neuron = exact.integrate_fire(x, threshold, initial)
-    return Claim(
-        name,
-        "|x̄ − ō| = |v(T) − v(0)|/T",
-        (abs(exact.mean(x) - neuron.mean),),
-        (abs(neuron.membrane - initial) / len(x),),
-        case=f"x={_show(x)} θ={threshold} v(0)={initial}",
-    )
+    _require("eq. 5", len(x) > 0, "T ≥ 1", "there are no inputs")
+    _require("eq. 5", threshold > 0, "θ > 0", f"θ = {threshold}")
+    neuron = integrate_fire(x, threshold, initial)
+    left, right = abs(mean(x) - neuron.mean), abs(neuron.membrane - initial) / len(x)
+    case = f"x={_text(x)} θ={threshold} v(0)={initial}"
+    return Claim("eq. 5", "|x̄ − ō| = |v(T) − v(0)|/T", (left,), (right,), case=case)
 
 
 def theorem_1(
@@ -94,18 +133,15 @@ def theorem_1(
     >>> theorem_1([one] * 3, one, initial=one, count=4, unchecked=True).holds
     False
     """
-    name, steps = "theorem 1", len(x)
-    count = steps if count is None else count
+    timesteps = len(x)
+    count = timesteps if count is None else count
     if not unchecked:
-        _check_drive(name, x, threshold, initial)
-        _require(name, count >= steps, "N ≥ T", f"N = {count}, T = {steps}")
-    return Claim(
-        name,
-        "ō_IF = o_M",
-        (exact.integrate_fire(x, threshold, initial).mean,),
-        (exact.multi_threshold(exact.mean(x) + initial / steps, threshold / steps, count),),
-        case=f"x={_show(x)} θ={threshold} v(0)={initial} N={count}",
-    )
+        _check_drive("theorem 1", x, threshold, initial)
+        _require("theorem 1", count >= timesteps, "N ≥ T", f"N = {count}, T = {timesteps}")
+    left = integrate_fire(x, threshold, initial).mean
+    right = multi_threshold(mean(x) + initial / timesteps, threshold / timesteps, count)
+    case = f"x={_text(x)} θ={threshold} v(0)={initial} N={count}"
+    return Claim("theorem 1", "ō_IF = o_M", (left,), (right,), case=case)
 
 
 def theorem_2(
@@ -118,42 +154,30 @@ def theorem_2(
 ) -> Claim:
     """A network of IF neurons over T steps = the same network of MTNs in one (eqs. 28–33).
 
-    Neurons of layer l are before the weights of layer l. Every layer that a neuron follows must have
+    x is one vector per step; θ and v(0) are of the neurons before each layer. Every layer that a neuron follows must have
     weights ≥ 0 and row sums ≤ θ_{l+1}/θ_l, which keeps 0 ≤ x(t) ≤ θ there; the last may be anything.
-
-    Args:
-        x: the input, one vector per step.
-        weights: one matrix per layer.
-        thresholds: θ of the neurons before each layer.
-        initial: v(0) of the neurons before each layer.
-        unchecked: skip the conditions.
 
     >>> half = Fraction(1, 2)
     >>> two = [[half, half], [Fraction(1), Fraction(0)]]
     >>> theorem_2([[half, Fraction(1)]] * 3, [two, two], [Fraction(1)] * 2, [half] * 2).holds
     True
     """
-    name, steps = "theorem 2", len(x)
+    timesteps = len(x)
     if not unchecked:
         _check_network(x, weights, thresholds, initial)
-    many, single = [list(v) for v in x], [exact.mean(column) for column in zip(*x, strict=True)]
+    many, single = [list(v) for v in x], [mean(column) for column in zip(*x, strict=True)]
     left: list[Fraction] = []
     right: list[Fraction] = []
     for matrix, threshold, start in zip(weights, thresholds, initial, strict=True):
-        cells = [exact.integrate_fire(column, threshold, start) for column in zip(*many, strict=True)]
-        many = [exact.apply(matrix, step) for step in zip(*(c.outputs for c in cells), strict=True)]
-        fired = [exact.multi_threshold(v + start / steps, threshold / steps, steps) for v in single]
-        single = exact.apply(matrix, fired)
-        left += [exact.mean(column) for column in zip(*many, strict=True)]
+        cells = [integrate_fire(column, threshold, start) for column in zip(*many, strict=True)]
+        many = [multiply(matrix, step) for step in zip(*(cell.outputs for cell in cells), strict=True)]
+        fired = [multi_threshold(v + start / timesteps, threshold / timesteps, timesteps) for v in single]
+        single = multiply(matrix, fired)
+        left += [mean(column) for column in zip(*many, strict=True)]
         right += single
-    case = (
-        f"x={'; '.join(map(_show, x))} θ={_show(thresholds)} v(0)={_show(initial)} W={_show_layers(weights)}"
-    )
-    return Claim(name, "x̄_IF of every layer = x_M of that layer", tuple(left), tuple(right), case=case)
-
-
-def _show_layers(weights: Sequence[Sequence[Vector]]) -> str:
-    return " | ".join("; ".join(map(_show, matrix)) for matrix in weights)
+    layers = " | ".join("; ".join(map(_text, matrix)) for matrix in weights)
+    case = f"x={'; '.join(map(_text, x))} θ={_text(thresholds)} v(0)={_text(initial)} W={layers}"
+    return Claim("theorem 2", "x̄_IF of every layer = x_M of that layer", tuple(left), tuple(right), case=case)
 
 
 def _check_network(
@@ -169,13 +193,13 @@ def _check_network(
     )
     for step in x:
         _check_drive(name, step, thresholds[0], initial[0])
-    for layer, matrix in enumerate(weights[:-1]):
-        gain = thresholds[layer + 1] / thresholds[layer]
+    for layer, matrix in enumerate(weights[:-1], 1):
+        gain = thresholds[layer] / thresholds[layer - 1]
         for row in matrix:
-            _require(name, all(w >= 0 for w in row), "weights ≥ 0", f"layer {layer + 1} has {_show(row)}")
+            _require(name, all(w >= 0 for w in row), "weights ≥ 0", f"layer {layer} has {_text(row)}")
             total = sum(row, Fraction(0))
-            _require(name, total <= gain, "gains ≤ θ_{l+1}/θ_l", f"layer {layer + 1} has {total} > {gain}")
-        start, threshold = initial[layer + 1], thresholds[layer + 1]
+            _require(name, total <= gain, "gains ≤ θ_{l+1}/θ_l", f"layer {layer} has {total} > {gain}")
+        start, threshold = initial[layer], thresholds[layer]
         _require(name, 0 <= start < threshold, "0 ≤ v(0) < θ", f"v(0) = {start}, θ = {threshold}")
 
 
@@ -191,30 +215,27 @@ def theorem_3(
     >>> theorem_3([one / 3, -one / 2, 2 * one], (one, 2 * one), (one / 2, one)).holds
     True
     """
-    name, steps = "theorem 3", len(x)
-    _require(name, steps > 0, "T ≥ 1", "there are no inputs")
-    _require(name, min(thresholds) > 0, "θ± > 0", f"θ± = {_show(thresholds)}")
-    x_m = exact.mean(x)
-    side, other = (0, 1) if x_m >= 0 else (1, 0)
-    enough = int((abs(x_m) * steps + initial[side]) // thresholds[side])
+    name, timesteps = "theorem 3", len(x)
+    _require(name, timesteps > 0, "T ≥ 1", "there are no inputs")
+    _require(name, min(thresholds) > 0, "θ± > 0", f"θ± = {_text(thresholds)}")
+    x_m = mean(x)
+    # eq. 38: the sign of x_M chooses the branch, and x_M ≥ 0 takes the positive one
+    sign, side, other = (1, 0, 1) if x_m >= 0 else (-1, 1, 0)
+    enough = int((abs(x_m) * timesteps + initial[side]) // thresholds[side])
     count = enough if count is None else count
     if not unchecked:
         within = all(0 <= v < theta for v, theta in zip(initial, thresholds, strict=True))
-        _require(name, within, "0 ≤ v±(0) < θ±", f"v±(0) = {_show(initial)}, θ± = {_show(thresholds)}")
+        _require(name, within, "0 ≤ v±(0) < θ±", f"v±(0) = {_text(initial)}, θ± = {_text(thresholds)}")
         _require(name, count >= enough, f"N ≥ {enough}, so that nothing is clipped", f"N = {count}")
-    branches = exact.dual_integrate_fire(x, thresholds, initial)
-    multi = exact.dual_multi_threshold(
-        x_m,
-        (thresholds[0] / steps, thresholds[1] / steps),
-        (initial[0] / steps, initial[1] / steps),
-        count,
-    )
+    # eqs. 35–37: the positive and the negative part of x run through separate branches
+    branches = [
+        integrate_fire([max(way * v, Fraction(0)) for v in x], threshold, start)
+        for way, threshold, start in zip((1, -1), thresholds, initial, strict=True)
+    ]
+    h = abs(x_m) + initial[side] / timesteps
+    multi = sign * multi_threshold(h, thresholds[side] / timesteps, count)
+    left = abs(branches[0].mean - branches[1].mean - multi)
     residue = abs(branches[side].membrane + initial[other] - branches[other].membrane)
-    return Claim(
-        name,
-        "|ō_IF − o_M| ≤ (C_v + C_θ)/T",
-        (abs(branches[0].mean - branches[1].mean - multi),),
-        ((residue + thresholds[side]) / steps,),
-        relation="≤",
-        case=f"x={_show(x)} θ±={_show(thresholds)} v±(0)={_show(initial)} N={count}",
-    )
+    right = (residue + thresholds[side]) / timesteps
+    case = f"x={_text(x)} θ±={_text(thresholds)} v±(0)={_text(initial)} N={count}"
+    return Claim(name, "|ō_IF − o_M| ≤ (C_v + C_θ)/T", (left,), (right,), "≤", case)
