@@ -56,8 +56,9 @@ def read(file: Path) -> Run:
 def write(request: Request, file: Path) -> Foreign:
     """torch.export: a program for any machine with torch, and with no need of onespike."""
     network, batch = bare(request.network), example(request.batches)
-    graph = trace(Plain(network), batch)
+    # a first run settles what depends on the size of the input
     sites = [site for site, _ in reference(network, batch)[1].counts]
+    graph = trace(Plain(network), batch)
     # the same with the counts of every site as further outputs
     probed: Any = trace(Recorded(network), batch).program.module()
 
