@@ -139,11 +139,11 @@ def test_a_measurement_that_cannot_be_drawn(tmp_path):
         figure.subplots().plot([row["counts"] for row in rows])
         return figure
 
-    study = Study("s", "t", "n", lambda bench: bench.kept["rows"], draw, "")
+    study = Study("s", "t", "n", lambda bench: bench.finished["rows"], draw, "")
     kept = {"rows": [{"counts": 1.0}, {"counts": ["a", "b"]}]}
     bench = SimpleNamespace(
         folder=tmp_path,
-        kept=kept,
+        finished=kept,
         identity={},
         loaded=SimpleNamespace(spec="n"),
         sets=dict,

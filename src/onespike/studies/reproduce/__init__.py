@@ -1,8 +1,5 @@
 """The paper by command: every table and figure measured again, beside the printed numbers."""
 
-from onespike.studies.reproduce import detectors as detectors
-from onespike.studies.reproduce import distributions as distributions
-from onespike.studies.reproduce import equivalence as equivalence
 from onespike.studies.reproduce import sweeps as sweeps
 from onespike.studies.reproduce import tables as tables
 from onespike.studies.reproduce.bench import Bench as Bench

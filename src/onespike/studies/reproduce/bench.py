@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +22,7 @@ from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError
-from onespike.evaluation.side_by_side import evaluate
+from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
 from onespike.runs.comparison import compared, rivals, spiking_rivals
@@ -78,23 +79,22 @@ class Bench:
         self.calibrations = (calibration, *draws)
         self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
         self.folder, self.batch_size, self.progress = folder, batch_size, progress
-        self.ann = loaded.model
+        self.ann, sets = loaded.model, self.sets()
+        self.original = Once(self.ann)
+        self.thresholds: dict[str, Thresholds] = {}
         self.identity = {
             "network": loaded.spec,
             "weights": loaded.weights,
-            "preprocessing": loaded.reading.preprocessing,
+            "preprocessing": loaded.preprocessing,
             **({} if profile().name == DEFAULT else {"profile": profile().name}),
-            **{name: list(items.names) for name, items in self.sets().items()},
+            **{name: list(items.names) for name, items in sets.items()},
             "sha256": {
                 "weights": network_digest(loaded.model),
-                **{name: images_digest(i) for name, i in self.sets().items()},
+                **{name: images_digest(items) for name, items in sets.items()},
             },
+            **({"draws": [images_digest(items) for items in draws]} if draws else {}),
         }
-        if draws:
-            self.identity["draws"] = [images_digest(items) for items in draws]
-        self.kept = self._read()
-        self.thresholds: dict[str, Thresholds] = {}
-        self.original = Once(self.ann)
+        self.finished = self._read()
 
     @property
     def note(self) -> str:
@@ -121,12 +121,11 @@ class Bench:
 
     def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return a measurement by its key: from the folder if it was finished before, else made and kept."""
-        if key not in self.kept:
-            self.kept[key] = measure()
-            record = {"identity": self.identity, "measured": self.kept}
+        if key not in self.finished:
+            self.finished[key] = measure()
+            record = {"identity": self.identity, "measured": self.finished}
             write_atomically(self.folder / CACHE, sealed(record))
-        found: dict[str, Any] = self.kept[key]
-        return found
+        return dict(self.finished[key])
 
     def calibrated(self, recipe: Recipe) -> Thresholds:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""
@@ -135,24 +134,22 @@ class Bench:
             fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
         key = json.dumps([fields, self.calibration.names])
         if key not in self.thresholds:
-            bar = self.progress("calibrating", self.steps(self.calibration))
-            inputs = self._inputs(self.calibration)
-            self.thresholds[key] = calibrate(self.ann, inputs, recipe, progress=bar)
+            inputs = self._inputs(self.calibration, "calibrating")
+            self.thresholds[key] = calibrate(self.ann, inputs, recipe)
         return self.thresholds[key]
 
-    def steps(self, items: Items) -> int:
-        return -(-len(items) // self.batch_size)
+    def labeled(
+        self, items: Items, title: str = "", batch_size: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Return batches of inputs, where the network is, and labels; with a title they have a progress bar."""
+        size, device = batch_size or self.batch_size, device_of(self.ann)
+        batches: Iterable[Any] = self.loaded.batches(items, size)
+        if title:
+            batches = self.progress(title, -(-len(items) // size))(batches)
+        return ((to(inputs, device), labels) for inputs, labels in batches)
 
-    def labeled(self, items: Items, batch_size: int | None = None) -> Iterator[tuple[Any, Any]]:
-        """Return batches of inputs, where the network is, and labels."""
-        device = device_of(self.ann)
-        return (
-            (to(inputs, device), labels)
-            for inputs, labels in self.loaded.batches(items, batch_size or self.batch_size)
-        )
-
-    def _inputs(self, items: Items) -> Iterator[Any]:
-        return (x for x, _ in self.labeled(items))
+    def _inputs(self, items: Items, title: str = "") -> Iterator[Any]:
+        return (inputs for inputs, _ in self.labeled(items, title))
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
@@ -176,16 +173,14 @@ class Bench:
         means = {name: fmean(values) for name, values in numbers.items()}
         return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
 
-    def _measure(self, recipe: Recipe) -> dict[str, Any]:
-        snn, metric = self.converted(recipe), self.loaded.task.metric(self.test)
+    def evaluated(self, recipe: Recipe) -> Evaluation:
+        """Run both networks side by side on the test images."""
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
-        result = evaluate(
-            self.original,
-            snn,
-            self.labeled(self.test),
-            metric,
-            progress=self.progress(title, self.steps(self.test)),
-        )
+        metric = self.loaded.task.metric(self.test, self.loaded)
+        return evaluate(self.original, self.converted(recipe), self.labeled(self.test, title), metric)
+
+    def _measure(self, recipe: Recipe) -> dict[str, Any]:
+        result = self.evaluated(recipe)
         record = result.to_dict()
         headline = self.loaded.task.headline(record)
         rows = [row for row in result.ledger.sites.values() if row.spiking]
@@ -208,14 +203,13 @@ class Bench:
         return list(self.once("rivals " + spell(recipe), lambda: {"rows": self._rivals(recipe)})["rows"])
 
     def _rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
-        bar = self.progress("ranges of integers", self.steps(self.calibration))
-        observed = observe(self.ann, bar(self._inputs(self.calibration)))
+        observed = observe(self.ann, self._inputs(self.calibration, "ranges of integers"))
         networks = {
             **spiking_rivals(self.converted(recipe), self.ann, observed, PAPER),
             **rivals(self.ann, observed),
         }
-        feed = self.progress("integer networks", self.steps(self.test))(self.labeled(self.test))
-        return compared(self.ann, networks, feed, lambda: self.loaded.task.metric(self.test))
+        batches = self.labeled(self.test, "integer networks")
+        return compared(self.ann, networks, batches, lambda: self.loaded.task.metric(self.test, self.loaded))
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
         """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
@@ -223,28 +217,22 @@ class Bench:
         return self.once(key, lambda: self._search(recipe, trials, objective))
 
     def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
-        title = f"{trials} λ trials, {objective}"
         snn, held = self.converted(recipe), self.labeled(self.held)
         aim = self.loaded.task.objectives[objective]
-        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held))
-        bar = iter(self.progress(title, trials)(range(trials)))
+        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held, self.loaded))
+        bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
 
-        def advance() -> None:
+        def advance(*_: Any) -> None:
             next(bar, None)
 
-        found: Search = search(
-            measure,
-            trials=trials,
-            maximize=aim.maximize,
-            fixed=(1.0, 0.25),
-            report=lambda trial, done, total: advance(),
+        result: Search = search(
+            measure, trials=trials, maximize=aim.maximize, fixed=(1.0, 0.25), report=advance
         )
-        for _ in bar:
-            pass
+        deque(bar, maxlen=0)  # closes the bar
         return {
-            "scale": found.best.scale,
-            "value": found.best.value,
-            "seconds": sum(trial.seconds for trial in found.trials),
+            "scale": result.best.scale,
+            "value": result.best.value,
+            "seconds": sum(trial.seconds for trial in result.trials),
             "forwards": measure.forwards,
             "images": measure.images,
         }
@@ -254,7 +242,7 @@ class Bench:
         key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
-            few = next(iter(self._inputs(limit(self.held, self.batch_size))))
+            few = next(self._inputs(limit(self.held, self.batch_size)))
             return {"scale": scale_within(self.converted(recipe), few, column, ratio)}
 
         return recipe.replace(scale=self.once(key, bisect)["scale"])

@@ -53,7 +53,7 @@ def network_of(spec: str) -> str | None:
     ('ViT-Base/16', None)
     """
     name = spec.partition(":")[2]
-    return next((known for start, known in NETWORKS.items() if name.startswith(start)), None)
+    return next((network for start, network in NETWORKS.items() if name.startswith(start)), None)
 
 
 def ecmt_preset(spec: str) -> str:

@@ -1,16 +1,42 @@
-"""Sweeps: λ as in the paper's figure, the number of levels, and the softmax threshold."""
+"""Sweeps and figures: λ, levels, softmax thresholds; time for space (App. D); activations and their spikes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
 from onespike.energy.columns import PAPER
 from onespike.errors import DataError
-from onespike.recipe import preset
-from onespike.studies.reproduce.bench import Bench
-from onespike.studies.reproduce.draw import bars, curves
-from onespike.studies.reproduce.study import Row, study
-from onespike.studies.reproduce.tables import literal, shown
+from onespike.neurons import Scale, ScaleFire
+from onespike.recipe import Recipe, preset
+from onespike.reports import plots
+from onespike.runtime.forward import evaluating
+from onespike.sites import Operand, Site, Visitor, visiting
+from onespike.sites.tracer import Tracer
+from onespike.studies.reproduce.bench import SPREAD, Bench
+from onespike.studies.reproduce.study import Row, bars, curves, study
+from onespike.studies.reproduce.tables import literal, scores
+from onespike.tasks import limit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
+TIMESTEPS = (1, 2, 4, 8, 16, 32, 64)
+TIMED_IMAGES, REPEATS = 16, 3
+STAGES = {
+    "pre-QKV": ("*qkv:linear0_input", "*query:linear0_input", "*q_proj:linear0_input"),
+    "post-GELU": ("*fc2:linear0_input", "*.output.dense:linear0_input", "*mlp.3:linear0_input"),
+    "post-softmax": (),
+}
+"""The three stages of the paper's figure, by the names of their consumers; softmax is found by its role."""
+HISTOGRAM_SCALES = (1.0, 0.5, 0.252, 0.1)
+BINS, IMAGES = 60, 16
 
 
 @study(
@@ -20,11 +46,10 @@ SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
     "The paper's figure has no table; it states λ = 0.252 as a good compromise for ViT-Base/16.",
 )
 def scale(bench: Bench) -> list[Row]:
-    rows: list[Row] = []
-    for value in SWEPT_SCALES:
-        measured = bench.measure(literal(bench).replace(scale=value))
-        rows.append({"scale": value, "ann": measured["ann"], **shown(measured)})
-    return rows
+    base = literal(bench)
+    return [
+        {"scale": value, **scores(bench.measure(base.replace(scale=value)), "ann")} for value in SWEPT_SCALES
+    ]
 
 
 @study(
@@ -40,11 +65,8 @@ def levels(bench: Bench) -> list[Row]:
         for number in (2, 4, 8) if kind != "mixed" else (2, 4, 6, 8, 10):
             recipe = preset("sformer", levels=f"{kind}:{number}")
             recipe = recipe.replace(scale=bench.searched(recipe, trials=8)["scale"])
-            measured = bench.measure(recipe)
-            rows.append(
-                {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale,
-                 "ann": measured["ann"], **shown(measured)}
-            )  # fmt: skip
+            first = {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale}
+            rows.append(first | scores(bench.measure(recipe), "ann"))
     return rows
 
 
@@ -59,12 +81,177 @@ def softmax(bench: Bench) -> list[Row]:
     base = literal(bench)
     if not any(threshold.role == "softmax" for threshold in bench.calibrated(base).values()):
         raise DataError(f"sweep-softmax-threshold: {bench.loaded.spec} has no softmax. Give a transformer.")
+    values = {
+        "largest, per site": "site", "largest, per head": "head", "largest, the model": "model",
+        "percentile 0.01": "percentile:0.01", "percentile 0.1": "percentile:0.1", "percentile 1": "percentile:1",
+        "paper, 0.0035": 0.0035,
+    }  # fmt: skip
+    return [
+        {"threshold": title, **scores(bench.measure(base.replace(softmax=value)), "ann")}
+        for title, value in values.items()
+    ]
+
+
+def integrate_fire(timesteps: int) -> Recipe:
+    return preset("if", steps=timesteps, placement="activation")
+
+
+def multi_threshold(count: int) -> Recipe:
+    return preset("mtn", levels=",".join(map(str, range(1, count + 1))) + ",", placement="activation")
+
+
+@study(
+    "figure-equivalence",
+    "Integrate-and-fire over T steps against the multi-threshold neuron with N = T",
+    curves("T", "score", "firing", by="neuron", log=True),
+    "Neurons stand in place of ReLUs; θ is the largest activation seen in calibration, v(0) = θ/2. The paper's figure "
+    "(CIFAR-10, ResNet-18) has no table; it shows both low below T = 25, then rising, the multi-threshold neuron above.",
+    network="cifar10-resnet18",
+)
+def equivalence(bench: Bench) -> list[Row]:
     rows: list[Row] = []
-    for title, value in (
-        ("largest, per site", "site"), ("largest, per head", "head"), ("largest, the model", "model"),
-        ("percentile 0.01", "percentile:0.01"), ("percentile 0.1", "percentile:0.1"),
-        ("percentile 1", "percentile:1"), ("paper, 0.0035", 0.0035),
-    ):  # fmt: skip
-        measured = bench.measure(base.replace(softmax=value))
-        rows.append({"threshold": title, "ann": measured["ann"], **shown(measured)})
+    columns = ("metric", "ann", "score", "error", *SPREAD, "agreement", "kl", "firing", "seconds")
+    for count in TIMESTEPS:
+        for name, recipe in (("IF", integrate_fire(count)), ("MTN", multi_threshold(count))):
+            measured = bench.measure(recipe)
+            rows.append({"neuron": name, "T": count} | {k: measured[k] for k in columns if k in measured})
     return rows
+
+
+class _Stopwatch(Visitor):
+    """A visitor that adds up the time spent in neurons."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def visit(self, operand: Operand, x: Tensor) -> Tensor:
+        started = time.perf_counter()
+        value = operand.value(x)
+        self.seconds += time.perf_counter() - started
+        return value
+
+
+def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
+    """Return the seconds in neurons and in everything else for one forward, the best of several."""
+    best = (float("inf"), 0.0)
+    for _ in range(REPEATS):
+        watch = _Stopwatch()
+        started = time.perf_counter()
+        with evaluating(snn), visiting(snn, watch):
+            snn(x)
+        best = min(best, (time.perf_counter() - started, watch.seconds))
+    return best[1], best[0] - best[1]
+
+
+@study(
+    "table-complexity",
+    "Time of the neuron update and of the rest, and the firing rate: IF over T steps against one-step MTN",
+    bars("neuron", "ms per image", "firing"),
+    "The paper states orders: O(T) for both parts of integrate-and-fire, O(N) and O(1) for the multi-threshold neuron, and comparable "
+    "firing rates. Here its closed form makes the neuron update O(1) too. Firing is spikes for each neuron and input.",
+    network="cifar10-resnet18",
+)
+def complexity(bench: Bench) -> list[Row]:
+    x, _ = next(bench.labeled(limit(bench.test, TIMED_IMAGES), batch_size=TIMED_IMAGES))
+    rows: list[Row] = []
+    for name, recipe in (
+        *((f"IF, T = {t}", integrate_fire(t)) for t in (1, 8, 32)),
+        *((f"MTN, N = {n}", multi_threshold(n)) for n in (1, 8, 32)),
+    ):
+
+        def stop(recipe: Recipe = recipe) -> dict[str, float]:
+            neuron, rest = timed(bench.converted(recipe), x)
+            return {"neuron": 1e3 * neuron / len(x), "rest": 1e3 * rest / len(x)}
+
+        clocked = bench.once(f"time {name}", stop)
+        rows.append(
+            {"neuron": name, "neuron ms": clocked["neuron"], "rest ms": clocked["rest"],
+             "ms per image": clocked["neuron"] + clocked["rest"], "firing": bench.measure(recipe)["firing"]}
+        )  # fmt: skip
+    return rows
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    made, axes = plots.figure(16, 3.4, columns=4)
+    for panel, stage in zip(axes, (*STAGES, "spikes"), strict=True):
+        of_stage = [row for row in rows if row["stage"] == stage]
+        if stage == "spikes":
+            colors = (plots.GRAY, plots.GREEN, plots.BLUE, plots.ORANGE)
+            for scale, color in zip(HISTOGRAM_SCALES, colors, strict=True):
+                part = [row for row in of_stage if row["scale"] == scale]
+                xs, shares = [r["value"] for r in part], [r["share"] for r in part]
+                panel.plot(xs, shares, ".-", color=color, label=f"λ = {scale:g}")
+            panel.legend(frameon=False, fontsize=8)
+            panel.set_title("spikes of the pre-QKV activations", fontsize=10)
+            panel.set_xlabel("value of the spike, λθ·y")
+        else:
+            width = of_stage[1]["value"] - of_stage[0]["value"]
+            xs, shares = [r["value"] for r in of_stage], [r["share"] for r in of_stage]
+            panel.bar(xs, shares, width, color=plots.BLUE)
+            panel.set_title(f"{stage}: {of_stage[0]['site']}", fontsize=10)
+            panel.set_xlabel("activation")
+        panel.set_yscale("log")
+        panel.set_ylabel("share of values")
+    return made
+
+
+def _chosen(bench: Bench) -> dict[str, str]:
+    thresholds = bench.calibrated(preset("sformer"))
+    chosen = {}
+    for stage, globs in STAGES.items():
+        sites = [
+            str(site)
+            for site, threshold in thresholds.items()
+            if any(fnmatchcase(str(site), glob) for glob in globs)
+            or (not globs and threshold.role == "softmax")
+        ]
+        if not sites:
+            raise DataError(
+                f"figure-distributions: {bench.loaded.spec} has no {stage} site. Give a vision transformer."
+            )
+        chosen[stage] = sites[len(sites) // 2]
+    return chosen
+
+
+@study(
+    "figure-distributions",
+    "Distributions of activations, and of their spikes at several λ",
+    draw,
+    "One site for each stage, from the middle of the network. The shares of the spikes are those of the pre-QKV "
+    "activations coded at each λ; zero is the silent neuron.",
+)
+def distributions(bench: Bench) -> list[Row]:
+    def gather() -> dict[str, Any]:
+        chosen = _chosen(bench)
+        values: dict[str, Tensor] = {}
+
+        def observe(site: Site, x: Tensor) -> None:
+            if str(site) in chosen.values():
+                values[str(site)] = x.detach().flatten().float().cpu()
+
+        x, _ = next(bench.labeled(limit(bench.test, IMAGES), batch_size=IMAGES))
+        with evaluating(bench.ann):
+            Tracer(bench.ann, observe).run(x)
+        rows = [row for stage, site in chosen.items() for row in _histogram(stage, site, values[site])]
+        site = chosen["pre-QKV"]
+        x, threshold = values[site], bench.calibrated(preset("sformer"))[site]
+        for scale in HISTOGRAM_SCALES:
+            sides = (threshold.positive, threshold.negative)
+            neuron = ScaleFire(*sides, levels=threshold.levels, scale=Scale(scale))
+            spikes, numbers = neuron.spikes(x).unique(return_counts=True)
+            first = {"stage": "spikes", "site": site, "scale": scale}
+            for value, number in zip(neuron.decode(spikes).tolist(), numbers.tolist(), strict=True):
+                rows.append({**first, "value": value, "share": number / len(x)})
+        return {"rows": rows}
+
+    return list(bench.once("distributions", gather)["rows"])
+
+
+def _histogram(stage: str, site: str, values: Tensor) -> list[Row]:
+    low, high = float(values.min()), float(values.max())
+    share = torch.histc(values, BINS, low, high) / len(values)
+    width = (high - low) / BINS
+    return [
+        {"stage": stage, "site": site, "scale": None, "value": low + (i + 0.5) * width, "share": float(s)}
+        for i, s in enumerate(share)
+    ]
