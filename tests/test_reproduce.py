@@ -169,7 +169,7 @@ def test_images_are_known_by_their_contents(tmp_path):
         )
 
     measured(images(1)).once("a", dict)
-    assert measured(images(1)).kept == {"a": {}}
+    assert measured(images(1)).finished == {"a": {}}
     with pytest.raises(UsageError, match="of other images"):
         measured(images(2))
 

@@ -47,7 +47,7 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_timesteps(tmp_path: Path) -> None:
     snn, batches = small(Deep, Recipe(steps=4))
     assert refusal(snn, "pt2", tmp_path / "a.pt2", batches) == (
-        "export: this network runs 4 timesteps. Convert with steps=1, which is what formats know."
+        "export: a file is for one timestep. Convert with steps=1."
     )
 
 

@@ -47,28 +47,27 @@ def _spread(x: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
 def _operand(
     neuron: Neuron,
     times: tuple[Tensor, Tensor] | None,
-    kept: tuple[int, ...],
+    units: tuple[int, ...],
     position: tuple[int, ...],
     depth: tuple[int, ...],
 ) -> _Operand | None:
-    """Return the code of an operand whose unit may differ along `kept`, its center along `depth`, its gain by position.
-
-    None if they differ along another axis.
+    """Return the code of an operand whose unit may differ along `units`, its center and offset along `depth`, its gain
+    by position; None if they differ along another axis.
     """
     code = neuron.code()
     if code.typical is not None or not neuron.coded:  # gains would have to be known before the input
         return None
-    up, down, q, p = (_spread(x, kept) for x in (*code.units(), *(times or (None, None))))
+    up, down, q, p = (_spread(x, units) for x in (*code.units(), *(times or (None, None))))
     if up is None or down is None or q is None or p is None:
         return None
-    unit = torch.where(up > 0, up / q, down / p)
-    gain, center = _spread(code.gain, position), _spread(code.center, depth)
-    if (code.gain is not None and gain is None) or (code.center is not None and center is None):
+    constants = {"gain": position, "center": depth, "offset": depth}
+    spread: dict[str, Any] = {name: _spread(getattr(code, name), shape) for name, shape in constants.items()}
+    if any(getattr(code, name) is not None and value is None for name, value in spread.items()):
         return None
-    one, other, more, less = (x.expand(depth).contiguous() for x in (up, down, q, p))
+    positive, negative, more, less = (x.expand(depth).contiguous() for x in (up, down, q, p))
+    code = code._replace(positive=positive, negative=negative, scale=None, **spread)
     most = code.largest * int(torch.maximum(q, p).max())
-    spread = code._replace(positive=one, negative=other, scale=None, center=center, gain=gain)
-    return _Operand(spread, (more, less), unit, most)
+    return _Operand(code, (more, less), torch.where(up > 0, up / q, down / p), most)
 
 
 def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
@@ -106,9 +105,9 @@ class IntegerAttention(nn.Module):
         if path is None or not kernels.can_attend(query, key, value):
             return None
         lambdas = tuple(None if n.scale is None else float(n.scale.value) for n in neurons)
-        known = (path, lambdas, query.shape[1:], key.shape[1:], value.shape[1:])
-        if self._ready is None or self._ready[0] != known:
-            self._ready = (known, _prepared(neurons, self.times, query, key, value))
+        case = (path, lambdas, query.shape[1:], key.shape[1:], value.shape[1:])
+        if self._ready is None or self._ready[0] != case:
+            self._ready = (case, _prepared(neurons, self.times, query, key, value))
         if self._ready[1] is None:
             return None
         step, code, fires, units = self._ready[1]
@@ -131,9 +130,7 @@ def _prepared(
     if q is None or k is None or v is None or step is None:
         return None
     v_gain, smallest = _whole(v.code.gain)
-    v_offset, q_offset = _spread(v.code.offset, (heads, 1, outer)), _spread(q.code.offset, (heads, 1, inner))
-    if (v.code.offset is not None and v_offset is None) or (q.code.offset is not None and q_offset is None):
-        return None
+    q_offset, v_offset = q.code.offset, v.code.offset
     largest = 1 if v_gain is None else int(v_gain.max())
     fits = (
         max(q.most, k.most, v.most, fired.largest * largest) <= kernels.COUNT

@@ -39,6 +39,11 @@ RATIOS = torch.tensor(
 )
 
 
+def by_rows(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return one number per output, shaped for a weight [outputs, …]."""
+    return scale.view(-1, *[1] * (weight.dim() - 1))
+
+
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return 8-bit weights and their scales, one per output (the first dimension): weight ≈ integer · scale.
 
@@ -48,8 +53,14 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = weight.detach().flatten(1).abs().amax(1) / WEIGHT
     scale = torch.where(scale > 0, scale, 1.0)
-    rows = scale.view(-1, *[1] * (weight.dim() - 1))
-    return (weight.detach() / rows).round().clamp(-WEIGHT, WEIGHT).to(torch.int8), scale
+    integers = (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT)
+    return integers.to(torch.int8), scale
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Return what the 8-bit weights stand for."""
+    integers, scale = quantize(weight)
+    return integers * by_rows(scale, weight)
 
 
 def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -135,10 +146,10 @@ def fold(weight: Tensor, code: SpikeCode, groups: int = 1) -> list[Folded]:
 def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: int) -> Folded:
     exact, units = weight.detach().double(), along(unit, weight, groups)
     integers, scale = quantize(exact * units)
-    whole = integers.double() * scale.view(-1, *[1] * (weight.dim() - 1))
-    rounded = torch.where(units > 0, whole / torch.where(units > 0, units, 1.0), exact)
+    whole = integers.double() * by_rows(scale, weight)
+    replaced = torch.where(units > 0, whole / torch.where(units > 0, units, 1.0), exact)
     largest = int(integers.int().abs().flatten(1).sum(1).max())
-    return Folded(integers, scale.float(), rounded.float(), times, largest)
+    return Folded(integers, scale.float(), replaced.float(), times, largest)
 
 
 def shift(weight: Tensor, code: SpikeCode, groups: int = 1) -> Tensor | None:

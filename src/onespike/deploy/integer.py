@@ -15,7 +15,7 @@ from onespike import kernels
 from onespike.conversion.firing import Neurons
 from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.attention import IntegerAttention
-from onespike.deploy.folding import quantize
+from onespike.deploy.folding import rounded
 from onespike.deploy.products import convolution_form, linear_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
@@ -28,32 +28,40 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Weighted(NamedTuple):
-    """A product of spikes and a weight, before it is folded."""
+    """A product of spikes and a weight: the key of its site within the owner, and whose parameters it multiplies by."""
 
     key: str
-    """The key of its site within the owner."""
     holder: nn.Module
-    """The module that owns the weight and the bias."""
-    weight: str
-    bias: str
+    weight_name: str = "weight"
+    bias_name: str = "bias"
+
+    @property
+    def weight(self) -> Tensor:
+        value: Tensor = getattr(self.holder, self.weight_name)
+        return value
+
+    @property
+    def bias(self) -> Tensor | None:
+        return getattr(self.holder, self.bias_name, None)
+
+    def replace_(self, weight: Tensor) -> None:
+        setattr(self.holder, self.weight_name, nn.Parameter(weight, requires_grad=False))
 
 
-def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
-    """Return the products of one owner whose weights are parameters, as far as their modules are known."""
+def _weighted(module: Any, owner: Neurons) -> Iterator[tuple[Weighted, Neuron]]:
+    """Yield the products of one owner's spikes with parameters, as far as their modules are known."""
     if isinstance(module, nn.MultiheadAttention):
-        if module._qkv_same_embed_dim:
-            yield Weighted("linear0_input", module, "in_proj_weight", "in_proj_bias")
-        yield Weighted(
-            "linear1_input" if module._qkv_same_embed_dim else "linear3_input",
-            module.out_proj,
-            "weight",
-            "bias",
-        )
+        joint = module._qkv_same_embed_dim
+        products = [Weighted("linear0_input", module, "in_proj_weight", "in_proj_bias")] if joint else []
+        products.append(Weighted("linear1_input" if joint else "linear3_input", module.out_proj))
     elif isinstance(module._parameters.get("weight"), Tensor) and module.weight.dim() > 1:
-        inputs = [
-            key for key, neuron in owner.items() if isinstance(neuron, Neuron) and key.endswith("0_input")
-        ]
-        yield from (Weighted(key, module, "weight", "bias") for key in inputs)
+        products = [Weighted(key, module) for key in owner if key.endswith("0_input")]
+    else:
+        products = []
+    for product in products:
+        neuron = owner._modules.get(product.key)
+        if isinstance(neuron, Neuron):
+            yield product, neuron
 
 
 @dataclass(frozen=True)
@@ -67,31 +75,27 @@ class Optimized:
 
     def __str__(self) -> str:
         whole = self.integer + len(self.simulated)
-        reasons = sorted(set(self.simulated.values()))
-        rest = f"; the others round their weights to 8 bits and multiply in float32 ({'; '.join(reasons)})"
-        return f"{self.integer} of {whole} weighted products run on 8-bit integers" + (
-            rest if reasons else ""
-        )
+        text = f"{self.integer} of {whole} weighted products run on 8-bit integers"
+        reasons = "; ".join(sorted(set(self.simulated.values())))
+        rest = f"; the others round their weights to 8 bits and multiply in float32 ({reasons})"
+        return text + (rest if reasons else "")
 
 
-def has_integer_units() -> bool:
-    """Return whether this processor multiplies small integers faster than float32, and our kernels are there."""
-    return kernels.best_path() is not None
-
-
-def _form(module: Any, found: Weighted, neuron: Neuron) -> tuple[Any, Tensor] | str:
-    weight = getattr(found.holder, found.weight)
-    if found.key.startswith("linear") and weight.dim() == 2:
-        return linear_form(neuron, weight, getattr(found.holder, found.bias, None))
-    if found.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
-        return convolution_form(neuron, module)
-    return f"{type(module).__name__} has no integer form"
+def check_deployable(snn: nn.Module, verb: str, what: str) -> None:
+    """Refuse a network that cannot leave torch's floats."""
+    if not is_converted(snn):
+        raise UsageError(f"{verb}: this network has no neurons. Convert it first.")
+    if steps_of(snn) > 1:
+        raise UsageError(f"{verb}: {what} is for one timestep. Convert with steps=1.")
+    elsewhere = next((p.device for p in snn.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise UsageError(f"{verb}: {what} runs on the CPU, not on {elsewhere}. Use snn.cpu().")
 
 
 def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized:
     """Round the weights behind spikes to 8 bits and run their products on integers, in place."""
-    _check(snn)
-    units = has_integer_units() if integer_units is None else integer_units
+    check_deployable(snn, "optimize", "integer inference")
+    units = kernels.best_path() is not None if integer_units is None else integer_units
     done, attended, simulated = 0, 0, dict[str, str]()
     for name, module in list(snn.named_modules()):
         owner = module._modules.get("neurons")
@@ -99,27 +103,36 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
             continue
         owner.apart = True  # an input's spikes must not depend on its batch
         attended += _attend_(module, owner) if units else 0
-        for found in _weighted(module, owner):
-            neuron = owner._modules.get(found.key)
-            if not isinstance(neuron, Neuron):
-                continue
-            _check_weight(name, getattr(found.holder, found.weight))
-            form = _form(module, found, neuron) if units else NO_UNITS
-            owner.weights = "rounded" if isinstance(form, str) else "integers"
+        for product, neuron in _weighted(module, owner):
+            _check_weight(name, product.weight)
+            form = _form(module, product, neuron) if units else NO_UNITS
             if isinstance(form, str):
-                simulated[f"{name}:{found.key}"] = form
-                _round_(found)
+                owner.weights, simulated[f"{name}:{product.key}"] = "rounded", form
+                product.replace_(rounded(product.weight))
                 continue
             done += 1
-            product, rounded = form
-            product.biased = getattr(found.holder, found.bias, None) is not None
-            setattr(found.holder, found.weight, nn.Parameter(rounded, requires_grad=False))
-            module.add_module(f"integer_{found.key}", product)
-            owner.products = {**owner.products, found.key: product}
-            _shorten_(module, found.key)
+            owner.weights, (integers, weight) = "integers", form
+            integers.biased = product.bias is not None
+            product.replace_(weight)
+            module.add_module(f"integer_{product.key}", integers)
+            owner.products = {**owner.products, product.key: integers}
+            if owner.lone_product == product.key:  # its forward need not trace torch's functions
+                forward: Any = partial(_forward, module, product.key, module.forward)
+                module.forward = update_wrapper(forward, type(module).forward)
     if not done and not simulated and not attended:
         raise UsageError("optimize: no spikes meet a weight in this network. Convert more of its sites.")
     return Optimized(done, simulated, attended)
+
+
+NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no compiler"
+
+
+def _form(module: Any, product: Weighted, neuron: Neuron) -> tuple[Any, Tensor] | str:
+    if product.key.startswith("linear") and product.weight.dim() == 2:
+        return linear_form(neuron, product.weight, product.bias)
+    if product.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
+        return convolution_form(neuron, module)
+    return f"{type(module).__name__} has no integer form"
 
 
 def _attend_(module: nn.Module, owner: Neurons) -> int:
@@ -130,27 +143,14 @@ def _attend_(module: nn.Module, owner: Neurons) -> int:
         if role != "softmax" or site.operation != "matmul" or site.role != "lhs" or not site.number:
             continue
         names = attention_sites(site.number - 1)
-        found = [owner._modules.get(name) for name in names]
-        if all(isinstance(neuron, Neuron) for neuron in found):
-            q, k, _, v = found
-            form = IntegerAttention(q, k, v)  # type: ignore[arg-type]
+        neurons: list[Any] = [owner._modules.get(name) for name in names]
+        if all(isinstance(neuron, Neuron) for neuron in neurons):
+            q, k, _, v = neurons
+            form = IntegerAttention(q, k, v)
             module.add_module(f"integer_matmul{site.number - 1}", form)
             owner.products = {**owner.products, names[0]: form}
             made += 1
     return made
-
-
-NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no compiler"
-
-
-def _check(snn: nn.Module) -> None:
-    if not is_converted(snn):
-        raise UsageError("optimize: this network has no neurons. Convert it first.")
-    if steps_of(snn) > 1:
-        raise UsageError("optimize: integer inference is for one timestep. Convert with steps=1.")
-    elsewhere = next((p.device for p in snn.parameters() if p.device.type != "cpu"), None)
-    if elsewhere is not None:
-        raise UsageError(f"optimize: integer inference runs on the CPU, not on {elsewhere}. Use snn.cpu().")
 
 
 def _check_weight(name: str, weight: Tensor) -> None:
@@ -158,21 +158,6 @@ def _check_weight(name: str, weight: Tensor) -> None:
         raise UsageError(f"optimize: {name} has weights of type {weight.dtype}. Use snn.float().")
     if not bool(weight.isfinite().all()):
         raise UsageError(f"optimize: {name} has weights that are not finite. Load a whole checkpoint.")
-
-
-def _round_(found: Weighted) -> None:
-    """Round the weights of a product that stays in float to 8 bits."""
-    weight = getattr(found.holder, found.weight)
-    integers, scale = quantize(weight)
-    rows = scale.view(-1, *[1] * (weight.dim() - 1))
-    setattr(found.holder, found.weight, nn.Parameter(integers * rows, requires_grad=False))
-
-
-def _shorten_(module: Any, key: str) -> None:
-    """Let a module whose forward is one product call it directly, without tracing torch's functions."""
-    if module.neurons.lone_product == key:
-        forward = partial(_forward, module, key, module.forward)
-        module.forward = update_wrapper(forward, type(module).forward)
 
 
 def _forward(module: Any, key: str, followed: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

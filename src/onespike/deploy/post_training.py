@@ -81,13 +81,12 @@ class Observed(Visitor):
     """What passes each site of the original network on calibration inputs, and the weights that it multiplies.
 
     Attributes:
-        low: site → smallest value of each channel, at most 0; likewise `high`.
+        ranges: site → smallest and largest value of each channel; 0 lies between them.
         rows: site → some rows of [elements, channels].
         weights: number of a parameter → the axis of its output channels.
     """
 
-    low: dict[str, Tensor] = field(default_factory=dict)
-    high: dict[str, Tensor] = field(default_factory=dict)
+    ranges: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     rows: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
 
@@ -97,35 +96,32 @@ class Observed(Visitor):
         site, axis = str(operand.site), _axis(operand, x)
         weight = operand.product.operands.get("weight")
         if isinstance(weight, nn.Parameter) and operand.site.role == "input":
-            transposed = (
-                operand.site.operation == "conv" and weight.shape[1] * operand.product.groups != x.shape[1]
-            )
-            self.weights[id(weight)] = 1 if transposed else 0
+            inputs = weight.shape[1] * operand.product.groups
+            self.weights[id(weight)] = int(operand.site.operation == "conv" and inputs != x.shape[1])
         flat = (x.flatten()[:, None] if axis is None else x.movedim(axis, -1).flatten(0, -2)).detach().float()
-        low, high = flat.amin(0).clamp(max=0), flat.amax(0).clamp(min=0)
-        if (
-            site in self.low and self.low[site].shape != low.shape
-        ):  # another length: channels of attention do not match
-            flat, low, high = flat.reshape(-1, 1), low.amin()[None], high.amax()[None]
-            self.low[site], self.high[site] = self.low[site].amin()[None], self.high[site].amax()[None]
+        before = self.ranges.get(site)
+        if before is not None and len(before[0]) != flat.shape[1]:
+            # another length: channels of attention do not match
+            flat, before = flat.reshape(-1, 1), (before[0].amin()[None], before[1].amax()[None])
             self.rows[site] = self.rows[site].reshape(-1, 1)[:ROWS]
-        known = site in self.low
-        self.low[site] = torch.minimum(self.low[site], low) if known else low
-        self.high[site] = torch.maximum(self.high[site], high) if known else high
-        some = flat[:: max(1, len(flat) // (ROWS // 4))][: ROWS // 4]
-        self.rows[site] = torch.cat([self.rows[site], some])[:ROWS] if known else some
+        low, high = flat.amin(0).clamp(max=0), flat.amax(0).clamp(min=0)
+        rows = flat[:: max(1, len(flat) // (ROWS // 4))][: ROWS // 4]
+        if before is not None:
+            low, high = torch.minimum(before[0], low), torch.maximum(before[1], high)
+            rows = torch.cat([self.rows[site], rows])[:ROWS]
+        self.ranges[site], self.rows[site] = (low, high), rows
         return x
 
 
 def observe(model: nn.Module, batches: Iterable[Any]) -> Observed:
     """Run the original network on calibration inputs."""
-    seen, device = Observed(), device_of(model)
-    with evaluating(model), visiting(model, seen):
+    observed, device = Observed(), device_of(model)
+    with evaluating(model), visiting(model, observed):
         for batch in batches:
             call(model, to(batch, device))
-    if not seen.low:
+    if not observed.ranges:
         raise UsageError("quantization: the network ran no product. Give at least one calibration batch.")
-    return seen
+    return observed
 
 
 class _Rounding(Visitor):
@@ -135,23 +131,18 @@ class _Rounding(Visitor):
         self.ranges, self.bits = ranges, bits
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        found = self.ranges.get(str(operand.site))
-        if found is None:  # a ReLU, or a path that calibration did not take
+        if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
             return x
-        axis, low, high = _axis(operand, x), found[0].to(x), found[1].to(x)
+        axis, (low, high) = _axis(operand, x), (end.to(x) for end in self.ranges[str(operand.site)])
         if axis is None or low.numel() == 1:
             return rounded(x, low, high, self.bits)
         return rounded(x.movedim(axis, -1), low, high, self.bits).movedim(-1, axis)
 
 
 class Quantized(nn.Module):
-    """A network whose weights and operands are on grids of 2**bits points.
+    """A copy of a network with weights and operands on grids of 2**bits points.
 
-    Args:
-        model: the original; a copy of it is kept.
-        observed: the result of `observe`.
-        bits: the bits of weights and activations.
-        granularity: ranges of activations per `tensor` or per `channel`; weights have one per output channel.
+    Activations have one range per `tensor` or per `channel`, weights one per output channel.
     """
 
     def __init__(self, model: nn.Module, observed: Observed, bits: int, granularity: str = "tensor") -> None:
@@ -161,11 +152,10 @@ class Quantized(nn.Module):
         self.model = copy.deepcopy(model)
         _round_weights_(self.model, model, observed, bits)
         ranges = {}
-        for site, rows in observed.rows.items():
-            low, high = observed.low[site], observed.high[site]
+        for site, (low, high) in observed.ranges.items():
             if granularity == "tensor":
                 low, high = low.amin(), high.amax()
-            ranges[site] = _clipped(rows, low, high, bits)
+            ranges[site] = _clipped(observed.rows[site], low, high, bits)
         self.rounding = _Rounding(ranges, bits)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

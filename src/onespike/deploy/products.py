@@ -25,11 +25,7 @@ EXACT = 2**24
 class IntegerProduct(nn.Module):
     """A weight behind one neuron: `forward(x, neuron)` fires, multiplies integers and adds the bias.
 
-    Args:
-        neuron: the neuron whose code is folded into the weight; its negative step moves to a common unit.
-        folded: the weight with that code.
-        code: the code, by channel.
-        bias: the bias of the product, without the offset's part.
+    The neuron's code, by channel, is folded into the weight; its negative step moves to a common unit.
     """
 
     weight: Tensor
@@ -41,20 +37,17 @@ class IntegerProduct(nn.Module):
     def __init__(self, neuron: Neuron, folded: Folded, code: SpikeCode, bias: Tensor | None) -> None:
         super().__init__()
         up, down = folded.times
-        for name, value in (
-            ("weight", folded.weight),
-            ("scale", folded.scale),
-            ("times_up", up),
-            ("times_down", down),
-        ):
+        buffers = {"weight": folded.weight, "scale": folded.scale, "times_up": up, "times_down": down}
+        for name, value in {**buffers, "bias": bias}.items():
             self.register_buffer(name, value)
-        self.register_buffer("bias", bias)
         self.lambda_ = _lambda(neuron)
         self.low = -128 if bool((code.units()[1] * down > 0).any()) else 0
         most = neuron.largest * int(torch.maximum(up, down).max())
         self.bound = most * folded.largest
         """No sum is larger."""
         self.fits = most <= kernels.COUNT and self.bound < 2**31
+        self.exact = torch.float32 if self.bound < EXACT else torch.float64
+        """A type in which no sum is rounded."""
         self._ready: Any = None
         if bool((up > 0).all() and (down > 0).all()):
             move_(neuron, code, down / up)
@@ -87,21 +80,15 @@ class IntegerProduct(nn.Module):
             return None
         values = [*code.units(), self.times_up, self.times_down]
         each = any(value.numel() > 1 for value in values)
-        up, down, *times = ((x.expand(inputs).contiguous() if each else x.reshape(())) for x in values)
-        up, down = up * times[0].sign(), down * times[1].sign()
-        sides = (up if each or up > 0 else None, down if each or down > 0 else None)
-        center = None if code.center is None else code.center.expand(inputs).contiguous()
-        total = matrix.sum(1, dtype=torch.int32)
-        weights = kernels.Weights(
-            kernels.pack(matrix, path),
-            total,
-            self.scale,
-            self.bias,
-            matrix.shape[1],
-            (times[0], times[1]),
-            self.low,
+        up, down, q, p = ((x.expand(inputs).contiguous() if each else x.reshape(())) for x in values)
+        up, down = up * q.sign(), down * p.sign()
+        code = code._replace(
+            positive=up if each or up > 0 else None,
+            negative=down if each or down > 0 else None,
+            center=None if code.center is None else code.center.expand(inputs).contiguous(),
         )
-        code = code._replace(positive=sides[0], negative=sides[1], center=center)
+        total, packed = matrix.sum(1, dtype=torch.int32), kernels.pack(matrix, path)
+        weights = kernels.Weights(packed, total, self.scale, self.bias, matrix.shape[1], (q, p), self.low)
         return code, weights, self.factor(neuron), path
 
     def factor(self, neuron: Neuron) -> Tensor:
@@ -110,24 +97,15 @@ class IntegerProduct(nn.Module):
 
     def units(self, neuron: Neuron, x: Tensor, axis: int) -> Tensor:
         """Return counts of units, integers in float32; NaN stays NaN."""
-        counts = neuron.counts(x)
-        up, down = counts.clamp(min=0), counts.clamp(max=0)
-        shape = [-1, *[1] * (-axis - 1)]
-        q, p = (
-            times.view(shape) if times.numel() > 1 else times for times in (self.times_up, self.times_down)
-        )
-        return up * q + down * p
+        counts, both = neuron.counts(x), (self.times_up, self.times_down)
+        q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in both)
+        return counts.clamp(min=0) * q + counts.clamp(max=0) * p
 
     def finished(self, sums: Tensor, neuron: Neuron, gain: Tensor | None, axis: int) -> Tensor:
         """Apply scales and gain to exact sums, rounded once each, in the order of the kernels; without the bias."""
         scale = (self.scale * self.factor(neuron)).view(-1, *[1] * (-axis - 1))
         value = sums.float() * scale
         return value if gain is None else value * gain
-
-    @property
-    def exact(self) -> torch.dtype:
-        """Return a type in which no sum is rounded."""
-        return torch.float32 if self.bound < EXACT else torch.float64
 
     def extra_repr(self) -> str:
         return f"int8 {tuple(self.weight.shape)}"
@@ -193,26 +171,21 @@ class IntegerConvolution(IntegerProduct):
     def constants(self, size: tuple[int, ...]) -> Tensor | None:
         """Return bias and the offset's part, [outputs, …] by place where they differ by place; kept per size."""
         if size not in self._places:
-            bias, shift = self.bias, self.shift
-            if shift is not None:
-                ones = shift.new_ones(1, 1, *size)
-                shift = self._convolved(ones, shift, 1)[0]
-                if bool((shift == shift.flatten(1)[:, 0].view(-1, *[1] * self.dims)).all()):
-                    shift = shift.flatten(1)[:, 0].view(-1, *[1] * self.dims)
-                bias = (shift if bias is None else shift + bias.view(-1, *[1] * self.dims)).float()
-            elif bias is not None:
-                bias = bias.view(-1, *[1] * self.dims)
+            rows = (-1, *[1] * self.dims)
+            bias = None if self.bias is None else self.bias.view(rows)
+            if self.shift is not None:
+                shift = self._convolved(self.shift.new_ones(1, 1, *size), self.shift, 1)[0]
+                first = shift.flatten(1)[:, 0].view(rows)
+                shift = first if bool((shift == first).all()) else shift
+                bias = (shift if bias is None else shift + bias).float()
             self._places[size] = bias
         return self._places[size]
 
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
         if x.dim() == self.dims + 1:
             return self.forward(x.unsqueeze(0), neuron).squeeze(0)
-        ready = (
-            self.prepared(neuron, self._matrix, -1 - self.dims)
-            if self.groups == 1 and self.dims < 3
-            else None
-        )
+        windowed = self.groups == 1 and self.dims < 3  # to the kernel
+        ready = self.prepared(neuron, self._matrix, -1 - self.dims) if windowed else None
         value = None if ready is None else self._by_kernel(x, *ready)
         return self.plain(x, neuron) if value is None else value
 
@@ -223,32 +196,29 @@ class IntegerConvolution(IntegerProduct):
     def _by_kernel(
         self, x: Tensor, code: SpikeCode, weights: kernels.Weights, factor: Tensor, path: kernels.Path
     ) -> Tensor | None:
-        size = tuple(x.shape[2:])
         image = x if self.dims == 2 else x.unsqueeze(2)
-        window = self._window((image.shape[2], image.shape[3]))
-        bias = self.constants(size)
-        if bias is not None:
-            bias = bias.flatten(1).t().contiguous()
+        window, bias = self._window((image.shape[2], image.shape[3])), self.constants(tuple(x.shape[2:]))
+        weights = weights._replace(bias=None if bias is None else bias.flatten(1).t().contiguous())
         last = image.permute(0, 2, 3, 1).contiguous()
-        value = kernels.multiply(last, code, weights._replace(bias=bias), factor, path, window)
+        value = kernels.multiply(last, code, weights, factor, path, window)
         if value is None:
             return None
         result = value.view(len(x), *window.places, len(self.scale)).permute(0, 3, 1, 2)
         return result if self.dims == 2 else result.squeeze(2)
 
     def _window(self, image: tuple[int, int]) -> kernels.Window:
-        kernel, one = tuple(self.weight.shape[2:]), (1,) * (2 - self.dims)
-        stride, dilation, kernel = (*one, *self.stride), (*one, *self.dilation), (*one, *kernel)
-        around = [0, 0] * (2 - self.dims)
-        for axis in range(2 - self.dims, 2):
+        """Return the geometry in two dimensions; an image of one dimension has one row."""
+        ones, kernel = (1,) * (2 - self.dims), tuple(self.weight.shape[2:])
+        around: list[int] = [0, 0] * (2 - self.dims)
+        for axis, (extent, gap) in enumerate(zip(kernel, self.dilation, strict=True)):
             if isinstance(self.padding, str):
-                whole = 0 if self.padding == "valid" else dilation[axis] * (kernel[axis] - 1)
+                whole = 0 if self.padding == "valid" else gap * (extent - 1)
                 around += [whole // 2, whole - whole // 2]
             else:
-                around += [self.padding[axis - 2 + self.dims]] * 2
-        pair: Any = (kernel, stride, dilation)
+                around += [self.padding[axis]] * 2
+        parts: Any = ((*ones, *part) for part in (kernel, self.stride, self.dilation))
         above, below, left, right = around
-        return kernels.Window(image, (above, below, left, right), *pair)
+        return kernels.Window(image, (above, below, left, right), *parts)
 
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         """The definition, in torch's operations."""
@@ -315,10 +285,10 @@ def linear_form(neuron: Neuron, weight: Tensor, bias: Tensor | None) -> tuple[nn
     if code is None:
         return UNFOLDED
     folded, added = fold(weight, code), shift(weight, code)
-    given = None if bias is None else bias.detach().clone()
-    if added is not None:
-        given = (added if given is None else added + given.double()).float()
-    parts = [IntegerLinear(neuron, part, code, None if i else given) for i, part in enumerate(folded)]
+    if bias is not None:
+        added = bias.detach().clone() if added is None else added + bias.detach().double()
+    added = None if added is None else added.float()
+    parts = [IntegerLinear(neuron, part, code, None if i else added) for i, part in enumerate(folded)]
     return _joined(parts, folded)
 
 
@@ -327,13 +297,12 @@ def convolution_form(neuron: Neuron, module: Any) -> tuple[nn.Module, Tensor] | 
     code = by_channel(neuron.code(), module.in_channels, 1 - module.weight.dim())
     if code is None or code.gain is not None:
         return UNFOLDED
-    folded, added = (
-        fold(module.weight, code, module.groups),
-        shift(module.weight, code, module.groups),
-    )
-    bias = None if module.bias is None else module.bias.detach().clone()
+    folded = fold(module.weight, code, module.groups)
+    added = shift(module.weight, code, module.groups)
+    biases = (None if module.bias is None else module.bias.detach().clone(), None)
     parts = [
-        IntegerConvolution(neuron, part, code, None if i else bias, module) for i, part in enumerate(folded)
+        IntegerConvolution(neuron, part, code, bias, module)
+        for part, bias in zip(folded, biases, strict=False)
     ]
     parts[0].shift = None if added is None else added.unsqueeze(1)
     return _joined(parts, folded)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from onespike.conversion.network import scale_of
-from onespike.deploy.exports.base import Exported, exported, prepare
+from onespike.deploy.exports import Exported, export
+from onespike.deploy.exports.base import prepare
 from onespike.errors import UsageError
 from onespike.runs.inputs import batches_of, choose, without
 from onespike.runs.pair import NetworkPair
@@ -58,9 +59,10 @@ def export_run(
     batch_size: int = 4,
 ) -> Exported:
     """Export the network of a run; an impossible format is refused before anything is loaded."""
-    prepared = prepare(format, integer, out)
+    prepare(format, integer, out)
     pair = load_run(folder)
     inputs = real_inputs(pair, data, limit, batch_size)
-    return exported(
-        pair.snn, prepared, out, inputs, facts=facts_of(pair), differences=pair.loaded.task.differences
-    )
+    return export(
+        pair.snn, format, out, inputs,
+        integer=integer, facts=facts_of(pair), differences=pair.loaded.task.differences,
+    )  # fmt: skip

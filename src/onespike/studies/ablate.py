@@ -30,9 +30,6 @@ QUICK = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tu
 """The default passes to ablate: tuning in every row would take hours."""
 
 
-UNKNOWN = Headline("", None, None)
-
-
 @dataclass(frozen=True)
 class _Figures:
     what: str
@@ -62,7 +59,7 @@ class Row:
     what: str
     passes: tuple[str, ...]
     figures: dict[str, Any]
-    headline: Headline = UNKNOWN
+    headline: Headline
 
     def to_dict(self) -> dict[str, Any]:
         return {"what": self.what, "passes": list(self.passes), **self.figures}
@@ -74,14 +71,14 @@ def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
     >>> choices(("nearest", "allocate"))
     [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
     """
-    found: list[tuple[str, tuple[str, ...]]] = [("none", ())]
-    found += [(f"{name} alone", check_passes((*TRAITS[name].needs, name))) for name in names]
+    every: list[tuple[str, tuple[str, ...]]] = [("none", ())]
+    every += [(f"{name} alone", check_passes((*TRAITS[name].needs, name))) for name in names]
     for name in names:
-        kept = tuple(n for n in names if n != name and name not in TRAITS[n].needs)
-        found.append((f"without {name}", kept))
-    found.append(("all", names))
-    once = {kept: what for what, kept in reversed(found)}
-    return [(what, kept) for what, kept in found if once[kept] == what]
+        others = tuple(n for n in names if n != name and name not in TRAITS[n].needs)
+        every.append((f"without {name}", others))
+    every.append(("all", names))
+    titles = {passes: what for what, passes in reversed(every)}
+    return [(what, passes) for what, passes in every if titles[passes] == what]
 
 
 def ablate_run(
@@ -123,54 +120,56 @@ def ablate_run(
     check_budget(budget, column)
     recipe = pair.recipe.replace(passes=(), budget=None, max_drop=None, energy=column, factors=())
     check_recipe(recipe.replace(passes=names))
-    wanted = budget if budget is not None else pair.recipe.budget
-    place = folder / FOLDER / RECORD
+    ratio = budget if budget is not None else pair.recipe.budget
+    file = folder / FOLDER / RECORD
     identity = {
         "run": sha256(folder / THRESHOLDS),
         "weights": network_digest(pair.ann),
         "recipe": json.loads(json.dumps(recipe.to_dict())),
         "images": images_digest(items),
-        "budget": wanted,
+        "budget": ratio,
         "energy": column,
     }
-    known = _rows(next((found for found in _read(place) if _same(found, identity)), {"rows": []}))
-    try_file(place)
-    state: PassState | None = None
-    for what, kept in choices(names):
-        row = known.get(kept)
-        if row is None:
-            if state is None:
-                state, given = _start(pair, recipe, wanted, progress)
-            figures = _measure(
-                pair,
-                chain(state, given, kept) if kept else _plain(state, given),
-                items,
-                batch_size,
-                progress,
-                what,
-            )
-            row = known[kept] = Row(what, kept, figures)
-            _keep(place, identity, known, items.source)
-        with understood(place, AGAIN):
-            headline = pair.loaded.task.headline(row.figures)
-        parse(Headline, json.dumps(dataclasses.asdict(headline)), place, AGAIN)
-        yield dataclasses.replace(row, what=what, headline=headline)
+    rows = {tuple(row["passes"]): row for row in _others(file, identity)[1]}
+    try_file(file)
+    start: tuple[PassState, PassContext] | None = None
+    for what, chosen in choices(names):
+        if chosen not in rows:
+            state, context = start = start or _start(pair, recipe, ratio, progress)
+            # the literal method has the energy of the others
+            state = chain(state, context, chosen) if chosen else fit(state, context, target(state, context))
+            figures = _measure(pair, state, items, batch_size, progress, what)
+            rows[chosen] = {"what": what, "passes": list(chosen), **figures}
+            mine = {**identity, "source": items.source, "rows": list(rows.values())}
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file, sealed({"ablations": [*_others(file, identity)[0], mine]}))
+        figures = {name: value for name, value in rows[chosen].items() if name not in ("what", "passes")}
+        with understood(file, AGAIN):
+            headline = pair.loaded.task.headline(figures)
+        parse(Headline, json.dumps(dataclasses.asdict(headline)), file, AGAIN)
+        yield Row(what, chosen, figures, headline)
 
 
-def _plain(state: PassState, given: PassContext) -> PassState:
-    """Return the literal method at the energy of the others."""
-    return fit(state, given, given.budget or target(state, given))
+def _others(file: Path, identity: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the other ablations that a file holds, and the rows of this one."""
+    record = read_sealed(_Record, file, AGAIN) or {"ablations": ()}
+    others, rows = [], []
+    for ablation in record["ablations"]:
+        if {name: ablation.get(name) for name in identity} == identity:
+            rows = list(ablation["rows"])
+        else:
+            others.append(ablation)
+    return others, rows
 
 
 def _start(
     pair: NetworkPair, recipe: Recipe, budget: float | None, progress: Progress
 ) -> tuple[PassState, PassContext]:
-    items = calibration_images(pair)
-    inputs = Inputs(items, pair.loaded)
+    inputs = Inputs(calibration_images(pair), pair.loaded)
     thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
     state = PassState(thresholds, recipe)
-    given = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
-    return state, dataclasses.replace(given, budget=target(state, given))
+    context = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
+    return state, dataclasses.replace(context, budget=target(state, context))
 
 
 def calibration_images(pair: NetworkPair) -> Items:
@@ -189,35 +188,7 @@ def _measure(
     pair: NetworkPair, state: PassState, items: Items, batch_size: int, progress: Progress, title: str
 ) -> dict[str, Any]:
     snn = convert(pair.ann, state.thresholds, state.recipe, share_weights=True)
-    steps = -(-len(items) // batch_size)
-    found = evaluate(
-        pair.ann,
-        snn,
-        pair.loaded.batches(items, batch_size),
-        runs.metric_for(pair, items),
-        progress=progress(title, steps),
-    )
-    return {name: value for name, value in found.to_dict().items() if name not in ("scale", "seconds")}
-
-
-def _read(place: Path) -> list[dict[str, Any]]:
-    """Return every ablation in a run, with its identity."""
-    record = read_sealed(_Record, place, AGAIN)
-    return [] if record is None else list(record["ablations"])
-
-
-def _rows(found: dict[str, Any]) -> dict[tuple[str, ...], Row]:
-    rows = [dict(row) for row in found["rows"]]
-    return {tuple(r["passes"]): Row(r.pop("what"), tuple(r.pop("passes")), r) for r in rows}
-
-
-def _same(found: dict[str, Any], identity: dict[str, Any]) -> bool:
-    return {name: found.get(name) for name in identity} == identity
-
-
-def _keep(place: Path, identity: dict[str, Any], known: dict[tuple[str, ...], Row], source: str) -> None:
-    """Store the rows of one ablation beside those of the others."""
-    others = [found for found in _read(place) if not _same(found, identity)]
-    mine = {**identity, "source": source, "rows": [row.to_dict() for row in known.values()]}
-    place.parent.mkdir(exist_ok=True)
-    write_atomically(place, sealed({"ablations": [*others, mine]}))
+    batches, metric = pair.loaded.batches(items, batch_size), runs.metric_for(pair, items)
+    bar = progress(title, -(-len(items) // batch_size))
+    record = evaluate(pair.ann, snn, batches, metric, progress=bar).to_dict()
+    return {name: value for name, value in record.items() if name not in ("scale", "seconds")}

@@ -34,11 +34,7 @@ def run_demo(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, li
     for scale in DEMO_SCALES:
         set_scale_(pair.snn, scale)
         swept = runs.evaluate_pair(
-            pair,
-            runs.choose(TEST, SWEEP_IMAGES),
-            batch_size=100,
-            progress=progress,
-            title=f"λ = {scale:g}",
+            pair, runs.choose(TEST, SWEEP_IMAGES), batch_size=100, progress=progress, title=f"λ = {scale:g}"
         ).to_dict()
         headline = pair.loaded.task.headline(swept)
         rows.append({"scale": scale, "score": headline.spiking, "kl": swept["kl"], **swept["energy"]})

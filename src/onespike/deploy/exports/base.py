@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.exports.comparison import Answer, Comparison, Differences, compare, largest_class
-from onespike.deploy.integer import optimize
+from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files
 from onespike.runtime.batches import call, count, take
@@ -28,13 +27,7 @@ from onespike.runtime.provenance import stamped
 
 @dataclass(frozen=True)
 class Request:
-    """What to write.
-
-    Attributes:
-        network: the converted network, or its integer form.
-        batches: real inputs; the first of them traces the network.
-        facts: text for the file: λ, versions, preprocessing, ….
-    """
+    """What to write: the converted network or its integer form, real inputs, and text for the file."""
 
     network: nn.Module
     batches: Sequence[Any]
@@ -43,14 +36,7 @@ class Request:
     @staticmethod
     def of(snn: nn.Module, batches: Sequence[Any], integer: bool, facts: Mapping[str, Any]) -> Request:
         """Return the request for one form of a network; what no format can write is refused."""
-        if not is_converted(snn):
-            raise UsageError("export: this network has no neurons. Convert it first.")
-        if steps_of(snn) > 1:
-            raise UsageError(
-                f"export: this network runs {steps_of(snn)} timesteps. Convert with steps=1, which is what formats know."
-            )
-        if any(parameter.device.type != "cpu" for parameter in snn.parameters()):
-            raise UsageError("export: the network must be on the CPU. Use snn.cpu().")
+        check_deployable(snn, "export", "a file")
         if not batches or count(batches[0]) < 2:
             raise UsageError(
                 "export: at least two inputs are needed, so that the size of a batch can be left open."
@@ -60,16 +46,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Foreign:
-    """What a file's runtime says about it.
-
-    Attributes:
-        runtime: the name and version of the runtime.
-        probe: runs the file's graph with the counts of every site as further outputs.
-        notes: what the reader should know, such as a fixed batch size.
-    """
+    """A file's runtime (name and version), and what the reader should know, such as a fixed batch size."""
 
     runtime: str
     probe: Callable[[Any], Answer]
+    """Runs the file's graph with the counts of every site as further outputs."""
     notes: tuple[str, ...] = ()
 
 
@@ -80,15 +61,9 @@ Reader = Callable[[Path], Run]
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """One format: its writer, its reader, and the packages that it needs, which an extra of onespike installs.
 
-    Attributes:
-        write: writes a file.
-        read: from a file to a function from a batch to the tensors of its output, in the file's runtime.
-        needs: packages that it imports.
-        extra: the extra of onespike that installs them.
-        forms: whether it writes the float form (False), the integer form (True), or both.
-        suffix: the ending of its files; empty for a folder.
+    `forms` are the float form (False), the integer form (True) or both; the suffix of a folder is empty.
     """
 
     name: str
@@ -113,7 +88,7 @@ def export_format(
     extra: str = "",
     forms: tuple[bool, ...] = (False, True),
 ) -> Callable[[Writer], Writer]:
-    """Register a writer under the name of its format; what it is about is the first line of its docstring."""
+    """Register a writer under the name of its format; the first line of its docstring is what it is about."""
 
     def register(write: Writer) -> Writer:
         if name in FORMATS:
@@ -129,12 +104,7 @@ def export_format(
 class Exported:
     """What was written, and the result of the comparison.
 
-    Attributes:
-        file: the file or folder.
-        form: `float` or `integer`.
-        bytes: its size.
-        comparison: spikes and answers beside the network's.
-        milliseconds: best time of a forward pass of the first batch: the file in its runtime, and the network here.
+    `milliseconds` are the best times of the first batch: the file in its runtime, and the network here.
     """
 
     file: Path
@@ -211,21 +181,8 @@ def export(
         facts: more text for the file.
         differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
-    prepared = prepare(format, integer, Path(out))
-    return exported(snn, prepared, Path(out), inputs, facts=facts, differences=differences)
-
-
-def exported(
-    snn: nn.Module,
-    prepared: tuple[Format, bool],
-    out: Path,
-    inputs: Any,
-    *,
-    facts: Mapping[str, Any] | None = None,
-    differences: Differences = largest_class,
-) -> Exported:
-    """`export` for a format and form that `prepare` has returned."""
-    chosen, integer = prepared
+    out = Path(out)
+    chosen, integer = prepare(format, integer, out)
     batches = list(inputs) if isinstance(inputs, list) else [inputs]
     request = Request.of(snn, batches, integer, dict(facts or {}))
     with atomic_files(out) as folder, torch.no_grad():
