@@ -22,18 +22,16 @@ from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, InPlace
 from exports.small import SHAPES as SMALL_SHAPES
 from onespike.deploy.exports import Exported
 from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError
 from onespike.recipe import Recipe
 from onespike.runtime.validated import parse, sealed
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
 CASES = {
     "convolutions": (Convolutions, None),
-    "attention": (Attention, None),
     "affine attention": (Attention, AFFINE),
     "steps by token": (Attention, TOKENS),
     "affine convolutions": (Convolutions, AFFINE),
-    "in place": (InPlace, None),
     "in place, affine": (InPlace, AFFINE),
     "a chain": (Deep, Recipe(percentile=0.0)),
 }
@@ -61,9 +59,8 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.int8)
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "a" / "network.safetensors")
-    assert "its SHA-256 differs" in refused(tmp_path / "a") and "a SHA-256 differs" in replayed(
-        tmp_path / "a"
-    )
+    assert "its SHA-256 differs" in refused(tmp_path / "a")
+    assert "a SHA-256 differs" in replayed(tmp_path / "a")
     record = json.loads((tmp_path / "a" / "network.json").read_text())
     resealed(tmp_path / "a", record)
     assert runpy.run_path(str(SCRIPT))["replay"](tmp_path / "a")[1] > 0
@@ -87,11 +84,8 @@ def refused(folder: Path) -> str:
 def replayed(folder: Path) -> str:
     """The one line with which the script refuses a folder."""
     ended = subprocess.run([sys.executable, SCRIPT, folder], capture_output=True, text=True, check=False)
-    assert (
-        ended.returncode == 2
-        and ended.stderr.count("\n") == 1
-        and ended.stderr.endswith("Export it again.\n")
-    )
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert ended.stderr.endswith("Export it again.\n")
     return ended.stderr
 
 
@@ -109,19 +103,13 @@ def test_any_damage_is_refused(folder: Path, name: str, tmp_path: Path) -> None:
     contents = file.read_bytes()
     random = Random(0)
     for place in random.sample(range(len(contents)), 20):
+        # of JSON, digits: another space would say the same
+        place = contents.find(b"1", place) if name == "network.json" else place
         file.write_bytes(contents[:place] + bytes([contents[place] ^ 1]) + contents[place + 1 :])
-        if name != "network.json" or json.loads(contents) != _parsed(file):
-            refused(tmp_path / "a")
+        refused(tmp_path / "a")
     file.unlink()
     assert "is missing" in refused(tmp_path / "a")
     replayed(tmp_path / "a")
-
-
-def _parsed(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except ValueError:
-        return None
 
 
 RUNS = {
@@ -146,12 +134,6 @@ def test_a_record_runs_operations_only(
     assert "what it says does not fit together" in refused(tmp_path / "a")
     replayed(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_the_script_is_short() -> None:
-    lines = SCRIPT.read_text().splitlines()
-    assert len(lines) <= 110
-    assert all(len(line) <= 125 for line in lines)
 
 
 class Signed(nn.Sequential):
@@ -188,30 +170,23 @@ def test_integer_thresholds_decide_as_neurons_do(
         nodes = {node["name"]: node for node in replay.record["nodes"]}
         product = nodes[site["of"]]
         scale, bias = (replay.tensors[arg["value"]] for arg in product["args"][2:4])
-        names = [name for name in (site["thresholds"], site["below"]) if name is not None]
-        first = torch.cat([replay.tensors[name].long() for name in names], 1)
+        sides = {name: replay.tensors[site[name]].long() for name in ("thresholds", "below") if site[name]}
+        first = torch.cat(list(sides.values()), 1)
         # at every threshold and beside it, [outputs, sums]; sums end before ±2³¹, which stand for never and always
         near = torch.cat([first - 1, first, first + 1], 1).clamp(-(2**30), 2**30)
         rectified = nodes[nodes[site["fires"]]["args"][0]["value"]]["op"] != product["op"]
         value = near * scale[:, None] + bias[:, None]
-        value = value.clamp(min=0) if rectified else value
-        fired = torch.ops.spikes.fire(
-            value, *(_by_output(replay, site, part) for part in (site["steps"][0], site["steps"][1], site["center"])),
-            None, site["sides"], site["levels"], site["bounds"], "",
-        )  # fmt: skip
-        table = torch.tensor([0, *site["levels"]])
-        passed = torch.zeros_like(near)
-        if site["thresholds"] is not None:
-            passed += table[
-                (near[:, :, None] >= replay.tensors[site["thresholds"]].long()[:, None, :]).sum(-1)
-            ]
-        if site["below"] is not None:
-            passed -= table[(near[:, :, None] <= replay.tensors[site["below"]].long()[:, None, :]).sum(-1)]
+        constants = [
+            name and replay.tensors[name].reshape(-1, 1) for name in (*site["steps"], site["center"])
+        ]
+        facts = (site["sides"], site["levels"], site["bounds"], "")
+        fired = torch.ops.spikes.fire(value.clamp(min=0) if rectified else value, *constants, None, *facts)
+        table, passed = torch.tensor([0, *site["levels"]]), torch.zeros_like(near)
+        if "thresholds" in sides:
+            passed += table[(near[:, :, None] >= sides["thresholds"][:, None, :]).sum(-1)]
+        if "below" in sides:
+            passed -= table[(near[:, :, None] <= sides["below"][:, None, :]).sum(-1)]
         assert torch.equal(passed, fired.long()) and fired.count_nonzero() > 0
-
-
-def _by_output(replay: Replay, site: dict[str, Any], name: str | None) -> torch.Tensor | None:
-    return None if name is None else replay.tensors[name].reshape(-1, 1)
 
 
 def test_record_and_schema(tmp_path: Path) -> None:
@@ -230,10 +205,3 @@ def test_record_and_schema(tmp_path: Path) -> None:
     (tmp_path / "a" / "network.json").write_text('{"version": 2, "format": 1}')
     with pytest.raises(LoadError, match="the file is damaged"):
         Replay.read(tmp_path / "a")
-
-
-def test_the_float_form_is_refused(tmp_path: Path) -> None:
-    snn, batches = small(Deep)
-    with pytest.raises(UsageError) as error:
-        onespike.export(snn, "integers", tmp_path / "a", batches, integer=False)
-    assert str(error.value) == "export: integers cannot hold the float form. It is always on integers."

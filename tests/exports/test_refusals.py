@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from exports.small import Deep, small
 from onespike.deploy.exports import FORMATS
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
+
+BFLOATS = torch.randn(4, 6).bfloat16()
 
 
 def refusal(*args: object, **kwargs: object) -> str:
@@ -34,6 +38,9 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(snn, "onnx", out, batches[0][:1]) == (
         "export: at least two inputs are needed, so that the size of a batch can be left open."
     )
+    assert refusal(snn, "integers", tmp_path / "a", batches, integer=False) == (
+        "export: integers cannot hold the float form. It is always on integers."
+    )
     out.touch()
     assert refusal(snn, "onnx", out, batches) == f"{out} exists. Choose another name or remove it."
     out.unlink()
@@ -44,30 +51,36 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_timesteps(tmp_path: Path) -> None:
-    snn, batches = small(Deep, Recipe(steps=4))
-    assert refusal(snn, "pt2", tmp_path / "a.pt2", batches) == (
-        "export: a file is for one timestep. Convert with steps=1."
-    )
+ONNX = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
 
 
-def test_a_neuron_with_a_rule_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'onespike[onnx]'")
-    snn, batches = small(Deep, Recipe(neuron="if", levels="1,", steps=1))
-    assert refusal(snn, "onnx", tmp_path / "a.onnx", batches) == (
-        "export: the neuron 'if' at 2:linear0_input fires by a rule of its own, which no format but pt2 can write. "
-        "Convert with neuron='sfn', or export with format='pt2'."
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bfloat16(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'onespike[onnx]'")
-    x = torch.randn(4, 6).bfloat16()
-    snn = onespike.spike(Deep().bfloat16().eval(), [x])
-    assert refusal(snn, "onnx", tmp_path / "a.onnx", x) == (
-        "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'."
-    )
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (
+            lambda: small(Deep, Recipe(steps=4)),
+            "pt2",
+            "export: a file is for one timestep. Convert with steps=1.",
+        ),
+        pytest.param(
+            lambda: small(Deep, Recipe(neuron="if", levels="1,", steps=1)),
+            "onnx",
+            "export: the neuron 'if' at 2:linear0_input fires by a rule of its own, which no format but pt2 can "
+            "write. Convert with neuron='sfn', or export with format='pt2'.",
+            marks=ONNX,
+        ),
+        pytest.param(
+            lambda: (onespike.spike(Deep().bfloat16().eval(), [BFLOATS]), BFLOATS),
+            "onnx",
+            "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'.",
+            marks=ONNX,
+        ),
+    ],
+    ids=["timesteps", "a rule of its own", "bfloat16"],
+)
+def test_what_no_file_can_hold(make: Any, name: str, words: str, tmp_path: Path) -> None:
+    snn, inputs = make()
+    assert refusal(snn, name, tmp_path / f"a.{name}", inputs) == words
     assert list(tmp_path.iterdir()) == []
 
 
