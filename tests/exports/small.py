@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import onespike
 from onespike.recipe import Recipe
-from onespike.spikes.levels import mixed_levels
 
 
 class Convolutions(nn.Module):
@@ -73,6 +74,24 @@ class InPlace(nn.Module):
         return self.last(self.third(x.relu_()).mean((2, 3)))
 
 
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.5, use_cache=False, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert() -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        initializer_range=0.5, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.BertModel(config)
+
+
 SHAPES = {InPlace: (3, 6, 6), Convolutions: (3, 12, 12), Attention: (5, 6), Deep: (6,)}
 AFFINE = Recipe(passes=("nearest", "positions", "center"), levels="mixed:6")
 TOKENS = Recipe(passes=("nearest", "tokens"))
@@ -88,6 +107,3 @@ def small(kind: type[nn.Module], recipe: Recipe | None = None) -> tuple[nn.Modul
         model.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
         model.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
     return onespike.spike(model, batches, recipe or Recipe()), batches
-
-
-assert mixed_levels(8)[-1] == 263  # counts of the default levels do not fit into a byte

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import onespike
+from exports.small import Attention, llama
 from onespike.deploy.exports import FORMATS
 from onespike.errors import UsageError
 from onespike.recipe import PRESETS, preset
@@ -42,29 +43,6 @@ class Cnn(nn.Sequential):
             nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(),
             nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3),
         )  # fmt: skip
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(6, 8)
-        self.block = nn.TransformerEncoderLayer(
-            8, 2, 12, batch_first=True, activation="gelu", norm_first=True
-        )
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.last(self.block(self.embed(x)).mean(1))
-        return output
-
-
-def llama() -> nn.Module:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.5, use_cache=False, max_position_embeddings=16,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
 
 def batch(kind: str) -> Any:

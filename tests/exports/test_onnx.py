@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, small
+from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, bert, llama, small
 from onespike.deploy.exports import onnx_file
 from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
 from onespike.deploy.exports.graph import marked
@@ -98,3 +99,38 @@ def test_what_follows_from_one_count_is_told_apart() -> None:
     other[0][1][1, 2] = -2.0  # the second differs from a on
     found.update((output, Answer([output], counts)), Answer([output], other), largest_class)
     assert (found.differ, found.origins, found.sites["a"]) == (4 + 5, 1 + 2, [6, 1, 2])
+
+
+def tokens(rows: int, length: int, padded: bool) -> dict[str, Any]:
+    batch: dict[str, Any] = {"input_ids": torch.randint(0, 20, (rows, length))}
+    if not padded:
+        return batch | {"use_cache": False}
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[1, length - 2 :] = 0
+    return batch | {"attention_mask": mask}
+
+
+@pytest.mark.parametrize("make", [llama, bert])
+def test_language_models_take_any_batch_and_any_number_of_tokens(make: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batches = [tokens(2, 7, make is bert), tokens(3, 5, make is bert)]
+    snn = onespike.spike(make().eval(), batches[:1])
+    done = onespike.export(snn, "onnx", tmp_path / "a.onnx", batches)
+    assert done.comparison.inputs == 5 and done.comparison.active > 100 and done.notes == ()
+    assert done.comparison.differ <= done.comparison.counts // 500
+
+
+@pytest.mark.parametrize(("kind", "integer"), [(Convolutions, True), (Attention, False)])
+def test_openvino_gives_the_networks_answers(kind: type[nn.Module], integer: bool, tmp_path: Path) -> None:
+    """OpenVINO runs the ONNX file, as docs/export.md says."""
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install openvino")
+    snn, batches = small(kind)
+    file = tmp_path / "network.onnx"
+    onespike.export(snn, "onnx", file, batches, integer=integer)
+    network = openvino.Core().compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    with torch.no_grad():
+        output = (onespike.optimize(snn, integer_units=True) if integer else snn)(batches[0])
+    expected = output["logits"] if isinstance(output, dict) else output
+    answers = torch.from_numpy(network(batches[0].numpy())[0].copy())
+    # sums are rounded in another order, so that a spike at a bound may differ
+    assert (answers - expected).abs().median() < 1e-5 and torch.equal(answers.argmax(-1), expected.argmax(-1))

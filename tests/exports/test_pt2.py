@@ -14,7 +14,6 @@ from exports.small import AFFINE, Attention, Convolutions, small
 from onespike.recipe import Recipe
 
 CASES = {
-    "convolutions": (Convolutions, None, False),
     "convolutions on integers": (Convolutions, None, True),
     "affine attention on integers": (Attention, AFFINE, True),
     "steps by token": (Attention, Recipe(passes=("nearest", "tokens")), False),

@@ -25,18 +25,11 @@ LARGEST_TERM, LARGEST_BESIDE_ONE = 15, 31
 LARGEST_MOVE = 1 / 16
 """How far the negative step may move, relatively, to be in such a ratio. Any ratio from 1/32 to 32 is that near one."""
 
-RATIOS = torch.tensor(
-    sorted(
-        (
-            (q, p)
-            for q in range(1, LARGEST_BESIDE_ONE + 1)
-            for p in range(1, LARGEST_BESIDE_ONE + 1)
-            if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)
-        ),
-        key=lambda pair: (max(pair), pair),
-    ),
-    dtype=torch.float64,
-)
+_TERMS = range(1, LARGEST_BESIDE_ONE + 1)
+_RATIOS = [
+    (q, p) for q in _TERMS for p in _TERMS if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)
+]
+RATIOS = torch.tensor(sorted(_RATIOS, key=lambda pair: (max(pair), pair)), dtype=torch.float64)
 
 
 def by_rows(scale: Tensor, weight: Tensor) -> Tensor:
@@ -107,21 +100,16 @@ def by_channel(code: SpikeCode, channels: int, axis: int) -> SpikeCode | None:
 
 
 class Folded(NamedTuple):
-    """A weight with a code folded into it.
-
-    Attributes:
-        weight: 8-bit integers, [outputs, inputs of a group, …].
-        scale: one per output.
-        rounded: the weight after rounding, in place of the original: integer · scale / unit.
-        times: the value of counts of each sign in units, like the steps; 0 for a sign that is left out.
-        largest: the largest sum for counts ±1.
-    """
+    """A weight with a code folded into it: 8-bit integers and a scale per output."""
 
     weight: Tensor
     scale: Tensor
     rounded: Tensor
+    """The weight after rounding, in place of the original: integer · scale / unit."""
     times: tuple[Tensor, Tensor]
+    """The value of counts of each sign in units, like the steps; 0 for a sign that is left out."""
     largest: int
+    """The largest sum for counts ±1."""
 
 
 def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:

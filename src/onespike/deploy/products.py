@@ -6,7 +6,6 @@ order. The kernels give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,22 @@ EXACT = 2**24
 """Integers below are exact in float32, and so are their sums."""
 
 
+def units_of(counts: Tensor, up: Tensor | None, down: Tensor | None, dims: int = 0) -> Tensor:
+    """Return up·counts⁺ − down·counts⁻ for channels before `dims` axes: whole numbers; NaN stays NaN."""
+    if up is None or down is None:
+        return counts
+    q, p = (times.view(-1, *[1] * dims) if times.numel() > 1 else times for times in (up, down))
+    return counts.clamp(min=0) * q + counts.clamp(max=0) * p
+
+
+def multiply(x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
+    """Return W·x, or W ∗ x of an image; geometry is stride, padding, dilation and groups."""
+    function: Any = (F.linear, F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 2]
+    with torch._C.DisableTorchFunction():  # this product does not belong to the network
+        result: Tensor = function(x, weight, None, *geometry)
+    return result
+
+
 class IntegerProduct(nn.Module):
     """A weight behind one neuron: `forward(x, neuron)` fires, multiplies integers and adds the bias.
 
@@ -33,6 +48,7 @@ class IntegerProduct(nn.Module):
     bias: Tensor | None
     times_up: Tensor
     times_down: Tensor
+    geometry: tuple[Any, ...] = ()
 
     def __init__(self, neuron: Neuron, folded: Folded, code: SpikeCode, bias: Tensor | None) -> None:
         super().__init__()
@@ -40,13 +56,13 @@ class IntegerProduct(nn.Module):
         buffers = {"weight": folded.weight, "scale": folded.scale, "times_up": up, "times_down": down}
         for name, value in {**buffers, "bias": bias}.items():
             self.register_buffer(name, value)
+        self.dims = folded.weight.dim() - 2
         self.lambda_ = _lambda(neuron)
         self.low = -128 if bool((code.units()[1] * down > 0).any()) else 0
         most = neuron.largest * int(torch.maximum(up, down).max())
-        self.bound = most * folded.largest
-        """No sum is larger."""
-        self.fits = most <= kernels.COUNT and self.bound < 2**31
-        self.exact = torch.float32 if self.bound < EXACT else torch.float64
+        bound = most * folded.largest  # no sum is larger
+        self.fits = most <= kernels.COUNT and bound < 2**31
+        self.exact = torch.float32 if bound < EXACT else torch.float64
         """A type in which no sum is rounded."""
         self._ready: Any = None
         if bool((up > 0).all() and (down > 0).all()):
@@ -55,11 +71,7 @@ class IntegerProduct(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": None}  # packed weights are specific to this processor
 
-    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
-        """The definition, in torch's operations."""
-        raise NotImplementedError
-
-    def prepared(self, neuron: Neuron, matrix: Callable[[], Tensor], axis: int) -> tuple[Any, ...] | None:
+    def prepared(self, neuron: Neuron) -> tuple[Any, ...] | None:
         """Return what the kernel takes, made once per processor and λ; None where it has no form for the neuron."""
         if torch.compiler.is_compiling():
             return None
@@ -67,45 +79,41 @@ class IntegerProduct(nn.Module):
         if path is None or not self.fits:
             return None
         if self._ready is None or self._ready[0] != (path, scale):
-            self._ready = ((path, scale), self._prepare(neuron, matrix(), axis, path))
+            self._ready = ((path, scale), self._prepare(neuron, path))
         ready: tuple[Any, ...] | None = self._ready[1]
         return ready
 
     def _prepare(
-        self, neuron: Neuron, matrix: Tensor, axis: int, path: kernels.Path
+        self, neuron: Neuron, path: kernels.Path
     ) -> tuple[SpikeCode, kernels.Weights, Tensor, kernels.Path] | None:
-        inputs = self.weight.shape[1]
-        code = by_channel(neuron.code(), inputs, axis) if neuron.coded and neuron.code().shifts else None
-        if code is None:
+        inputs, code = self.weight.shape[1], neuron.code()
+        channels = by_channel(code, inputs, -1 - self.dims) if neuron.coded and code.shifts else None
+        if channels is None:
             return None
-        values = [*code.units(), self.times_up, self.times_down]
+        values = [*channels.units(), self.times_up, self.times_down]
         each = any(value.numel() > 1 for value in values)
         up, down, q, p = ((x.expand(inputs).contiguous() if each else x.reshape(())) for x in values)
         up, down = up * q.sign(), down * p.sign()
-        code = code._replace(
+        code = channels._replace(
             positive=up if each or up > 0 else None,
             negative=down if each or down > 0 else None,
-            center=None if code.center is None else code.center.expand(inputs).contiguous(),
+            center=None if channels.center is None else channels.center.expand(inputs).contiguous(),
         )
+        # in the order of the kernel's windows: [outputs, places of the kernel, inputs]
+        matrix = self.weight.movedim(1, -1).flatten(1)
         total, packed = matrix.sum(1, dtype=torch.int32), kernels.pack(matrix, path)
         weights = kernels.Weights(packed, total, self.scale, self.bias, matrix.shape[1], (q, p), self.low)
-        return code, weights, self.factor(neuron), path
+        return code, weights, self._factor(neuron), path
 
-    def factor(self, neuron: Neuron) -> Tensor:
+    def _factor(self, neuron: Neuron) -> Tensor:
         """Return the change of λ since the code was folded."""
         return torch.ones(()) if neuron.scale is None else neuron.scale.value / self.lambda_
 
-    def units(self, neuron: Neuron, x: Tensor, axis: int) -> Tensor:
-        """Return counts of units, integers in float32; NaN stays NaN."""
-        counts, both = neuron.counts(x), (self.times_up, self.times_down)
-        q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in both)
-        return counts.clamp(min=0) * q + counts.clamp(max=0) * p
-
-    def finished(self, sums: Tensor, neuron: Neuron, gain: Tensor | None, axis: int) -> Tensor:
-        """Apply scales and gain to exact sums, rounded once each, in the order of the kernels; without the bias."""
-        scale = (self.scale * self.factor(neuron)).view(-1, *[1] * (-axis - 1))
-        value = sums.float() * scale
-        return value if gain is None else value * gain
+    def summed(self, x: Tensor, neuron: Neuron, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the counts in units, and the exact sums times their scales, rounded once; NaN counts as 0."""
+        units = units_of(neuron.counts(x), self.times_up, self.times_down, self.dims)
+        sums = multiply(units.nan_to_num(nan=0.0).to(exact), self.weight.to(exact), *self.geometry)
+        return units, sums.float() * (self.scale * self._factor(neuron)).view(-1, *[1] * self.dims)
 
     def extra_repr(self) -> str:
         return f"int8 {tuple(self.weight.shape)}"
@@ -115,7 +123,7 @@ class IntegerLinear(IntegerProduct):
     """s·(Ŵ·y) + b for activations [.., inputs]."""
 
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
-        ready = self.prepared(neuron, lambda: self.weight, -1)
+        ready = self.prepared(neuron)
         if ready is not None:
             code = ready[0]
             if neuron.settles:  # a gain for each row of this input
@@ -129,11 +137,10 @@ class IntegerLinear(IntegerProduct):
         return self.plain(x, neuron)
 
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
-        """The definition, in torch's operations."""
-        units = self.units(neuron, x, -1)
-        with torch._C.DisableTorchFunction():  # this product does not belong to the network
-            sums = F.linear(units.nan_to_num(nan=0.0).to(self.exact), self.weight.to(self.exact))
-        value = self.finished(sums, neuron, neuron.code().settled(x).gain, -1)
+        """The definition, in torch's operations and in the order of the kernels."""
+        units, value = self.summed(x, neuron, self.exact)
+        gain = neuron.code().settled(x).gain
+        value = value if gain is None else value * gain
         value = value if self.bias is None else value + self.bias
         # no integer is NaN; a row that holds one is NaN throughout, as in float
         return value + units.sum(-1, keepdim=True) * 0.0
@@ -153,20 +160,13 @@ class IntegerConvolution(IntegerProduct):
     ) -> None:
         super().__init__(neuron, folded, code, bias)
         self.register_buffer("shift", None)
-        self.dims = folded.weight.dim() - 2
-        self.groups, self.stride, self.dilation = module.groups, module.stride, module.dilation
         padded = module.padding_mode == "zeros"  # else the module pads
-        self.padding = module.padding if padded else (0,) * self.dims
+        padding = module.padding if padded else (0,) * self.dims
+        self.geometry = (module.stride, padding, module.dilation, module.groups)
         self._places: dict[tuple[int, ...], Tensor | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_places": {}}
-
-    def _convolved(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-        function: Any = (F.conv1d, F.conv2d, F.conv3d)[self.dims - 1]
-        with torch._C.DisableTorchFunction():
-            result: Tensor = function(x, weight, None, self.stride, self.padding, self.dilation, groups)
-        return result
 
     def constants(self, size: tuple[int, ...]) -> Tensor | None:
         """Return bias and the offset's part, [outputs, …] by place where they differ by place; kept per size."""
@@ -174,7 +174,8 @@ class IntegerConvolution(IntegerProduct):
             rows = (-1, *[1] * self.dims)
             bias = None if self.bias is None else self.bias.view(rows)
             if self.shift is not None:
-                shift = self._convolved(self.shift.new_ones(1, 1, *size), self.shift, 1)[0]
+                ones = self.shift.new_ones(1, 1, *size)
+                shift = multiply(ones, self.shift, *self.geometry[:3], 1)[0]
                 first = shift.flatten(1)[:, 0].view(rows)
                 shift = first if bool((shift == first).all()) else shift
                 bias = (shift if bias is None else shift + bias).float()
@@ -184,14 +185,9 @@ class IntegerConvolution(IntegerProduct):
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
         if x.dim() == self.dims + 1:
             return self.forward(x.unsqueeze(0), neuron).squeeze(0)
-        windowed = self.groups == 1 and self.dims < 3  # to the kernel
-        ready = self.prepared(neuron, self._matrix, -1 - self.dims) if windowed else None
+        ready = self.prepared(neuron) if self.geometry[3] == 1 and self.dims < 3 else None
         value = None if ready is None else self._by_kernel(x, *ready)
         return self.plain(x, neuron) if value is None else value
-
-    def _matrix(self) -> Tensor:
-        """Return the weights in the order of the kernel's windows: [outputs, places of the kernel, inputs]."""
-        return self.weight.movedim(1, -1).flatten(1)
 
     def _by_kernel(
         self, x: Tensor, code: SpikeCode, weights: kernels.Weights, factor: Tensor, path: kernels.Path
@@ -208,32 +204,27 @@ class IntegerConvolution(IntegerProduct):
 
     def _window(self, image: tuple[int, int]) -> kernels.Window:
         """Return the geometry in two dimensions; an image of one dimension has one row."""
-        ones, kernel = (1,) * (2 - self.dims), tuple(self.weight.shape[2:])
+        (stride, padding, dilation, _), kernel = self.geometry, tuple(self.weight.shape[2:])
         around: list[int] = [0, 0] * (2 - self.dims)
-        for axis, (extent, gap) in enumerate(zip(kernel, self.dilation, strict=True)):
-            if isinstance(self.padding, str):
-                whole = 0 if self.padding == "valid" else gap * (extent - 1)
-                around += [whole // 2, whole - whole // 2]
-            else:
-                around += [self.padding[axis]] * 2
-        parts: Any = ((*ones, *part) for part in (kernel, self.stride, self.dilation))
+        for axis, (extent, gap) in enumerate(zip(kernel, dilation, strict=True)):
+            whole = 0 if padding == "valid" else gap * (extent - 1)
+            same = [whole // 2, whole - whole // 2]
+            around += same if isinstance(padding, str) else [padding[axis]] * 2
+        ones: tuple[int, ...] = (1,) * (2 - self.dims)
+        parts: Any = ((*ones, *part) for part in (kernel, stride, dilation))
         above, below, left, right = around
         return kernels.Window(image, (above, below, left, right), *parts)
 
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         """The definition, in torch's operations."""
-        axis = -1 - self.dims
-        units = self.units(neuron, x, axis)
         # sums in float32 only where no library transforms the image first: in groups
-        exact = self.exact if self.groups > 1 else torch.float64
-        clean = units.nan_to_num(nan=0.0).to(exact)
-        value = self.finished(self._convolved(clean, self.weight.to(exact), self.groups), neuron, None, axis)
-        bias = self.constants(tuple(x.shape[2:]))
+        exact = self.exact if self.geometry[3] > 1 else torch.float64
+        units, value = self.summed(x, neuron, exact)
+        bias, missing = self.constants(tuple(x.shape[2:])), units.isnan()
         value = value if bias is None else value + bias
-        missing = units.isnan()
         if not torch.compiler.is_compiling() and not bool(missing.any()):
             return value
-        touched = self._convolved(missing.to(exact), torch.ones_like(self.weight, dtype=exact), self.groups)
+        touched = multiply(missing.to(exact), torch.ones_like(self.weight, dtype=exact), *self.geometry)
         return torch.where(touched > 0, torch.nan, value)
 
 
@@ -259,13 +250,13 @@ class Populations(nn.Module):
 
     def __init__(self, first: IntegerProduct, second: IntegerProduct) -> None:
         super().__init__()
-        self.first, self.second = first, second
+        self.first: Any = first
+        self.second: Any = second
 
-    def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
-        value: Tensor = self.first(x, neuron) + self.second(x, neuron)
-        return value
+    def forward(self, x: Tensor, neuron: Neuron) -> Any:
+        return self.first(x, neuron) + self.second(x, neuron)
 
-    def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
+    def plain(self, x: Tensor, neuron: Neuron) -> Any:
         """The definition, in torch's operations."""
         return self.first.plain(x, neuron) + self.second.plain(x, neuron)
 

@@ -54,7 +54,7 @@ class Recorded(nn.Module):
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of an output, in order."""
+    """Return the tensors of an output or a batch, in order."""
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
@@ -77,26 +77,16 @@ Differences = Callable[[Any, Any], Tensor]
 
 @dataclass
 class Comparison:
-    """What was compared, and what differs.
-
-    Attributes:
-        inputs: number of inputs that ran through both.
-        counts: number of compared counts: one per neuron, input and site.
-        active: number of counts that are not 0.
-        differ: number of counts that differ.
-        origins: number of them at the first site where their input differs; all others follow from these.
-        sites: site → [compared, differ, largest difference], for sites with a difference.
-        output_difference: the largest absolute difference of an output.
-        output_largest: the largest absolute output.
-        answers_differ: number of inputs with different answers.
-    """
+    """How many counts were compared (one per neuron, input and site), are not 0, and differ; likewise outputs and answers."""
 
     inputs: int = 0
     counts: int = 0
     active: int = 0
     differ: int = 0
     origins: int = 0
+    """Counts that differ at the first site where their input differs; all others follow from these."""
     sites: dict[str, list[int]] = field(default_factory=dict)
+    """Site → [compared, differ, largest difference], for sites with a difference."""
     output_difference: float = 0.0
     output_largest: float = 0.0
     answers_differ: int = 0

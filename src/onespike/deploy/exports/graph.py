@@ -123,16 +123,16 @@ class Product(nn.Module):
 
 
 def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int], int]:
-    padding = part.padding
+    stride, padding, dilation, groups = part.geometry
     if isinstance(padding, str):
-        spans = [d * (k - 1) for d, k in zip(part.dilation, part.weight.shape[2:], strict=True)]
+        spans = [d * (k - 1) for d, k in zip(dilation, part.weight.shape[2:], strict=True)]
         if padding == "same" and any(span % 2 for span in spans):
             raise UsageError(
                 "export: a convolution pads one side more than the other (padding='same' with an even kernel). "
                 "Pad in a layer of its own."
             )
         padding = [0 if padding == "valid" else span // 2 for span in spans]
-    return list(part.stride), list(padding), list(part.dilation), part.groups
+    return list(stride), list(padding), list(dilation), groups
 
 
 class Marked(nn.Module):

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparison import Answer
+from onespike.deploy.exports.comparison import Answer, tensors
 from onespike.deploy.exports.graph import Graph, Marked, marked, trace
 from onespike.deploy.exports.operations import Fire
 from onespike.deploy.exports.thresholds import integer_thresholds
@@ -124,12 +123,12 @@ def write(request: Request, file: Path) -> Foreign:
     batch = example(request.batches)
     network = marked(request.network, batch)
     graph = trace(network, batch)
-    record, tensors = _described(graph, network, dict(request.facts))
+    record, stored = _described(graph, network, dict(request.facts))
     file.mkdir()
-    answer = Replay(record, tensors)(batch)
+    answer = Replay(record, stored)(batch)
     for site, (_, counts) in zip(record["sites"].values(), answer.counts, strict=True):
         site["shape"] = list(counts.shape)
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file / TENSORS)
+    save_file({name: value.contiguous().clone() for name, value in stored.items()}, file / TENSORS)
     save_file(_golden(record, batch, answer), file / GOLDEN)
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
@@ -145,8 +144,7 @@ def schema() -> dict[str, Any]:
 
 def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Tensor]:
     """Return inputs, outputs and events: flat places of neurons in their site's tensor, and signed counts."""
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    golden = {f"input.{name}": leaf.clone() for name, leaf in zip(record["inputs"], leaves, strict=True)}
+    golden = {f"input.{n}": v.clone() for n, v in zip(record["inputs"], tensors(batch), strict=True)}
     golden |= {f"output.{n}": v.contiguous() for n, v in zip(record["outputs"], answer.outputs, strict=True)}
     for name, counts in answer.counts:
         flat = counts.flatten()
@@ -305,9 +303,8 @@ class Replay:
             return self._answer(batch)
 
     def _answer(self, batch: Any) -> Answer:
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         values: dict[str, Any] = dict(self.tensors)
-        for name, leaf in zip(self.record["inputs"], leaves, strict=True):
+        for name, leaf in zip(self.record["inputs"], tensors(batch), strict=True):
             values[name] = leaf.double() if leaf.is_floating_point() else leaf
         for node in self.record["nodes"]:
             kwargs = {name: _read(argument, values) for name, argument in node["kwargs"].items()}

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparison import Answer
+from onespike.deploy.exports.comparison import Answer, tensors
 from onespike.deploy.exports.graph import Graph, marked, trace
 from onespike.deploy.exports.operations import ZERO
 from onespike.errors import UsageError
@@ -162,8 +161,6 @@ def _session(file: Path) -> Any:
 
 def _run(session: Any, batch: Any) -> list[Tensor]:
     names = [put.name for put in session.get_inputs()]
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if isinstance(batch, dict):
-        leaves = [batch[name] for name in names]
+    leaves = [batch[name] for name in names] if isinstance(batch, dict) else tensors(batch)
     feeds = {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, leaves, strict=True)}
     return [torch.from_numpy(value) for value in session.run(None, feeds)]

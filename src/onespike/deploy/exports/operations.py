@@ -17,9 +17,9 @@ from math import log2
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from onespike.deploy.products import multiply, units_of
 from onespike.spikes.code import COARSEST, FINEST, SpikeCode
 from onespike.spikes.fire_functions import defined_by, fire_compared
 
@@ -97,7 +97,7 @@ def linear(
     gain: Tensor | None, most: int, signed: bool, site: str,
 ) -> Tensor:  # fmt: skip
     """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
-    value = sums(_units(counts, up, down, -1), weight, [], [], [], 1, most, signed) * scale
+    value = sums(units_of(counts, up, down), weight, [], [], [], 1, most, signed) * scale
     value = value if gain is None else value * gain
     result: Tensor = value if bias is None else value + bias
     return result
@@ -111,16 +111,9 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
     rows = (-1, *[1] * (weight.dim() - 2))
-    units = _units(counts, up, down, 1 - weight.dim())
+    units = units_of(counts, up, down, weight.dim() - 2)
     value: Tensor = sums(units, weight, stride, padding, dilation, groups, most, signed) * scale.view(rows)
     return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows))
-
-
-def _units(counts: Tensor, up: Tensor | None, down: Tensor | None, axis: int) -> Tensor:
-    if up is None or down is None:
-        return counts
-    q, p = (times.view(-1, *[1] * (-axis - 1)) if times.numel() > 1 else times for times in (up, down))
-    return counts.clamp(min=0) * q + counts.clamp(max=0) * p
 
 
 @torch.library.custom_op("spikes::sums", mutates_args=())
@@ -130,19 +123,13 @@ def sums(
 ) -> Tensor:  # fmt: skip
     """Ŵ·units, or Ŵ ∗ units with a stride, exactly; unsigned weights have their zero at 128."""
     whole = weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
-    return _product(units.double(), whole, stride, padding, dilation, groups).to(units.dtype)
+    geometry = (stride, padding, dilation, groups) if stride else ()
+    return multiply(units.double(), whole, *geometry).to(units.dtype)
 
 
 @sums.register_fake
 def _(
     units: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, *_: Any
 ) -> Tensor:
-    return _product(units, weight.to(units.dtype), stride, padding, dilation, groups)
-
-
-def _product(x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
-    if weight.dim() == 2:
-        return F.linear(x, weight)
-    function: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-    result: Tensor = function(x, weight, None, *geometry)
-    return result
+    geometry = (stride, padding, dilation, groups) if stride else ()
+    return multiply(units, weight.to(units.dtype), *geometry)
