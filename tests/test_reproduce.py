@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from onespike import preset
-from onespike.adapters import LoadedModel, load_model
+from onespike.adapters import LoadedModel, Reading, load_model
 from onespike.errors import DataError, UsageError
 from onespike.recipe import PRESETS
 from onespike.runs import draws
 from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
 from onespike.studies.reproduce.bench import CACHE, split
 from onespike.studies.reproduce.study import bars, study, with_data
-from onespike.tasks import limit, list_coco, list_images
+from onespike.tasks import Classification, limit, list_coco, list_images
 
 
 def small_vit() -> nn.Module:
@@ -44,15 +44,8 @@ def load(network: str) -> LoadedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 else 1)
-    return LoadedModel(
-        model.eval(),
-        f"bundled:{network}",
-        lambda image: pil_to_tensor(image).float() / 64 - 2,
-        "",
-        "random",
-        None,
-        None,
-    )
+    reading = Reading(lambda image: pil_to_tensor(image).float() / 64 - 2, "")
+    return LoadedModel(model.eval(), f"bundled:{network}", reading, Classification(), "random")
 
 
 def scenes(folder) -> Bench:

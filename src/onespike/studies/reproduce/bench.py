@@ -85,7 +85,7 @@ class Bench:
         self.identity = {
             "network": loaded.spec,
             "weights": loaded.weights,
-            "preprocessing": loaded.preprocessing,
+            "preprocessing": loaded.reading.preprocessing,
             **({} if profile().name == DEFAULT else {"profile": profile().name}),
             **{name: list(items.names) for name, items in sets.items()},
             "sha256": {
@@ -176,7 +176,7 @@ class Bench:
     def evaluated(self, recipe: Recipe) -> Evaluation:
         """Run both networks side by side on the test images."""
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
-        metric = self.loaded.task.metric(self.test, self.loaded)
+        metric = self.loaded.task.metric(self.test)
         return evaluate(self.original, self.converted(recipe), self.labeled(self.test, title), metric)
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Bench:
             **rivals(self.ann, observed),
         }
         batches = self.labeled(self.test, "integer networks")
-        return compared(self.ann, networks, batches, lambda: self.loaded.task.metric(self.test, self.loaded))
+        return compared(self.ann, networks, batches, lambda: self.loaded.task.metric(self.test))
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
         """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
@@ -219,7 +219,7 @@ class Bench:
     def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
         snn, held = self.converted(recipe), self.labeled(self.held)
         aim = self.loaded.task.objectives[objective]
-        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held, self.loaded))
+        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held))
         bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
 
         def advance(*_: Any) -> None:
