@@ -13,7 +13,7 @@ from onespike.reports import pages, plots
 from onespike.reports.pages import html, markdown
 from onespike.reports.record import block_of
 from onespike.runtime.validated import sealed
-from onespike.tasks import Classification
+from onespike.tasks import Classification, Headline
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
     assert f"counts {ratios['counts']:.3f}" in shown
     assert made["front"]["energy"] == "binary"
     assert sum(row.get("energy_share", 0) for row in made["sites"]) == pytest.approx(1.0)
-    assert pages.compared_rows([made, made])[0]["energy"] == ratios["binary"]
+    assert pages.common_column([made, made]) == "binary"
     assert "| **binary** |" in markdown([made])
 
 
@@ -185,7 +185,6 @@ def test_figures_as_files(record):
 def test_runs_are_compared_in_any_column(record, tmp_path):
     other = {**record, "run": "b", "energy": "binary", "recipe": {**record["recipe"], "scale": 0.5}}
     both = [record, other]
-    assert pages.compared_rows(both, "nonzero")[0]["energy"] == record["evaluation"]["energy"]["nonzero"]
     pages.write_report(tmp_path, both, "nonzero")
     shown, words = ((tmp_path / f"compare.{form}").read_text() for form in ("html", "md"))
     assert "(nonzero)" in shown and "Where the recipes differ" in shown
@@ -205,13 +204,11 @@ def test_a_comparison_says_when_where_and_whose_method(record):
     assert '<span class="word">--out</span>' in shown  # a command breaks between words
 
 
-def test_runs_at_one_place_share_a_label_and_originals_are_told_apart(record):
+def test_runs_at_one_place_share_a_label_and_originals_are_told_apart():
     def labels(*originals):
-        rows = [
-            {**row, "original": value}
-            for row, value in zip(pages.compared_rows([record] * len(originals)), originals, strict=True)
-        ]
-        return {text.get_text() for text in plots.runs(rows, "top-1").axes[0].texts}
+        headlines = [Headline("top-1", original, 79.0) for original in originals]
+        drawn = plots.runs(headlines, [0.3] * len(headlines))
+        return {text.get_text() for text in drawn.axes[0].texts}
 
     assert labels(None, None) == {"1, 2"}
     assert labels(80.0, 80.0) == {"1, 2", "original"}

@@ -10,7 +10,7 @@ from typing import Any
 from onespike.adapters.base import first_line, require
 from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import LoadError, UsageError
-from onespike.reports.pages import in_markdown, run_values
+from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
 from onespike.runs.own import own_class
 from onespike.runs.recipe_file import recipe_text
@@ -74,7 +74,7 @@ def write_card(
     }
     head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
     text = in_markdown(
-        "card.md", **run_values(record), head=head, spec=spec, recipe=recipe, recipe_text=recipe_text(recipe),
+        "card.md", **values([record]), head=head, spec=spec, recipe=recipe, recipe_text=recipe_text(recipe),
         samples=run.thresholds.provenance.get("samples"), repository=repository, own=own_class(run),
     )  # fmt: skip
     write_atomically(folder / CARD, text)

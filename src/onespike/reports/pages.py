@@ -94,91 +94,60 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
 def html(records: Sequence[Record], column: str | None = None) -> str:
     """Return the page of one run, or of several: records as `gather` gives them, or as they were stored."""
     svgs = {name: plots.svg(plot, name) for name, plot in figures_of(records, column).items()}
-    if len(records) > 1:
-        warnings = [f"Run {n}: {text}" for n, r in enumerate(records, 1) if (text := dearer(r["evaluation"]))]
-        column, metric = column or common_column(records), compared_rows(records, column)[0]["metric"]
-        values = {"figures": svgs, "column": column, "metric": metric, "warnings": warnings}
-        return _page("compare.html", {}, **_compared_values(records), **values)
-    record = records[0]
-    sites = [{key: row[key] for key in DRAWN if key in row} for row in record["sites"]]
-    examples = [{**example, "parted": parted(example["trail"])} for example in record["examples"]]
-    values = {"figures": svgs, "blocks": blocks(record["sites"]), "examples": examples}
-    return _page("report.html", {"sites": sites}, **run_values(record), **values)
+    sites = [{key: row[key] for key in DRAWN if key in row} for row in records[0]["sites"]]
+    data = {"sites": sites} if len(records) == 1 else {}
+    return _page(f"{_name(records)}.html", data, figures=svgs, **values(records, column))
 
 
 def markdown(records: Sequence[Record]) -> str:
     """Return the same in Markdown, without pictures: for a README, an issue or a terminal."""
-    values = _compared_values(records) if len(records) > 1 else run_values(records[0])
-    return in_markdown(f"{_name(records)}.md", **values)
+    return in_markdown(f"{_name(records)}.md", **values(records))
 
 
 def _name(records: Sequence[Record]) -> str:
     return "report" if len(records) == 1 else "compare"
 
 
+def values(records: Sequence[Record], column: str | None = None) -> dict[str, Any]:
+    """Return what the templates show."""
+    evaluations = [record["evaluation"] for record in records]
+    if len(records) > 1:
+        return {
+            "records": records,
+            "column": column or common_column(records),
+            "headlines": compared(evaluations),
+            "scores": [task_of(evaluation).columns(evaluation) for evaluation in evaluations],
+            "recipes": differences(records),
+        }
+    record, evaluation = {"unit": "images", **records[0]}, evaluations[0]
+    summary = None
+    if evaluation is not None:
+        summary = task_of(evaluation).summary(evaluation, record["network"]["published_top1"])
+    return {"record": record, "e": evaluation, "summary": summary}
+
+
 def figures_of(records: Sequence[Record], column: str | None = None) -> dict[str, Figure]:
     """Return the plots by name: of a run its ledger, its front and the trials of its search; of several, all runs."""
     record, evaluation = records[0], records[0]["evaluation"]
     if len(records) > 1:
-        rows = compared_rows(records, column)
-        return {"runs": plots.runs(rows, rows[0]["metric"], column or common_column(records))}
+        column = column or common_column(records)
+        ratios = [record["evaluation"]["energy"][column] for record in records]
+        return {"runs": plots.runs(compared([record["evaluation"] for record in records]), ratios, column)}
     drawn = {}
     if evaluation is not None:
-        ratios = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
-        drawn["ledger"] = plots.ledger(ratios, record["energy"])
+        priced = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        drawn["ledger"] = plots.ledger(priced, record["energy"])
     for name in ("front", "search"):
         if (swept := record[name]) is not None:
-            drawn[name] = plots.front(
-                *(swept[key] for key in ("points", "chosen", "metric", "energy", "maximize"))
-            )
+            asked = ("points", "chosen", "metric", "energy", "maximize")
+            drawn[name] = plots.front(*(swept[key] for key in asked))
     return drawn
-
-
-def run_values(record: Record) -> dict[str, Any]:
-    """Return what the templates of one run show beside its record."""
-    evaluation = record["evaluation"]
-    values: dict[str, Any] = {"record": {"unit": "images", **record}, "e": evaluation, "summary": None}
-    if evaluation is None:
-        return values
-    analog, ratios = evaluation["analog_share"], evaluation["energy"]
-    ratio = ratios[record["energy"]]
-    return {
-        **values,
-        "summary": task_of(evaluation).summary(evaluation, record["network"]["published_top1"]),
-        "networks": {"ann": "original", "snn": f"spiking, T = {record['recipe'].get('steps', 1)}"},
-        "of_what_spikes": {name: of_what_spikes(name, each, analog) for name, each in ratios.items()},
-        "beside": "–" if ratio is None else beside(record["energy"], ratio, analog),
-        "fairness": fairness(evaluation),
-        "dearer": dearer(evaluation),
-        "for_whom": FOR_WHOM,
-    }
-
-
-def _compared_values(records: Sequence[Record]) -> dict[str, Any]:
-    scores = [task_of(record["evaluation"]).columns(record["evaluation"]) for record in records]
-    return {"records": records, "scores": scores, "recipes": differences(records)}
 
 
 def common_column(records: Sequence[Record]) -> str:
     """Return the energy column of all runs if they share one, or else the paper's."""
     columns = {record["energy"] for record in records}
     return str(columns.pop()) if len(columns) == 1 else PAPER
-
-
-def compared_rows(records: Sequence[Record], column: str | None = None) -> list[dict[str, Any]]:
-    """Return one point per run: the figure that runs of its task are compared by, and its energy."""
-    headlines = compared([record["evaluation"] for record in records])
-    column = column or common_column(records)
-    return [
-        {
-            "original": headline.original,
-            "value": headline.spiking or 0.0,
-            "metric": headline.title,
-            "bounds": headline.compared,
-            "energy": record["evaluation"]["energy"][column],
-        }
-        for record, headline in zip(records, headlines, strict=True)
-    ]
 
 
 def differences(records: Sequence[Record]) -> dict[str, list[str]]:
@@ -261,7 +230,9 @@ def _environment() -> Environment:
         loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals["citation"] = CITATION
+    functions = (beside, blocks, dearer, fairness, of_what_spikes, parted)
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.globals |= {"citation": CITATION, "for_whom": FOR_WHOM}
     filters: dict[str, Callable[..., Any]] = {
         "number": figure,
         "percent": lambda x, digits=1: figure(None if x is None else 100 * x, digits),

@@ -130,7 +130,7 @@ def _name(axes: Any, metric: str, energy: str) -> None:
     axes.set_ylabel(metric)
 
 
-def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) -> Figure:
+def runs(headlines: Sequence[Headline], ratios: Sequence[float | None], column: str = PAPER) -> Figure:
     """Plot several runs, a metric against energy; each keeps its number from the table.
 
     Bars are 95 % intervals of the difference to the original on the same inputs, or else of the figure itself.
@@ -138,13 +138,14 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
     made, axes = figure(6.4, 3.8)
     places: dict[tuple[float, float], list[str]] = {}  # equal runs share their label
     originals: dict[float, list[str]] = {}
-    for number, row in enumerate(rows, 1):
-        if row["energy"] is not None:
-            places.setdefault((row["energy"], row["value"]), []).append(str(number))
-            low, high = row.get("bounds") or (row["value"], row["value"])
-            _draw_intervals(axes, [{**row, "low": low, "high": high}])
-        if row.get("original") is not None:
-            originals.setdefault(row["original"], []).append(str(number))
+    for number, (headline, energy) in enumerate(zip(headlines, ratios, strict=True), 1):
+        if energy is not None:
+            value = headline.spiking or 0.0
+            low, high = headline.compared or (value, value)
+            places.setdefault((energy, value), []).append(str(number))
+            _draw_intervals(axes, [{"energy": energy, "value": value, "low": low, "high": high}])
+        if headline.original is not None:
+            originals.setdefault(headline.original, []).append(str(number))
     for place, numbers in places.items():
         axes.plot(*place, "o", color=BLUE, ms=8)
         axes.annotate(", ".join(numbers), place, (7, 5), textcoords="offset points", fontsize=10)
@@ -152,7 +153,7 @@ def runs(rows: Sequence[Mapping[str, Any]], metric: str, energy: str = PAPER) ->
         axes.axhline(original, color=GRAY, ls="--")
         label = "original" if len(originals) == 1 else f"original of {', '.join(numbers)}"
         axes.annotate(label, (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
-    _name(axes, metric, energy)
+    _name(axes, headlines[0].title, column)
     return made
 
 
