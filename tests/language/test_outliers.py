@@ -10,7 +10,7 @@ from torch import nn
 
 import onespike
 from onespike.diagnosis.findings import _outliers
-from onespike.diagnosis.outliers import outliers
+from onespike.diagnosis.probe import outliers
 from onespike.tasks import Language
 
 

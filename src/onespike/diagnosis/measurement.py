@@ -14,8 +14,7 @@ from torch import Tensor
 from onespike import runs
 from onespike.adapters import NORMALIZATIONS, exchanged, normalization
 from onespike.conversion.firing import named_neurons
-from onespike.diagnosis.outliers import outliers
-from onespike.diagnosis.probe import Probe, analog, beyond_chance
+from onespike.diagnosis.probe import Probe, analog, beyond_chance, outliers
 from onespike.diagnosis.remedies import PASSES, VARIANTS, commands
 from onespike.energy.survey import Survey
 from onespike.errors import UsageError
@@ -107,6 +106,7 @@ def checkup(
     kinds, single = _sensitivity(pair, probe, progress)
     normalizations, better = _normalizations(pair, few, inputs)
     recalibrated, variants, refused = _variants(pair, probe, progress)
+    passes = variants.pop("passes", None)
     scales = probe.sweep(pair.snn, PROBED_SCALES, recipe.energy, progress)
     return Checkup(
         evaluation=result.to_dict(),
@@ -123,7 +123,7 @@ def checkup(
         single=single,
         scales=scales,
         recalibrated=recalibrated,
-        passes=variants.pop("passes", None),
+        passes=passes,
         variants=variants,
         used=recipe.passes,
         energy=recipe.energy,

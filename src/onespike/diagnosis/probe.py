@@ -1,12 +1,12 @@
-"""A few inputs in memory, on which variants of a converted network are compared with the original."""
+"""A few inputs in memory: variants of a converted network are compared with the original, and its sites looked at."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +17,25 @@ from onespike.energy.metering import metered
 from onespike.energy.survey import decibels
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import at_scale, scale_if_any
+from onespike.neurons import Neuron
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
 from onespike.sites import Operand, Site, Visit, visiting
-from onespike.tasks import Meaning
+from onespike.tasks import Meaning, Task
 from onespike.tasks.base import exact
 
 COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
 SAMPLED = 1 << 16
 """Elements of a site that a trail compares, evenly spaced: enough for a power, with little memory."""
+FAR = 1.5
+"""A value is an outlier if it is this many times the value of the largest level."""
+NAMED = 3
 
 
-@dataclass(frozen=True)
-class Distance:
+class Distance(NamedTuple):
     """A network's distance from the original: the task's mean KL (nats), and per input whether they agree."""
 
     kl: float
@@ -134,3 +137,44 @@ def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
         with evaluating(snn), visiting(snn, Visit(visit)):
             call(snn, inputs)
     return ratios
+
+
+def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, dict[str, Any]]:
+    """Return the sites whose largest level is far below their largest value in the original: the farthest first.
+
+    A row states the `largest` value, its `reach` (the value of the largest level there), how many `rows` (tokens)
+    were seen and how many are `carrying` such a value, the `first` ones of their inputs among these, and the most
+    frequent ones as the task has `named` them.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    batch: Any = None
+
+    def visit(operand: Operand, x: Tensor) -> Tensor:
+        neuron = operand.neuron(x)
+        if not isinstance(neuron, Neuron) or operand.site.operation != "linear" or x.dim() < 2:
+            return x
+        empty = {"largest": 0.0, "reach": 0.0, "rows": 0, "carrying": 0, "first": 0, "named": Counter()}
+        row = rows.setdefault(str(operand.site), empty)
+        sent = neuron(x).abs()
+        far = (neuron.counts(x).abs() == neuron.largest) & (x.abs() > FAR * sent)
+        carrying = far.any(-1)
+        row["rows"] += carrying.numel()
+        if not bool(far.any()):
+            return x
+        farthest = (x.abs() * far).argmax()
+        if (value := float(x.abs().flatten()[farthest])) > row["largest"]:
+            row["largest"], row["reach"] = value, float(sent.flatten()[farthest])
+        row["carrying"] += int(carrying.sum())
+        if carrying.dim() == 2:
+            row["first"] += int(carrying[:, 0].sum())
+            names = (task.row(batch, number, token) for number, token in torch.nonzero(carrying).tolist())
+            row["named"].update(name for name in names if name is not None)
+        return x
+
+    with evaluating(snn), visiting(snn, Visit(visit)):
+        for inputs in batches:
+            batch = to(inputs, device_of(snn))
+            call(snn, batch)
+    far_ones = [(site, row) for site, row in rows.items() if row["carrying"]]
+    far_ones.sort(key=lambda pair: -pair[1]["largest"] / max(pair[1]["reach"], 1e-30))
+    return {site: {**row, "named": dict(row["named"].most_common(NAMED))} for site, row in far_ones}
