@@ -119,7 +119,8 @@ def test_resume_continues_and_repeats_nothing(tmp_path):
         search(objective, trials=8, fixed=(1.0, 0.25), storage=url)
     finished = measured[:3]
     with pytest.raises(
-        UsageError, match=r"has trials already\. Continue it with --resume, or start over with --fresh\.$"
+        UsageError,
+        match=r"has trials already\. Continue it with resume=True, or start over with fresh=True\.$",
     ):
         search(objective, trials=8, storage=url)
     found = search(objective, trials=8, fixed=(1.0, 0.25), storage=url, resume=True)
@@ -188,7 +189,7 @@ def test_a_number_that_changed_in_the_storage_is_refused(tmp_path, change):
     once(4)
     with closing(sqlite3.connect(file)) as connection, connection:
         assert connection.execute(change).rowcount == 1
-    with pytest.raises(LoadError, match=r"trial 1 of the study is damaged .* Start over with --fresh"):
+    with pytest.raises(LoadError, match=r"trial 1 of the study is damaged .* Start over with fresh=True"):
         once(4)
 
 

@@ -119,16 +119,20 @@ def as_options(message: str, options: set[str]) -> str:
 
     >>> as_options("Use attention='sdpa', or exclude=['a:gru', 'b:gru'].", {"attention", "exclude"})
     'Use --attention sdpa, or --exclude a:gru --exclude b:gru.'
+    >>> as_options("Take resume=True, or fold_batchnorm=False.", {"resume", "fold_batchnorm"})
+    'Take --resume, or --fold-batchnorm no.'
     """
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups()
         if name not in options:
             return match[0]
+        if value in ("True", "False"):
+            return f"--{name.replace('_', '-')}" + ("" if value == "True" else " no")
         words = re.findall(r"'([^']*)'", value) or [value]
         return " ".join(f"--{name.replace('_', '-')} {shlex.quote(word)}" for word in words)
 
-    return re.sub(r"\b([a-z_]+)=(\['[^]]*\]|'[^']*'|[0-9.]*[0-9])", option, message)
+    return re.sub(r"\b([a-z_]+)=(\['[^]]*\]|'[^']*'|[0-9.]*[0-9]|True|False)", option, message)
 
 
 def _message(error: Exception) -> str | None:

@@ -55,11 +55,11 @@ def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
     if whole:
         rest = ",".join(name for name in recipe.passes if name not in whole)
         raise UsageError(
-            f"blocks: {' and '.join(whole)} change weights, and need all of them in memory. Leave them out: --passes {rest}."
+            f"blocks: {' and '.join(whole)} change weights, and need all of them in memory. Leave them out: passes='{rest}'."
         )
     if recipe.fold_batchnorm and any(isinstance(m, _BatchNorm) for m in model.modules()):
         raise UsageError(
-            "blocks: BatchNorm cannot be folded into weights that are not in memory. Give --fold-batchnorm no."
+            "blocks: BatchNorm cannot be folded into weights that are not in memory. Give fold_batchnorm=False."
         )
 
 

@@ -67,7 +67,7 @@ class _Once:
         if self.heard:
             raise UsageError(
                 f"passes: the gradient at {self.site} comes in parts, since several blocks read it. Leave out the passes "
-                "that need gradients, or take another --device-map."
+                "that need gradients, or take another device map."
             )
         self.heard = True
         self.hear(gradient)

@@ -54,7 +54,7 @@ class ScaleObjective:
         self.parts = [(to(inputs, device), labels) for inputs, labels in batches]
         self.images, self.forwards = sum(count(inputs) for inputs, _ in self.parts), 0
         if objective.labeled and any(labels is None for _, labels in self.parts):
-            raise DataError("search: the images have no labels. Use --objective kl, which needs none.")
+            raise DataError("search: the images have no labels. Use objective='kl', which needs none.")
         if not self.images:
             raise DataError(
                 "search: there are no images to search on. Give a folder with images of their own."

@@ -101,7 +101,7 @@ def open_study(
         )
     except optuna.exceptions.DuplicatedStudyError as error:
         raise UsageError(
-            f"search: the study {name!r} has trials already. Continue it with --resume, or start over with --fresh."
+            f"search: the study {name!r} has trials already. Continue it with resume=True, or start over with fresh=True."
         ) from error
     text = json.dumps(dict(identity), sort_keys=True)
     stored = study.user_attrs.get("identity")
@@ -111,7 +111,7 @@ def open_study(
         differing = [k for k, v in json.loads(stored).items() if identity.get(k) != v]
         raise UsageError(
             f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
-            "Give the same run and options again, or start over with --fresh."
+            "Give the same run and options again, or start over with fresh=True."
         )
     return study
 
@@ -127,7 +127,7 @@ def _discard(backend: Any, name: str) -> None:
     optuna.storages.fail_stale_trials(study)
     if study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
         raise UsageError(
-            f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take --resume."
+            f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take resume=True."
         )
     optuna.delete_study(study_name=name, storage=backend)
 
@@ -156,7 +156,7 @@ def read_trial(frozen: Any) -> Trial:
     if attributes.get("sha256") != seal(scale, value, finished, energy):
         raise LoadError(
             f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
-            "Start over with --fresh, or name another --storage."
+            "Start over with fresh=True, or name another storage."
         )
     seconds = attributes.get("seconds", 0.0)
     return Trial(frozen.number, scale, value if finished else None, energy, seconds)

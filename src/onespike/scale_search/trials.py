@@ -23,7 +23,7 @@ from onespike.scale_search.study import (
 )
 
 SAMPLERS = ("gp", "tpe", "grid")
-DAMAGED = "Remove search/study.db from the run to search anew, or name another --storage."
+DAMAGED = "Remove search/study.db from the run to search anew, or name another storage."
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def search(
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
     if resume and fresh:
-        raise UsageError("search: --resume continues a search, and --fresh starts over. Give one of them.")
+        raise UsageError(
+            "search: resume=True continues a search, and fresh=True starts over. Give one of them."
+        )
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that fails ends in an error here
