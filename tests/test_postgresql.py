@@ -21,9 +21,9 @@ UNPRIVILEGED = ("postgres", "nobody")
 
 def programs() -> Path | None:
     """Where initdb and pg_ctl are: Debian keeps them out of the search path."""
-    found = shutil.which("initdb")
-    if found:
-        return Path(found).parent
+    result = shutil.which("initdb")
+    if result:
+        return Path(result).parent
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return versions[-1].parent if versions else None
 
@@ -32,8 +32,8 @@ def user() -> str | None:
     """PostgreSQL refuses to run as root; any other user may run it."""
     if os.geteuid() != 0:
         return None
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    return next((name for name in UNPRIVILEGED if name in known), UNPRIVILEGED[-1])
+    listed = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in UNPRIVILEGED if name in listed), UNPRIVILEGED[-1])
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,9 @@ def test_two_processes_share_one_study(server, tmp_path):
     log = tmp_path / "log"
     processes = [worker(tmp_path, server, log, 14) for _ in range(2)]
     check_shared(server, processes, 14, log)
-    found = search(parabola, trials=14, fixed=(1.0, 0.25), storage=server, resume=True, sampler="tpe")
-    assert 14 <= len(found.trials) <= 15  # nothing is left to do
-    assert {1.0, 0.25} <= {trial.scale for trial in found.trials}
+    result = search(parabola, trials=14, fixed=(1.0, 0.25), storage=server, resume=True, sampler="tpe")
+    assert 14 <= len(result.trials) <= 15  # nothing is left to do
+    assert {1.0, 0.25} <= {trial.scale for trial in result.trials}
 
 
 def test_a_database_that_is_not_there(server):

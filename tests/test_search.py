@@ -38,8 +38,8 @@ def test_finds_a_known_optimum(sampler, trials, maximize):
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "grid"])
 def test_values_that_are_all_alike_do_not_stall_it(sampler):
     """A broken detector has AP 0 at every λ; a sampler that asks for one λ again is replaced."""
-    found = search(lambda s, h: Measurement(0.0), trials=14, sampler=sampler)
-    assert len({trial.scale for trial in found.trials}) >= 13
+    result = search(lambda s, h: Measurement(0.0), trials=14, sampler=sampler)
+    assert len({trial.scale for trial in result.trials}) >= 13
 
 
 def test_the_budget_is_kept_and_the_best_within_it_is_found():
@@ -73,11 +73,11 @@ def test_hopeless_trials_are_given_up(sampler):
                 return dataclasses.replace(parabola(scale), finished=False)
         return parabola(scale)
 
-    found = search(objective, trials=25, sampler=sampler)
-    given_up = [t for t in found.trials if t.value is None]
+    result = search(objective, trials=25, sampler=sampler)
+    given_up = [t for t in result.trials if t.value is None]
     assert given_up
     assert len(measured) < 4 * 25
-    assert found.best.value is not None
+    assert result.best.value is not None
     # the sampler learns from them: it does not ask for the same λ again and again
     assert len({round(t.scale, 3) for t in given_up}) > len(given_up) / 2
 
@@ -123,9 +123,9 @@ def test_resume_continues_and_repeats_nothing(tmp_path):
         match=r"has trials already\. Continue it with resume=True, or start over with fresh=True\.$",
     ):
         search(objective, trials=8, storage=url)
-    found = search(objective, trials=8, fixed=(1.0, 0.25), storage=url, resume=True)
-    assert len(found.trials) == 8
-    assert [t.scale for t in found.trials[:3]] == finished
+    result = search(objective, trials=8, fixed=(1.0, 0.25), storage=url, resume=True)
+    assert len(result.trials) == 8
+    assert [t.scale for t in result.trials[:3]] == finished
     assert len(set(measured[4:]) & set(finished)) == 0
 
 
@@ -133,8 +133,8 @@ def test_a_fresh_search_forgets_and_starts_over(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     for name, images in (("a", 1), ("b", 1)):
         search(parabola, trials=3, storage=url, name=name, identity={"images": images})
-    found = search(parabola, trials=2, storage=url, name="a", identity={"images": 2}, fresh=True)
-    assert [t.number for t in found.trials] == [0, 1]
+    result = search(parabola, trials=2, storage=url, name="a", identity={"images": 2}, fresh=True)
+    assert [t.number for t in result.trials] == [0, 1]
     other = search(parabola, trials=3, storage=url, name="b", identity={"images": 1}, resume=True)
     assert len(other.trials) == 3  # other studies in the file stay
     assert len(search(parabola, trials=2, storage=url, name="new", fresh=True).trials) == 2
@@ -163,11 +163,11 @@ def test_a_fixed_value_whose_trial_failed_is_tried_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         search(interrupted, trials=3, fixed=(1.0, 0.25), storage=url)
     reported = []
-    found = search(
+    result = search(
         parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True,
         report=lambda trial, done, total: reported.append((done, total)),
     )  # fmt: skip
-    assert [t.scale for t in found.trials[:2]] == [1.0, 0.25]
+    assert [t.scale for t in result.trials[:2]] == [1.0, 0.25]
     assert reported == [(2, 3), (3, 3)]
 
 
@@ -224,9 +224,9 @@ def left_running(url, beaten):
 def test_a_dead_trial_is_measured_again_whatever_process_has_its_id(tmp_path, beaten):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     left_running(url, beaten)
-    found = search(parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True)
-    assert {t.scale for t in found.trials} >= ({0.5, 1.0, 0.25} if beaten else {0.5, 0.25})
-    assert len(found.trials) == 3
+    result = search(parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True)
+    assert {t.scale for t in result.trials} >= ({0.5, 1.0, 0.25} if beaten else {0.5, 0.25})
+    assert len(result.trials) == 3
 
 
 WORKER = """
@@ -256,10 +256,10 @@ def finished(url):
 
     storage = optuna.storages.RDBStorage(url)
     study = optuna.load_study(study_name="scale", storage=storage)
-    found = [t.params["scale"] for t in study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))]
+    result = [t.params["scale"] for t in study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))]
     storage.remove_session()
     storage.engine.dispose()
-    return found
+    return result
 
 
 def check_shared(url, processes, trials, log):

@@ -65,13 +65,13 @@ def test_every_activation_of_torch_that_computes_is_charged():
     assert len(names) > 15
     for name in names:
         layer = getattr(nn, name)()
-        with AnalogFunctions(found := {}):
+        with AnalogFunctions(result := {}):
             layer(torch.randn(4, 8))
-        assert found == {"activation": 32}, name
+        assert result == {"activation": 32}, name
     for free in (nn.ReLU(), nn.ReLU6(), nn.Hardtanh()):
-        with AnalogFunctions(found := {}):
+        with AnalogFunctions(result := {}):
             free(torch.randn(4, 8))
-        assert found == {}
+        assert result == {}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_every_activation_of_torch_that_computes_is_charged():
     ],
 )  # fmt: skip
 def test_what_is_written_out_is_charged_too(function, number):
-    with AnalogFunctions(found := {}):
+    with AnalogFunctions(result := {}):
         function(torch.randn(4, 8))
-    assert sum(found.values()) == number
+    assert sum(result.values()) == number

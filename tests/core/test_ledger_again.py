@@ -23,12 +23,12 @@ HEADS, TOKENS, WIDTH, HIDDEN, CLASSES = 2, 10, 16, 24, 5
 
 def digits(n: int) -> list[int]:
     """Non-adjacent form by the textbook, the lowest digit first."""
-    found = []
+    result = []
     while n:
         digit = 2 - n % 4 if n % 2 else 0
-        found.append(digit)
+        result.append(digit)
         n = (n - digit) // 2
-    return found
+    return result
 
 
 def naf(y: Tensor) -> Tensor:
@@ -146,15 +146,15 @@ class Sheet:
     def columns(self) -> dict[str, float]:
         whole = self.macs * MAC
         rest = (self.analog + self.functions + self.updates) * MAC
-        found = {r: (self.driven[r] + self.first[r]) * ADD / whole for r in READ}
+        result = {r: (self.driven[r] + self.first[r]) * ADD / whole for r in READ}
         for name, reading in (("strict", "counts"), ("strict-binary", "binary")):
             additions = (
                 self.driven[reading] + self.first[reading] + self.beyond[reading] + self.joined[reading]
             )
-            found[name] = ((additions + self.compared) * ADD + rest) / whole
-            found[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + rest) / whole
-            found[f"{reading}-int8"] = (self.driven[reading] + self.first[reading]) * INTEGER_ADD / whole
-        return {**found, "w8a8": INT8 / MAC, "w4a4": INT4 / MAC}
+            result[name] = ((additions + self.compared) * ADD + rest) / whole
+            result[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + rest) / whole
+            result[f"{reading}-int8"] = (self.driven[reading] + self.first[reading]) * INTEGER_ADD / whole
+        return {**result, "w8a8": INT8 / MAC, "w4a4": INT4 / MAC}
 
 
 def compare(model: nn.Module, x: Tensor, recipe: Recipe) -> tuple[Sheet, onespike.Ledger, nn.Module]:

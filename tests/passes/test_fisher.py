@@ -29,15 +29,15 @@ def network() -> nn.Module:
 def test_information_is_the_mean_squared_gradient():
     model, x = network(), torch.randn(32, 4)
     state = PassState(calibrate(model, [x], RECIPE), RECIPE)
-    found = fisher(state, PassContext(model, [x], seed=3))[Site.parse("4:linear0_input")]
+    result = fisher(state, PassContext(model, [x], seed=3))[Site.parse("4:linear0_input")]
     with torch.no_grad():
         hidden, chances = model[:4](x), model(x).softmax(-1)
     noise = torch.empty(32, 3).exponential_(generator=torch.Generator().manual_seed(3))
     drawn = (chances / noise).argmax(-1)
     gradient = (nn.functional.one_hot(drawn, 3) - chances) @ model[4].weight.detach()
-    assert torch.allclose(found.information.flatten(), gradient.double().pow(2).sum(0), rtol=1e-4)
-    assert torch.allclose(found.magnitude.flatten(), hidden.double().abs().sum(0), rtol=1e-5)
-    assert (found.elements, found.fan_out) == (32, 3.0)
+    assert torch.allclose(result.information.flatten(), gradient.double().pow(2).sum(0), rtol=1e-4)
+    assert torch.allclose(result.magnitude.flatten(), hidden.double().abs().sum(0), rtol=1e-5)
+    assert (result.elements, result.fan_out) == (32, 3.0)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
@@ -88,9 +88,9 @@ def test_passes_take_every_form_of_batch(form):
     plain, context = start(attention(), tokens(), budget=0.3)
     expected = chain(plain, context, QUICK)
     model, batches = kind().eval(), [made(x) for x in tokens()]
-    found = chain(*start(model, batches, budget=0.3), QUICK)
+    result = chain(*start(model, batches, budget=0.3), QUICK)
     for site, threshold in expected.thresholds.items():
-        other = found.thresholds[f"inner.{site}"]
+        other = result.thresholds[f"inner.{site}"]
         assert torch.equal(threshold.positive, other.positive), site
 
 
@@ -133,10 +133,10 @@ def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
     sizes = ((8, 8), (8, 12), (16, 8))
     batches = [torch.randn(16, 2, *size, generator=generator) for size in sizes]
     state, context = start(Depth().eval(), batches, budget=0.3)
-    found = chain(state, context, QUICK)
-    assert spending(found, context) == pytest.approx(0.3, rel=0.02)
+    result = chain(state, context, QUICK)
+    assert spending(result, context) == pytest.approx(0.3, rel=0.02)
     for part in batches:
-        assert found.network(context.model)(part)["depth"].shape == (
+        assert result.network(context.model)(part)["depth"].shape == (
             16,
             1,
             *part.shape[2:],

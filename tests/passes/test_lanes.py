@@ -28,9 +28,9 @@ def test_shift_and_add_is_the_graded_product():
     generator = torch.Generator().manual_seed(0)
     weight = fixed_point(torch.randn(7, 50, generator=generator))
     counts = torch.randint(-300, 301, (20, 50), generator=generator).double()
-    found, sent = shift_and_add(lambda s: s @ weight.T, counts)
-    assert torch.equal(found, counts @ weight.T)
-    assert torch.equal(found.long(), counts.long() @ weight.long().T)
+    result, sent = shift_and_add(lambda s: s @ weight.T, counts)
+    assert torch.equal(result, counts @ weight.T)
+    assert torch.equal(result.long(), counts.long() @ weight.long().T)
     assert sent == float(naf_weight(counts.abs()).sum())
 
 
@@ -44,8 +44,8 @@ def test_every_product_of_a_network_is_equal_to_the_bit(network, names):
         inputs = list(torch.randn(16, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
     budget = {"attention": 0.2, "convolutional": 0.04}[network]  # there, one small layer of three spikes
     state, context = start(model, inputs, energy="binary", budget=budget)
-    found = chain(state, context, names) if names else state
-    snn = found.network(model)
+    result = chain(state, context, names) if names else state
+    snn = result.network(model)
     proof = prove(snn, inputs[0])
     assert proof.equal, proof.unequal
     with evaluating(snn), metered(snn) as ledger:

@@ -62,15 +62,15 @@ def test_parts_are_the_same_for_all_batches(batch: Any) -> None:
 
 def test_a_text_is_as_long_as_it_is() -> None:
     """Padding to the longest of a batch depends on the batch."""
-    found = []
+    result = []
     for size in (2, 20):
         batches = []
         for part in split({"input_ids": ROWS, "attention_mask": MASK}, size):
             longest = int(part["attention_mask"].sum(1).max())
             batches.append({name: x[:, :longest] for name, x in part.items()})
-        found.append(list(Parts(batches, Texts())))
-    assert same(*found)
-    assert [tuple(part["input_ids"].shape) for part in found[0][:3]] == [(1, 1), (1, 2), (1, 3)]
+        result.append(list(Parts(batches, Texts())))
+    assert same(*result)
+    assert [tuple(part["input_ids"].shape) for part in result[0][:3]] == [(1, 1), (1, 2), (1, 3)]
 
 
 def test_what_inputs_share_stays_with_them() -> None:
@@ -95,15 +95,15 @@ def test_batches_are_read_on_demand_and_large_inputs_come_one_by_one() -> None:
 
 def test_a_small_network_gets_the_same_steps_from_any_batches() -> None:
     x = torch.cat(tokens(44))
-    found = [spike(attention(), list(x.split(size)), "fast").state_dict() for size in (5, 16, 44)]
-    assert same(found[0], found[1]) and same(found[0], found[2])
+    result = [spike(attention(), list(x.split(size)), "fast").state_dict() for size in (5, 16, 44)]
+    assert same(result[0], result[1]) and same(result[0], result[2])
 
 
 @pytest.mark.parametrize("name", ["cifar10-vit", "cifar10-resnet18"])
 def test_threads_change_no_bit_of_activations_and_gradients(name: str) -> None:
     model = load_model(f"bundled:{name}").model.eval()
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    found = []
+    result = []
     for number in (1, 2, 3):
         x = images.clone().requires_grad_()
         with threads(number), InOrder():
@@ -111,18 +111,18 @@ def test_threads_change_no_bit_of_activations_and_gradients(name: str) -> None:
             output.log_softmax(-1)[:, 0].sum().backward()
             with torch.inference_mode():
                 again = model(images)
-        found.append((output, x.grad, again))
-    assert same(found[0], found[1]) and same(found[0], found[2])
+        result.append((output, x.grad, again))
+    assert same(result[0], result[1]) and same(result[0], result[2])
 
 
 def test_sums_and_solutions_have_one_order() -> None:
     x = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
     square = (x @ x.mT).double() + torch.eye(400)
-    found = []
+    result = []
     for number in (1, 2, 3):
         with threads(number), InOrder():
-            found.append((x.sum(), x.mean(), x.std(), x.norm(), torch.linalg.solve(square, x.double())))
-    assert same(found[0], found[1]) and same(found[0], found[2])
+            result.append((x.sum(), x.mean(), x.std(), x.norm(), torch.linalg.solve(square, x.double())))
+    assert same(result[0], result[1]) and same(result[0], result[2])
 
 
 def test_the_command_cuts_its_images_itself() -> None:
@@ -167,5 +167,5 @@ def test_integer_logits_do_not_depend_on_the_batch(transformers) -> None:
     images = torch.cat([x for x, _ in loaded.batches(items, 32)])
     fast = onespike.optimize(transformers[0])
     with torch.inference_mode():
-        found = [torch.cat([fast(x) for x in images.split(size)]) for size in (1, 7, 16)]
-    assert same(found[0], found[1]) and same(found[0], found[2])
+        result = [torch.cat([fast(x) for x in images.split(size)]) for size in (1, 7, 16)]
+    assert same(result[0], result[1]) and same(result[0], result[2])

@@ -73,8 +73,8 @@ def test_its_value_in_one_pass_is_the_decoded_count(levels):
 def test_nearest_fires_the_nearest_level():
     state, context = ready()
     site = "blocks.0.fc1:linear0_input"
-    found = PASSES["nearest"](state, context)
-    cell = {str(s): n for s, n in named_neurons(found.network(context.model))}[site]
+    result = PASSES["nearest"](state, context)
+    cell = {str(s): n for s, n in named_neurons(result.network(context.model))}[site]
     step = float(cell.thresholds()[0])
     x = torch.linspace(0, 300 * step, 5001)
     levels = torch.tensor((0, *cell.levels))
@@ -86,48 +86,48 @@ def test_thrifty_neurons_lose_less_for_the_same_digits():
     lost = []
     for first in ("nearest", "thrifty"):
         state, context = ready(budget=0.12, energy="binary")
-        found = chain(state, context, (first, "layout", "center", "allocate"))
-        assert spending(found, context) == pytest.approx(0.12, rel=0.01)
-        lost.append(divergence(context.model, found, tokens(seed=5)))
+        result = chain(state, context, (first, "layout", "center", "allocate"))
+        assert spending(result, context) == pytest.approx(0.12, rel=0.01)
+        lost.append(divergence(context.model, result, tokens(seed=5)))
     assert lost[1] < 0.75 * lost[0]
-    assert {t.rounding for t in found.spiking.values()} == {"thrifty"}
+    assert {t.rounding for t in result.spiking.values()} == {"thrifty"}
 
 
 def test_thrifty_neurons_fire_the_nearest_level_where_spikes_are_counted():
     state, context = ready(energy="counts")
-    found = (PASSES[name](state, context).thresholds for name in ("nearest", "thrifty"))
-    first, second = ({site: t.rounding for site, t in each.items()} for each in found)
+    result = (PASSES[name](state, context).thresholds for name in ("nearest", "thrifty"))
+    first, second = ({site: t.rounding for site, t in each.items()} for each in result)
     assert first == second
 
 
 def test_center_is_the_median_of_each_channel_and_softmax_has_none():
     state, context = ready()
-    found = PASSES["center"](state, context).thresholds
+    result = PASSES["center"](state, context).thresholds
     with torch.no_grad():
         x = torch.cat(tokens())
         x = torch.cat([context.model.token.expand(len(x), -1, -1), context.model.embed(x)], 1)
         x = context.model.blocks[0].norm1(x)
-    center = found["blocks.0.qkv:linear0_input"].center
+    center = result["blocks.0.qkv:linear0_input"].center
     assert torch.allclose(center.flatten(), x.flatten(0, 1).median(0).values, atol=1e-6)
-    assert {t.center is None for t in found.values() if t.role == "softmax"} == {True}
+    assert {t.center is None for t in result.values() if t.role == "softmax"} == {True}
 
 
 def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
     state, context = ready()
-    found = PASSES["positions"](state, context).thresholds
-    last = found["blocks.1.fc2:linear0_input"].gain.flatten()
+    result = PASSES["positions"](state, context).thresholds
+    last = result["blocks.1.fc2:linear0_input"].gain.flatten()
     assert last[0] == 1 and bool((last[1:] == 2.0**30).all())  # only the class token reaches the output
-    first = found["blocks.0.fc2:linear0_input"].gain.flatten()
+    first = result["blocks.0.fc2:linear0_input"].gain.flatten()
     assert bool((first.log2() == first.log2().round()).all()) and float(first.max()) < 2**20
 
 
 def test_silent_tokens_do_not_change_the_output():
     state, context = ready()
-    found = PASSES["positions"](state, context)
-    only_silent = found.with_sites(
+    result = PASSES["positions"](state, context)
+    only_silent = result.with_sites(
         {
             s: {"gain": None if t.gain is None else torch.where(t.gain > 2**20, t.gain, torch.ones(()))}
-            for s, t in found.spiking.items()
+            for s, t in result.spiking.items()
         }
     )
     plain, silent = (s.network(context.model)(tokens()[0]) for s in (state, only_silent))
@@ -155,9 +155,9 @@ def test_passes_meet_the_budget_and_lower_the_divergence(energy, budget):
     goal = spending(state, context) if budget is None else budget
     context = dataclasses.replace(context, budget=goal)
     plain, better = chain(state, context, ("nearest",)), chain(state, context, ALL)
-    for found in (plain, better):
-        assert spending(found, context) == pytest.approx(goal, rel=0.011)
-    after, before = (divergence(context.model, found, tokens(seed=5)) for found in (better, plain))
+    for result in (plain, better):
+        assert spending(result, context) == pytest.approx(goal, rel=0.011)
+    after, before = (divergence(context.model, result, tokens(seed=5)) for result in (better, plain))
     assert after < 0.5 * before
 
 
@@ -167,13 +167,13 @@ def test_passes_work_on_a_convolutional_network(energy):
     model = convolutional()
     inputs = list(torch.randn(32, 2, 4, 4, generator=torch.Generator().manual_seed(0)).split(8))
     state, context = start(model, inputs, budget=0.3, energy=energy)
-    found = chain(state, context, ALL)
-    assert found.thresholds["2:conv0_input"].positive.shape == (4, 1, 1)
+    result = chain(state, context, ALL)
+    assert result.thresholds["2:conv0_input"].positive.shape == (4, 1, 1)
     if energy == "binary":
-        assert spending(found, context) < 0.3 and divergence(model, found, inputs) < 1e-3
+        assert spending(result, context) < 0.3 and divergence(model, result, inputs) < 1e-3
         return
-    assert spending(found, context) == pytest.approx(0.3, rel=0.011)
-    assert divergence(model, found, inputs) < divergence(model, chain(state, context, ("nearest",)), inputs)
+    assert spending(result, context) == pytest.approx(0.3, rel=0.011)
+    assert divergence(model, result, inputs) < divergence(model, chain(state, context, ("nearest",)), inputs)
 
 
 def test_corrected_channels_have_the_means_of_the_original():
@@ -192,14 +192,14 @@ def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeyp
     plain = chain(state, context, ALL)
     monkeypatch.setattr("onespike.passes.correct.fit", lambda state, context, goal: state)
     monkeypatch.setattr("onespike.passes.correct.judged", lambda state, others, context, held: others)
-    apart, onward = (found.thresholds for found in PASSES["correct"](plain, context))
+    apart, onward = (result.thresholds for result in PASSES["correct"](plain, context))
     first, *later = (site for site, t in apart.items() if t.offset is not None)
     torch.testing.assert_close(apart[first].offset, onward[first].offset)
     assert all(not torch.allclose(apart[site].offset, onward[site].offset) for site in later)
 
 
 @pytest.mark.parametrize(
-    ("before", "others", "kept"),
+    ("before", "others", "expected"),
     [
         ([1.0, 1.0, 1.0], [[1.1, 1.1, 1.1]], None),  # clearly worse, little as it is
         ([1.0, 1.0, 1.0], [[0.5, 0.5, 2.9]], 0),  # one batch decides, and it may be chance
@@ -209,15 +209,15 @@ def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeyp
         ([1.0, 1.0], [[float("nan"), 0.1]], None),
     ],
 )
-def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, kept):
-    found = {"state": before, **{str(index): each for index, each in enumerate(others)}}
+def test_a_pass_is_undone_where_it_clearly_loses(monkeypatch, before, others, expected):
+    result = {"state": before, **{str(index): each for index, each in enumerate(others)}}
     monkeypatch.setattr(
         "onespike.passes.statistics.divergences",
-        lambda states, context, batches: torch.tensor([found[state] for state in states]),
+        lambda states, context, batches: torch.tensor([result[state] for state in states]),
     )
     context = PassContext(nn.Identity(), list(torch.zeros(len(before), 1).split(1)))
     chosen = judged("state", [str(index) for index in range(len(others))], context, range(len(before)))
-    assert chosen == ("state" if kept is None else str(kept))
+    assert chosen == ("state" if expected is None else str(expected))
 
 
 def test_means_are_weighted_by_what_a_position_does():
@@ -236,17 +236,17 @@ def test_silent_channels_borrow_from_their_site():
         model[0].bias[:3] = -0.5  # silent, unless an input is unlike all others
     inputs = list(torch.randn(64, 6).split(16))
     state, context = start(model, inputs, budget=0.5)
-    found = chain(state, context, ("nearest", "layout", "allocate")).thresholds["2:linear0_input"]
-    silent, heard = found.positive[:3], found.positive[3:]
+    result = chain(state, context, ("nearest", "layout", "allocate")).thresholds["2:linear0_input"]
+    silent, heard = result.positive[:3], result.positive[3:]
     assert float(silent.min()) > 0.01 * float(heard.median())
-    assert float(silent.min()) * found.levels[-1] * 0.25 > 1.0  # such an input does not clip at once
+    assert float(silent.min()) * result.levels[-1] * 0.25 > 1.0  # such an input does not clip at once
 
 
 def test_constants_of_products_of_activations_are_charged():
     """q·μ is one product for each row that shares μ: its MACs stand in every column."""
     state, context = ready()
-    found = PASSES["center"](state, context)
-    snn = found.network(context.model)
+    result = PASSES["center"](state, context)
+    snn = result.network(context.model)
     with evaluating(snn), metered(snn) as ledger:
         snn(tokens()[0])
     charged = {str(r.site): r.constant_macs for r in ledger.sites.values() if r.constant_macs}
@@ -300,9 +300,9 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
             with pytest.raises(UsageError, match=r"finer multiplies all steps by one factor.*steps=True"):
                 improve(context.model, context.inputs, state.thresholds, recipe)
             return
-        found = improve(context.model, context.inputs, state.thresholds, recipe)
+        result = improve(context.model, context.inputs, state.thresholds, recipe)
         fired = [site for site, t in state.spiking.items() if t.role == "activation"]
-        assert all(torch.equal(2 * found[s].positive, state.thresholds[s].positive) for s in fired)
+        assert all(torch.equal(2 * result[s].positive, state.thresholds[s].positive) for s in fired)
     finally:
         PASSES.pop("finer")
         TRAITS.pop("finer")

@@ -23,7 +23,7 @@ def test_refitted_weights_are_the_ridge_solution():
     sums = Moments.none(1, 6, rows)
     for part in (slice(0, 80), slice(80, 200)):
         sums.add(value[None, part], (rows - value)[None, part], importance[part])
-    found = sums.change(weight).double()
+    result = sums.change(weight).double()
     mean = (importance * value).sum(0) / importance.sum()
     ridge = RIDGE * (importance * (value - mean) ** 2).sum(0).mean()
     unknowns = torch.cat((value, torch.ones(200, 1)), 1) * importance.sqrt()
@@ -32,7 +32,7 @@ def test_refitted_weights_are_the_ridge_solution():
     expected = torch.linalg.lstsq(
         torch.cat((unknowns, penalty)), torch.cat((wanted, torch.zeros(6, 4)))
     ).solution
-    assert torch.allclose(found, expected.T, atol=1e-5)
+    assert torch.allclose(result, expected.T, atol=1e-5)
 
 
 def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
@@ -55,9 +55,9 @@ def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
         return torch.arange(2.0)[:, None]
 
     monkeypatch.setattr("onespike.passes.statistics.divergences", worse_each_time)
-    kept = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
+    chosen = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
     assert judged == [(2, 2)]  # two parts of eight
-    assert all(t.change is None for t in kept.thresholds.values())
+    assert all(t.change is None for t in chosen.thresholds.values())
 
 
 def test_a_refitted_network_goes_back_to_its_own_weights():
@@ -90,12 +90,12 @@ def test_the_rows_of_a_convolution_give_its_outputs(module):
     x = torch.randn(2, 4, 7, 5)
     rows = rows_of(module, torch.stack((x, -x)), torch.Generator().manual_seed(0))
     weight = weight_of(module).reshape(module.groups, -1, rows.shape[-1])
-    found = (rows[0] @ weight.mT).transpose(0, 1).flatten(1) + module.bias
+    result = (rows[0] @ weight.mT).transpose(0, 1).flatten(1) + module.bias
     wanted = module(x).movedim(1, -1).flatten(0, 2)
     assert torch.equal(rows[1], -rows[0])
-    for output in (found, wanted):  # places are shuffled
+    for output in (result, wanted):  # places are shuffled
         assert len(output) == module(x)[:, 0].numel()
-    assert torch.allclose(found.sort(0).values, wanted.sort(0).values, atol=1e-5)
+    assert torch.allclose(result.sort(0).values, wanted.sort(0).values, atol=1e-5)
 
 
 def pixels(count: int, seed: int = 2) -> list[torch.Tensor]:

@@ -24,15 +24,15 @@ def few_held(monkeypatch):
 def test_it_is_calibration_passes_and_conversion():
     model, inputs = attention(), tokens()
     recipe = preset("best", passes=QUICK)
-    found = spike(model, inputs, recipe)
+    result = spike(model, inputs, recipe)
     by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
     literal = spike(model, inputs, "sformer")
     x = inputs[0]
     with torch.inference_mode():
-        assert torch.equal(found(x), by_hand(x))
+        assert torch.equal(result(x), by_hand(x))
         assert torch.equal(literal(x), convert(model, calibrate(model, inputs))(x))
-        assert not torch.equal(found(x), literal(x))
-    assert type(found) is type(model) and not hasattr(model.head, "neurons")
+        assert not torch.equal(result(x), literal(x))
+    assert type(result) is type(model) and not hasattr(model.head, "neurons")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_an_ordinary_loader_serves_with_passes_too():
     labels = torch.arange(48)
     loader = DataLoader(TensorDataset(torch.cat(inputs), labels), batch_size=16)
     with torch.inference_mode():
-        x, found = inputs[0], spike(model, loader, passes=QUICK)
-        assert torch.equal(found(x), spike(model, inputs, passes=QUICK)(x))
+        x, result = inputs[0], spike(model, loader, passes=QUICK)
+        assert torch.equal(result(x), spike(model, inputs, passes=QUICK)(x))
 
 
 def test_passes_that_never_ran_are_refused():

@@ -44,24 +44,24 @@ def test_fisher_information_of_a_window_is_the_sum_over_its_positions(story, tmp
         fisher(state, PassContext(loaded.model, windows, seed=seed, task=loaded.task))[site]
         for seed in range(25)
     ]
-    found = sum(row.information for row in drawn) / (16 * len(drawn))
+    result = sum(row.information for row in drawn) / (16 * len(drawn))
     exact = expected(loaded.model, batch["input_ids"], site.owner)
-    assert torch.allclose(found, exact, rtol=0.5)
-    assert found.sum() == pytest.approx(float(exact.sum()), rel=0.1)
+    assert torch.allclose(result, exact, rtol=0.5)
+    assert result.sum() == pytest.approx(float(exact.sum()), rel=0.1)
 
 
 def expected(model, ids, owner):
     """Σ over positions and tokens of p·(∂ log p / ∂ x)², by the definition."""
-    kept = []
+    chosen = []
     hook = model.get_submodule(owner).register_forward_pre_hook(
-        lambda _, x: (kept.append(x[0].requires_grad_()), (kept[-1],))[1]
+        lambda _, x: (chosen.append(x[0].requires_grad_()), (chosen[-1],))[1]
     )
     scores = model(input_ids=ids).logits[0].log_softmax(-1)
     hook.remove()
     total = 0
     for row in scores:
         for value in row:
-            (gradient,) = torch.autograd.grad(value, kept[0], retain_graph=True)
+            (gradient,) = torch.autograd.grad(value, chosen[0], retain_graph=True)
             total = total + value.exp().detach() * gradient.double().square().sum((0, 1))
     return total
 
@@ -77,8 +77,8 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
     before = PASSES["allocate"](PASSES["nearest"](start, context), context)
     after = PASSES["tune"](before, context)
-    found, plain = divergences([after, before], context, batches[-1:])
-    assert float(found) < 1.05 * float(plain)
+    result, plain = divergences([after, before], context, batches[-1:])
+    assert float(result) < 1.05 * float(plain)
 
 
 def test_passes_take_fewer_windows_than_images():

@@ -121,8 +121,8 @@ def test_integers_are_the_float_network_of_the_same_weights(path, monkeypatch):
 def converted(energy: str = "counts", names=NAMES):
     model, inputs = massive()
     state, context = start(model, inputs, budget=0.25, energy=energy)
-    found = chain(state, context, names)
-    return model, inputs, found, found.network(model)
+    result = chain(state, context, names)
+    return model, inputs, result, result.network(model)
 
 
 def error(snn: nn.Module, model: nn.Module, inputs: list[Tensor]) -> float:
@@ -140,7 +140,7 @@ def test_massive_tokens_leave_the_others_their_steps():
 
 @pytest.mark.parametrize("energy", ["counts", "binary"])
 def test_passes_ledger_lanes_and_storage(energy, tmp_path):
-    model, inputs, found, snn = converted(energy)
+    model, inputs, result, snn = converted(energy)
     with evaluating(snn):
         expected = snn(inputs[0])
         with metered(snn) as ledger:
@@ -148,7 +148,7 @@ def test_passes_ledger_lanes_and_storage(energy, tmp_path):
         with metered(snn, onespike.Ledger(every=4)) as sampled:
             assert torch.equal(snn(inputs[0]), expected)
     assert sampled.ratio(energy) == pytest.approx(ledger.ratio(energy), rel=0.2)
-    at = [s for s, t in found.thresholds.items() if t.typical is not None]
+    at = [s for s, t in result.thresholds.items() if t.typical is not None]
     assert [str(site) for site in at] == ["2:linear0_input", "4:linear0_input", "6:linear0_input"]
     elements = 16 * 8 * (16 + 16 + 16) + 16 * 8 * (16 + 16 + 5)
     assert (
@@ -158,9 +158,9 @@ def test_passes_ledger_lanes_and_storage(energy, tmp_path):
     assert prove(snn, inputs[0]).equal
     storage.save(
         tmp_path / "run", model=model, network={"spec": "x", "weights": "", "attention": None},
-        recipe=found.recipe, thresholds=found.thresholds, data={"source": "", "names": [], "sha256": []},
+        recipe=result.recipe, thresholds=result.thresholds, data={"source": "", "names": [], "sha256": []},
     )  # fmt: skip
-    again = convert(model, storage.load(tmp_path / "run").thresholds, found.recipe)
+    again = convert(model, storage.load(tmp_path / "run").thresholds, result.recipe)
     with evaluating(again):
         assert torch.equal(again(inputs[0]), expected)
 
@@ -182,8 +182,8 @@ def test_compiled_exported_and_on_integers():
 def test_attention_of_another_length():
     """No position is fixed: a network that takes any length still does."""
     state, context = ready(32, budget=0.2)
-    found = chain(state, context, NAMES)
-    snn = found.network(context.model)
+    result = chain(state, context, NAMES)
+    snn = result.network(context.model)
     with evaluating(snn):
         assert snn(torch.randn(3, 21, 6)).shape == (3, 5)
     cells = {str(s): n for s, n in named_neurons(snn)}
@@ -194,10 +194,10 @@ def test_tails_reach_the_largest_value():
     for energy in ("counts", "binary"):
         model, inputs = massive()
         state, context = start(model, inputs, budget=0.1, energy=energy)
-        found = chain(state, context, ("nearest", "layout"))
-        for site, t in found.spiking.items():
-            assert t.levels[-1] * float(t.positive.max()) * found.scale(site) >= min(
-                t.largest, FARTHEST * float(t.positive.max()) * found.scale(site)
+        result = chain(state, context, ("nearest", "layout"))
+        for site, t in result.spiking.items():
+            assert t.levels[-1] * float(t.positive.max()) * result.scale(site) >= min(
+                t.largest, FARTHEST * float(t.positive.max()) * result.scale(site)
             )
     assert reaching((1, 2, 3), 2) == (1, 2, 3)
     assert reaching((1, 2, 3), 100)[-1] >= 100

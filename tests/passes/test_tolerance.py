@@ -30,14 +30,14 @@ def improved(most: float, energy: str = "counts", **more):
 
 
 def test_it_is_the_least_energy_of_those_tried_that_stays_within():
-    found = improved(0.02)[0].provenance
-    loss, tried = found["loss"], found["loss"]["tried"]
+    result = improved(0.02)[0].provenance
+    loss, tried = result["loss"], result["loss"]["tried"]
     good = [one["budget"] for one in tried if one["drop"] + one["error"] <= 0.02]
     assert len(tried) >= 3 and good and loss["drop"] + loss["error"] <= 0.02
     assert loss["drop"] == next(one["drop"] for one in tried if one["budget"] == min(good))
     assert 0 <= loss["agreement"] <= 1 and loss["kl"] > 0 and loss["inputs"] == 16
-    ratio = found["energy"]["ratios"]["counts"]
-    assert ratio * (1 + found["energy"]["relative_error"]) == pytest.approx(min(good), rel=0.02)
+    ratio = result["energy"]["ratios"]["counts"]
+    assert ratio * (1 + result["energy"]["relative_error"]) == pytest.approx(min(good), rel=0.02)
 
 
 def test_a_smaller_loss_costs_more():
@@ -69,16 +69,16 @@ def test_labels_judge_by_accuracy():
     assert loss.drop == pytest.approx(float((before - after).mean())) and loss.drop > 0
     assert loss.error == pytest.approx(float((before - after).std() / 96**0.5))
     validation = list(zip(inputs, labels, strict=True))
-    found = spike(model, inputs, passes=QUICK, energy="counts", max_drop=0.05, validation=validation)
-    assert judge(found).within(0.05)
+    result = spike(model, inputs, passes=QUICK, energy="counts", max_drop=0.05, validation=validation)
+    assert judge(result).within(0.05)
 
 
 def test_a_budget_is_held_with_its_standard_error():
     state, context = ready(96, budget=0.3)
-    found = measured(fit(state, context, 0.3), context)
-    assert found.error > 0 and found.ledger.ratio("counts") < 0.3
-    assert found.most("counts") == pytest.approx(0.3, rel=0.006)
-    assert Spent(found.ledger, 0.0).most("counts") == found.ledger.ratio("counts")
+    result = measured(fit(state, context, 0.3), context)
+    assert result.error > 0 and result.ledger.ratio("counts") < 0.3
+    assert result.most("counts") == pytest.approx(0.3, rel=0.006)
+    assert Spent(result.ledger, 0.0).most("counts") == result.ledger.ratio("counts")
 
 
 def test_a_budget_that_cannot_be_met_keeps_the_nearest_and_says_what_was_tried():
@@ -111,8 +111,8 @@ def test_the_default_is_passes_within_a_budget_and_the_paper_stays_exact():
 
 def test_a_budget_at_which_nothing_fires():
     state, context = start(attention(), tokens(), budget=1e-9)
-    found = chain(state, context, ("nearest", "allocate"))
-    assert spending(found, context) < 1e-3
+    result = chain(state, context, ("nearest", "allocate"))
+    assert spending(result, context) < 1e-3
 
 
 def test_mistakes_are_named():

@@ -53,9 +53,9 @@ def test_the_learner_starts_as_the_converted_network():
     learner = tuning.Learner(state, "counts")
     again = learner.state(state)
     for name, threshold in state.spiking.items():
-        found = again.thresholds[name]
-        assert torch.allclose(found.positive, threshold.positive, rtol=1e-5)
-        assert threshold.center is None or torch.equal(found.offset, threshold.center)
+        result = again.thresholds[name]
+        assert torch.allclose(result.positive, threshold.positive, rtol=1e-5)
+        assert threshold.center is None or torch.equal(result.offset, threshold.center)
 
 
 def test_tuning_keeps_the_budget_and_does_not_harm(short):

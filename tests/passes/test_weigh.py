@@ -63,7 +63,7 @@ def test_gradients_meet_errors_at_every_site():
     model, inputs = pooled(), pictures(8, 0)[0].split(4)
     state, context = start(model, list(inputs), budget=0.2)
     site = Site.parse("out:linear0_input")
-    found = coherence(state, context)[site]
+    result = coherence(state, context)[site]
     generator = torch.Generator().manual_seed(2)
     drawing = context.task.drawing(4, generator)
     snn = state.network(model)
@@ -77,15 +77,15 @@ def test_gradients_meet_errors_at_every_site():
             joint[i] += (x.grad * e).flatten(1).sum(1).double().square().sum()
         if batch is inputs[0]:
             drawing = context.task.drawing(4, generator)
-    assert torch.allclose(found.joint, joint, rtol=1e-4)
+    assert torch.allclose(result.joint, joint, rtol=1e-4)
 
 
 def test_a_curve_is_weighted_by_its_steps():
     steps = torch.tensor([[1.0], [2.0], [4.0], [64.0]])
     curve = Curve((1, 2), steps, torch.ones(4, 1), torch.ones(4, 1), True)
     ratio = torch.tensor([1.0, 1.0, 2.0, 8.0, 32.0]).double()
-    found = weighted(curve, torch.tensor([log(2.0)]), ratio).loss.flatten()
-    assert torch.allclose(found, torch.tensor([1.0, 2.0, 8.0, 32.0]))  # ½, 1, 2 and beyond 4 times the step
+    result = weighted(curve, torch.tensor([log(2.0)]), ratio).loss.flatten()
+    assert torch.allclose(result, torch.tensor([1.0, 2.0, 8.0, 32.0]))  # ½, 1, 2 and beyond 4 times the step
     between = weighted(curve, torch.tensor([log(2.0) + log(2) / 2]), ratio).loss.flatten()
     assert float(between[1]) == pytest.approx(2**0.5)
 
