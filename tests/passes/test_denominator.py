@@ -43,7 +43,8 @@ def test_a_budget_and_the_ledger_mean_all_macs(converted):
 
 def test_convert_records_and_prints_both(converted, capsys):
     snn, _ = converted
-    thresholds, recipe = conversion_of(snn).parts
+    conversion = conversion_of(snn)
+    thresholds, recipe = conversion.thresholds, conversion.recipe
     energy = thresholds.provenance["energy"]
     assert energy["ratios"]["binary"] <= BUDGET * (1 + 2 * TOLERANCE) and energy["analog_share"] > 0.6
 
