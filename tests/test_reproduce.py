@@ -179,8 +179,8 @@ def test_the_papers_networks_take_the_papers_settings():
 def test_equal_energy_is_equal(tmp_path):
     made = bench(tmp_path)
     target = made.measure(preset("sformer", scale=0.4))["counts"]
-    found = made.measure(made.at_energy(preset("sformer", levels="mixed:16+4"), "counts", target))["counts"]
-    assert found == pytest.approx(target, rel=0.1)
+    equal = made.at_energy(preset("sformer", levels="mixed:16+4"), "counts", target)
+    assert made.measure(equal)["counts"] == pytest.approx(target, rel=0.1)
 
 
 def test_constants_of_ecmt_are_for_the_networks_that_its_code_means():
@@ -200,7 +200,7 @@ def test_scores_have_their_spread_over_calibrations(tmp_path):
         Bench(one.loaded, items, one.held, one.test, tmp_path / str(k), batch_size=8).measure(recipe)
         for k, items in enumerate((first, *others))
     ]
-    scores, kls = [found["score"] for found in each], [found["kl"] for found in each]
+    scores, kls = ([one[column] for one in each] for column in ("score", "kl"))
     assert row["score"] == pytest.approx(statistics.fmean(scores))
     assert row["sd"] == pytest.approx(statistics.stdev(scores))
     assert (row["lowest"], row["highest"]) == (min(scores), max(scores))
@@ -214,8 +214,8 @@ def test_draws_differ_by_the_seed_and_share_no_input_while_there_are_enough():
         list_images("bundled:cifar10-calibration"),
         limit(list_images("bundled:cifar10-calibration"), 56),
     )
-    found = draws(pool, 50, 6, seed=0, apart=(apart,))
-    names = [set(items.names) for items in found]
+    sets = draws(pool, 50, 6, seed=0, apart=(apart,))
+    names = [set(items.names) for items in sets]
     assert all(len(one) == 50 and not one & set(apart.names) for one in names)
     assert len(set.union(*names[:4])) == 200  # of 200 that are left; the fifth begins again
     assert [set(items.names) for items in draws(pool, 50, 6, seed=0, apart=(apart,))] == names

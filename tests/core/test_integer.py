@@ -117,11 +117,13 @@ def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.
         for threads in (1, 2, 3):
             monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
             x = 30 * torch.randn(120, 7, 70, generator=generator)  # counts are beyond a byte
-            found = form(x, neuron)
+            actual = form(x, neuron)
             first = getattr(form, "first", form)
             assert first._ready[1] is not None and neuron.counts(x).abs().max() > 127  # the kernel has run
-            assert torch.equal(found, defined(form, neuron, x))
-            assert torch.equal(found[5:6], form(x[5:6], neuron)) and torch.equal(found, form.plain(x, neuron))
+            assert torch.equal(actual, defined(form, neuron, x))
+            assert torch.equal(actual[5:6], form(x[5:6], neuron)) and torch.equal(
+                actual, form.plain(x, neuron)
+            )
         x[2, 3, :6] = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 0.0, -0.0])
         assert torch.equal(form(x, neuron), form.plain(x, neuron))
         x[1, 2, 3] = torch.nan
@@ -174,8 +176,8 @@ def test_the_whole_network_follows_the_converted_one() -> None:
         converted = snn(model, x)
         fast = onespike.optimize(converted, integer_units=True)
         with torch.inference_mode():
-            original, close, found = model().eval()(x), converted(x), fast(x)
-        assert 0 < (found - original).norm() < 1.2 * (close - original).norm() + 0.01 * original.norm()
+            original, close, actual = model().eval()(x), converted(x), fast(x)
+        assert 0 < (actual - original).norm() < 1.2 * (close - original).norm() + 0.01 * original.norm()
 
 
 def test_results_depend_neither_on_the_batch_nor_on_threads_nor_on_the_processor(monkeypatch) -> None:

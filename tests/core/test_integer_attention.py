@@ -44,10 +44,10 @@ class Attention(nn.Module):
 
 def converted(causal: bool = False, constants: bool = False, **recipe: object) -> nn.Module:
     model, made = Attention(causal).eval(), onespike.Recipe(io="spiking", **recipe)
-    found = onespike.calibrate(model, [X], made)
+    actual = onespike.calibrate(model, [X], made)
     if constants:
         generator = torch.Generator().manual_seed(2)
-        entries = dict(found.entries)
+        entries = dict(actual.entries)
         for role, (center, step, gain) in {
             "matmul0_lhs": ((HEADS, 1, 8), (HEADS, 1, 1), (TOKENS, 1)),
             "matmul0_rhs": ((HEADS, 8, 1), (HEADS, 1, 1), (TOKENS,)),
@@ -62,8 +62,8 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
                 middle = torch.randn(center, generator=generator) * 0.3
                 changes |= {"negative": steps.clone(), "center": middle, "offset": middle * 1.1}
             entries[site] = dataclasses.replace(old, **changes)
-        found = dataclasses.replace(found, entries=entries)
-    return onespike.convert(model, found, made)
+        actual = dataclasses.replace(actual, entries=entries)
+    return onespike.convert(model, actual, made)
 
 
 def forms(network: nn.Module) -> list[nn.Module]:
@@ -86,13 +86,13 @@ def test_integer_attention_equals_attention_of_values(recipe: dict, monkeypatch:
     snn = converted(**recipe)
     fast = onespike.optimize(snn, integer_units=True)
     with torch.inference_mode():
-        found = fast(X)
+        actual = fast(X)
         (form,) = forms(fast)
         assert form._ready[1] is not None  # it has run
         expected = simulated(fast, monkeypatch, X)
     # products in float round otherwise: a probability may fire the level beside
-    assert ((found - expected).abs() > 1e-3 * expected.abs().max()).float().mean() < 1e-2
-    assert (found - expected).norm() < 5e-3 * expected.norm()
+    assert ((actual - expected).abs() > 1e-3 * expected.abs().max()).float().mean() < 1e-2
+    assert (actual - expected).norm() < 5e-3 * expected.norm()
 
 
 def test_results_depend_neither_on_batch_nor_threads_nor_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_nan_shows_where_it_reaches() -> None:
     x = X.clone()
     x[2, 5] = torch.nan
     with torch.inference_mode():
-        found = fast(x).isnan()
-    assert found[2, 5:].all() and not found[:2].any() and not found[3:].any()
+        actual = fast(x).isnan()
+    assert actual[2, 5:].all() and not actual[:2].any() and not actual[3:].any()
 
 
 @needs_kernel
@@ -141,7 +141,7 @@ def test_products_of_counts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, 3, 1, 8, generator=generator) * 9 for _ in range(3))
     with torch.inference_mode():
-        found = form(tuple(neurons), (q, k.transpose(-2, -1), v), None)
+        actual = form(tuple(neurons), (q, k.transpose(-2, -1), v), None)
         counts = neurons[3].counts(v)
         units = 2 * counts.clamp(min=0) + counts.clamp(max=0)
-        assert torch.equal(found, (263 * units) * 0.125 * neurons[2].code().row_steps())
+        assert torch.equal(actual, (263 * units) * 0.125 * neurons[2].code().row_steps())

@@ -34,13 +34,13 @@ def check(model: nn.Module, batches: list[Tensor], recipe: onespike.Recipe) -> N
     seen: list[tuple[nn.Module, tuple[Tensor, nn.Module], Tensor]] = []
     for module in fast.modules():
         if hasattr(module, "plain") and hasattr(module, "bias") and hasattr(module, "times_up"):
-            module.register_forward_hook(lambda form, given, value: seen.append((form, given, value)))
+            module.register_forward_hook(lambda form, inputs, value: seen.append((form, inputs, value)))
     x = batches[0]
     with torch.inference_mode():
         whole = fast(x)
         calls = list(seen)
-        for form, (given, neuron), value in calls:
-            assert torch.equal(value, form.plain(given, neuron)), form
+        for form, (operand, neuron), value in calls:
+            assert torch.equal(value, form.plain(operand, neuron)), form
         one_by_one = torch.cat([fast(one) for one in x.split(1)])
     if recipe.neuron == "mean":  # its attention stays in floats
         assert calls and torch.allclose(whole, one_by_one, atol=1e-5)

@@ -25,11 +25,11 @@ from onespike.tasks import Accuracy
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_grid_holds_zero_and_so_many_points(bits):
     x = torch.linspace(-3, 5, 10_001)
-    found = rounded(x, torch.tensor(-1.0), torch.tensor(2.0), bits)
-    assert len(found.unique()) == 2**bits and 0.0 in found.tolist()
+    actual = rounded(x, torch.tensor(-1.0), torch.tensor(2.0), bits)
+    assert len(actual.unique()) == 2**bits and 0.0 in actual.tolist()
     step = 3 / (2**bits - 1)
     inside = (x > -1 + step) & (x < 2 - step)
-    assert float((found - x)[inside].abs().max()) <= step / 2 * 1.001
+    assert float((actual - x)[inside].abs().max()) <= step / 2 * 1.001
 
 
 def test_a_weight_has_a_scale_per_output_channel():
@@ -37,13 +37,13 @@ def test_a_weight_has_a_scale_per_output_channel():
         torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(0))
         * torch.logspace(-3, 3, 6)[:, None, None]
     )
-    found = rounded_weight(weight, 8)
-    for row, own in zip(found, weight, strict=True):
+    actual = rounded_weight(weight, 8)
+    for row, original in zip(actual, weight, strict=True):
         steps = row.flatten() / row.abs()[row != 0].min()
-        assert float((row - own).abs().max() / own.abs().max()) < 1 / 100
+        assert float((row - original).abs().max() / original.abs().max()) < 1 / 100
         assert len(row.unique()) > 10 and float(steps.abs().max()) < 2**8
     transposed = rounded_weight(weight.transpose(0, 1), 8, axis=1).transpose(0, 1)
-    assert torch.equal(transposed, found)
+    assert torch.equal(transposed, actual)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -84,8 +84,8 @@ def test_convolutions_with_groups_and_transposed_ones():
     observed = observe(model, [x])
     assert sorted(observed.weights.values()) == [0, 0, 1]
     for granularity in GRANULARITIES:
-        expected, found = run(model, x), run(Quantized(model, observed, 8, granularity), x)
-        assert 0 < float((found - expected).norm() / expected.norm()) < 0.05
+        expected, actual = run(model, x), run(Quantized(model, observed, 8, granularity), x)
+        assert 0 < float((actual - expected).norm() / expected.norm()) < 0.05
 
 
 def test_sequences_of_other_lengths():
@@ -107,11 +107,11 @@ def test_without_inputs_there_is_no_range():
 def test_a_spiking_network_with_integer_weights_keeps_its_neurons():
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]))
-    found = with_integer_weights(snn, model, observe(model, [x]))
-    weights = {n: p for n, p in found.named_parameters() if n.endswith("qkv.weight")}
+    actual = with_integer_weights(snn, model, observe(model, [x]))
+    weights = {n: p for n, p in actual.named_parameters() if n.endswith("qkv.weight")}
     assert all(len(row.unique()) <= 256 for w in weights.values() for row in w) and weights
-    assert not torch.equal(run(found, x), run(snn, x))
-    assert len(list(found.buffers())) == len(list(snn.buffers()))
+    assert not torch.equal(run(actual, x), run(snn, x))
+    assert len(list(actual.buffers())) == len(list(snn.buffers()))
 
 
 def test_networks_are_paired_image_by_image():
@@ -120,27 +120,21 @@ def test_networks_are_paired_image_by_image():
     snn = convert(model, calibrate(model, [x]))
     observed = observe(model, [x])
     networks = {**spiking_rivals(snn, model, observed, "binary"), **rivals(model, observed)}
-    found = {
+    actual = {
         row["network"]: row
         for row in compared(model, networks, [(x[:5], labels[:5]), (x[5:], labels[5:])], Accuracy)
     }
-    assert list(found)[:4] == ["spiking", "spiking, 8-bit weights", "W8A8, per tensor", "W8A8, per channel"]
-    assert [row["column"] for row in found.values()][:6] == [
-        "binary",
-        "binary-int8",
-        "w8a8",
-        "w8a8",
-        "w4a4",
-        "w4a4",
-    ]
+    assert list(actual)[:4] == ["spiking", "spiking, 8-bit weights", "W8A8, per tensor", "W8A8, per channel"]
+    columns = [row["column"] for row in actual.values()]
+    assert columns[:6] == ["binary", "binary-int8", "w8a8", "w8a8", "w4a4", "w4a4"]
     right = {name: run(rival.network, x).argmax(-1) == labels for name, rival in networks.items()}
-    for name, row in found.items():
+    for name, row in actual.items():
         assert row["snn"]["top1"] == pytest.approx(100 * float(right[name].double().mean()))
         difference = right[name].double() - right["spiking"].double()
         assert row["beside"]["difference"] == pytest.approx(100 * float(difference.mean()))
         error = 100 * float(difference.std(correction=0)) / len(x) ** 0.5
         assert row["beside"]["standard_error"] == pytest.approx(error)
-    assert found["spiking"]["beside"]["difference"] == 0.0
+    assert actual["spiking"]["beside"]["difference"] == 0.0
     assert compared(model, {"same": Rival(model, "w8a8")}, [(x, None)], Accuracy)[0]["kl"] == 0.0
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import onespike
+from onespike.deploy.exports import FORMATS
+from onespike.deploy.exports.base import Format
 from onespike.recipe import Recipe
 
 
@@ -107,3 +109,11 @@ def small(kind: type[nn.Module], recipe: Recipe | None = None) -> tuple[nn.Modul
         model.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
         model.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
     return onespike.spike(model, batches, recipe or Recipe()), batches
+
+
+def installed(name: str) -> Format:
+    """Return a format, or skip the test where its runtime is not installed."""
+    chosen = FORMATS[name]
+    for package in chosen.needs:
+        pytest.importorskip(package, reason=f"{package} is missing: pip install 'onespike[{chosen.extra}]'")
+    return chosen

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from exports.small import installed
 from onespike.deploy.exports.graph import Site, trace
 from onespike.deploy.exports.onnx_file import _session, translated
 from onespike.neurons import DualMultiThreshold, Neuron, ScaleFire
 from onespike.spikes.fire_functions import bounds
 from onespike.spikes.levels import exponential_levels, linear_levels, mixed_levels
 
-for package in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[onnx]'")
+installed("onnx")
 
 LEVELS = {
     "linear": linear_levels(5),
@@ -69,7 +69,7 @@ class All(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     graph = trace(All(), X)
     file: Path = tmp_path_factory.mktemp("onnx") / "all.onnx"
     translated(graph, list(NEURONS)).save(str(file))
@@ -78,9 +78,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NEURONS)
-def test_every_level_and_every_edge(name: str, found: dict[str, Tensor]) -> None:
+def test_every_level_and_every_edge(name: str, fired: dict[str, Tensor]) -> None:
     expected = NEURONS[name].counts(X)
-    assert torch.equal(found[name], expected)
+    assert torch.equal(fired[name], expected)
     assert expected.abs().max() == NEURONS[name].largest
 
 

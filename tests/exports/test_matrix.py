@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import Attention, llama
+from exports.small import Attention, installed, llama
 from onespike.deploy.exports import FORMATS
 from onespike.errors import UsageError
 from onespike.recipe import PRESETS, preset
@@ -61,31 +61,24 @@ def converted(kind: str, name: str) -> tuple[nn.Module, list[Any]]:
 
 def refused(kind: str, name: str, form: str) -> str | None:
     """Return the words of a refusal, or None where the form applies."""
+    if form == "nir" and kind == "llama":
+        return ALONE.format("this network takes more than one tensor")
     if name == "w8aspike" and not form.startswith("pt2"):
-        return (
-            RULE.format(FIRST[kind])
-            if (kind, form) != ("llama", "nir")
-            else ALONE.format("this network takes more than one tensor")
-        )
+        return RULE.format(FIRST[kind])
     if form != "nir":
         return None
     if kind == "cnn":
-        return (
-            PASSES.format("2:conv0_input has a center or gains")
-            if name in ("fast", "best", "text")
-            else ANALOG
-        )
-    if kind == "llama":
-        return ALONE.format("this network takes more than one tensor")
+        passes = name in ("fast", "best", "text")
+        return PASSES.format("2:conv0_input has a center or gains") if passes else ANALOG
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
 
 
 # presets of the paper differ from one another in numbers alone
 NAMES = [name for name in PRESETS if preset(name).steps == 1 and not name.startswith("paper-")]
 FORMS = {
-    name + ("-integer" if integer and len(known.forms) > 1 else ""): (name, integer)
-    for name, known in FORMATS.items()
-    for integer in known.forms
+    name + ("-integer" if integer and len(chosen.forms) > 1 else ""): (name, integer)
+    for name, chosen in FORMATS.items()
+    for integer in chosen.forms
 }
 
 
@@ -111,24 +104,21 @@ CASES = [
 @pytest.mark.parametrize(("kind", "name", "form"), CASES)
 def test_matrix(kind: str, name: str, form: str, tmp_path: Path) -> None:
     format_name, integer = FORMS[form]
-    known = FORMATS[format_name]
-    for package in known.needs:
-        pytest.importorskip(
-            package, reason=f"{package} is not installed: pip install 'onespike[{known.extra}]'"
-        )
+    out, words = tmp_path / f"a{installed(format_name).suffix}", refused(kind, name, form)
     snn, batches = converted(kind, name)
-    out, words = tmp_path / f"a{known.suffix}", refused(kind, name, form)
     if words is not None:
         with pytest.raises(UsageError) as error:
             onespike.export(snn, format_name, out, batches, integer=integer)
         assert str(error.value) == words and list(tmp_path.iterdir()) == []
         return
     done = onespike.export(snn, format_name, out, batches, integer=integer)
-    found = done.comparison
-    assert found.active > min(100, found.counts // 5) and found.answers_differ == 0
+    comparison = done.comparison
+    assert comparison.active > min(100, comparison.counts // 5) and comparison.answers_differ == 0
     # functions between products are rounded in another order elsewhere, so that a spike at a bound may differ
-    assert found.differ <= (0 if format_name == "pt2" else found.counts // 500)
-    assert found.output_difference <= (0 if format_name == "pt2" else 1e-2 * found.output_largest)
+    assert comparison.differ <= (0 if format_name == "pt2" else comparison.counts // 500)
+    assert comparison.output_difference <= (0 if format_name == "pt2" else 1e-2 * comparison.output_largest)
     if format_name == "integers":
         compared, differ, _ = runpy.run_path(str(SCRIPT))["replay"](out)
-        assert compared == found.counts // 2 and differ == 0  # golden inputs are the first of two batches
+        assert (
+            compared == comparison.counts // 2 and differ == 0
+        )  # golden inputs are the first of two batches

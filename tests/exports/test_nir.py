@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from exports.small import Attention, Convolutions, Deep, small
+from exports.small import Attention, Convolutions, Deep, installed, small
 from onespike.errors import UsageError
 from onespike.recipe import Recipe
 
-for package in ("nir", "nirtorch", "norse"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[nir]'")
+installed("nir")
 
 SPIKING = Recipe(io="spiking")
 
@@ -52,9 +51,9 @@ def test_norse_fires_every_spike(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     snn, x = converted(Deep(), 6) if kind == "deep" else converted(Pooled(), 2, 8, 8)
     done = onespike.export(snn, "nir", tmp_path / "a.nir", x)
-    found = done.comparison
-    assert found.active > 50 and found.differ == 0 and found.answers_differ == 0
-    assert found.output_difference <= 1e-5 * found.output_largest
+    comparison = done.comparison
+    assert comparison.active > 50 and comparison.differ == 0 and comparison.answers_differ == 0
+    assert comparison.output_difference <= 1e-5 * comparison.output_largest
 
     import nir
 

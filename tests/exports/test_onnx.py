@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, bert, llama, small
+from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, bert, installed, llama, small
 from onespike.deploy.exports import onnx_file
 from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
 from onespike.deploy.exports.graph import marked
 from onespike.recipe import Recipe
 
-for package in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'onespike[onnx]'")
+installed("onnx")
 
 CASES = {
     "convolutions on integers": (Convolutions, None, True),
@@ -34,12 +33,12 @@ def test_spikes_are_the_networks_own(
 ) -> None:
     snn, batches = small(kind, recipe)
     done = onespike.export(snn, "onnx", tmp_path / "a.onnx", batches, integer=integer, facts={"scale": 0.25})
-    found = done.comparison
-    assert found.inputs == 8 and found.active > 100
+    comparison = done.comparison
+    assert comparison.inputs == 8 and comparison.active > 100
     # functions between two products are rounded otherwise, so that a spike at a bound may differ
-    assert found.differ <= found.counts // 1000
-    assert found.output_difference <= 1e-3 * found.output_largest or found.differ
-    assert found.answers_differ == 0
+    assert comparison.differ <= comparison.counts // 1000
+    assert comparison.output_difference <= 1e-3 * comparison.output_largest or comparison.differ
+    assert comparison.answers_differ == 0
 
     import onnx
 
@@ -50,7 +49,7 @@ def test_spikes_are_the_networks_own(
     assert {p.key: p.value for p in model.metadata_props}["onespike.scale"] == "0.25"
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param  # any batch
     stored = json.loads((tmp_path / "a.onnx.verified.json").read_text())
-    assert stored["comparison"]["differ"] == found.differ
+    assert stored["comparison"]["differ"] == comparison.differ
     assert stored["form"] == ("integer" if integer else "float")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.verified.json"]
 
@@ -70,9 +69,9 @@ def test_marks_compute_what_the_network_computes(
         outputs, counts = probe(batch)
         return Answer(outputs, list(zip(probe.sites, counts, strict=True)))
 
-    found = compare(network, lambda batch: answer(batch).outputs, answer, batches, largest_class)
-    assert found.active > 0 and found.differ == 0
-    assert found.output_difference <= 1e-5 * found.output_largest
+    comparison = compare(network, lambda batch: answer(batch).outputs, answer, batches, largest_class)
+    assert comparison.active > 0 and comparison.differ == 0
+    assert comparison.output_difference <= 1e-5 * comparison.output_largest
 
 
 def test_a_difference_is_found(tmp_path: Path) -> None:
@@ -82,9 +81,12 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     foreign = onnx_file.write(request, tmp_path / "a.onnx")
     other = onespike.deploy.exports.base.optimize(snn)  # a copy
     onespike.set_scale_(other, 0.5)
-    found = compare(other, onnx_file.read(tmp_path / "a.onnx"), foreign.probe, batches, largest_class)
-    assert found.differ > 0 and found.sites and "), at 2:linear0_input" in str(found)
-    assert 0 < found.origins <= found.differ and f"differ (they go back to {found.origins})" in str(found)
+    comparison = compare(other, onnx_file.read(tmp_path / "a.onnx"), foreign.probe, batches, largest_class)
+    assert comparison.differ > 0 and comparison.sites and "), at 2:linear0_input" in str(comparison)
+    assert (
+        0 < comparison.origins <= comparison.differ
+        and f"differ (they go back to {comparison.origins})" in str(comparison)
+    )
 
 
 def test_what_follows_from_one_count_is_told_apart() -> None:
@@ -93,12 +95,12 @@ def test_what_follows_from_one_count_is_told_apart() -> None:
     other[1][1][0, 1] = 1.0  # the first input differs once at b, and then at c
     other[2][1][0] = 1.0
     output = torch.zeros(2, 4)
-    found = Comparison()
-    found.update((output, Answer([output], counts)), Answer([output], other), largest_class)
-    assert (found.counts, found.differ, found.origins, found.inputs) == (18, 4, 1, 2)
+    comparison = Comparison()
+    comparison.update((output, Answer([output], counts)), Answer([output], other), largest_class)
+    assert (comparison.counts, comparison.differ, comparison.origins, comparison.inputs) == (18, 4, 1, 2)
     other[0][1][1, 2] = -2.0  # the second differs from a on
-    found.update((output, Answer([output], counts)), Answer([output], other), largest_class)
-    assert (found.differ, found.origins, found.sites["a"]) == (4 + 5, 1 + 2, [6, 1, 2])
+    comparison.update((output, Answer([output], counts)), Answer([output], other), largest_class)
+    assert (comparison.differ, comparison.origins, comparison.sites["a"]) == (4 + 5, 1 + 2, [6, 1, 2])
 
 
 def tokens(rows: int, length: int, padded: bool) -> dict[str, Any]:

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import Deep, small
-from onespike.deploy.exports import FORMATS
+from exports.small import Deep, installed, small
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
 
@@ -119,13 +118,8 @@ def largest_file(size: int) -> Iterator[None]:
 @pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited there")
 @pytest.mark.parametrize("name", ["integers", "nir", "onnx", "pt2"])
 def test_a_full_disk(name: str, tmp_path: Path) -> None:
-    known = FORMATS[name]
-    for package in known.needs:
-        pytest.importorskip(
-            package, reason=f"{package} is not installed: pip install 'onespike[{known.extra}]'"
-        )
+    out = tmp_path / "new" / f"a{installed(name).suffix}"
     snn, batches = small(Deep, Recipe(io="spiking"))
-    out = tmp_path / "new" / f"a{known.suffix}"
     with largest_file(2000):
         words = refusal(snn, name, out, batches)
     assert words == f"{out}: the disk is full. Free some space or choose another place."
