@@ -14,45 +14,8 @@ from onespike.studies.theory.claims import Claim, equation_5, theorem_1, theorem
 ONE = Fraction(1)
 HALF = Fraction(1, 2)
 POSITIVE = st.fractions(Fraction(1, 20), 20, max_denominator=30)
-PARTS = st.fractions(0, 1, max_denominator=24)
 BELOW = st.integers(0, 23).map(lambda k: Fraction(k, 24))
 SIGNED = st.fractions(-4, 4, max_denominator=24)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(SIGNED, min_size=1, max_size=20), POSITIVE, SIGNED)
-def test_equation_5(x: list[Fraction], threshold: Fraction, initial: Fraction) -> None:
-    assert equation_5(x, threshold, initial).holds
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(PARTS, min_size=1, max_size=20), POSITIVE, BELOW, st.integers(0, 3))
-def test_theorem_1(parts: list[Fraction], threshold: Fraction, start: Fraction, more: int) -> None:
-    x = [part * threshold for part in parts]
-    assert theorem_1(x, threshold, start * threshold, len(x) + more).holds
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_theorem_2(data: st.DataObject) -> None:
-    depth, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
-    widths = [data.draw(st.integers(1, 3)) for _ in range(depth + 1)]
-    thresholds = [data.draw(POSITIVE) for _ in range(depth)]
-    weights = []
-    for layer in range(depth):
-        last = layer == depth - 1
-        rows = [
-            [data.draw(SIGNED if last else PARTS) for _ in range(widths[layer])]
-            for _ in range(widths[layer + 1])
-        ]
-        if not last:
-            gain = thresholds[layer + 1] / thresholds[layer]
-            rows = [[w * gain / max(sum(row), ONE) for w in row] for row in rows]
-        weights.append(rows)
-    x = [[data.draw(PARTS) * thresholds[0] for _ in range(widths[0])] for _ in range(steps)]
-    claim = theorem_2(x, weights, thresholds, [data.draw(BELOW) * theta for theta in thresholds])
-    assert claim.holds
-    assert len(claim.left) == sum(widths[1:])
 
 
 @settings(max_examples=150, deadline=None)
@@ -115,12 +78,12 @@ def test_violated_conditions_are_named(call: object, needed: str) -> None:
 
 
 def test_check_all_holds_and_repeats_itself() -> None:
-    rows = check_all(trials=60, seed=4)
+    rows = check_all(trials=300, seed=4)
     assert [row.name for row in rows] == ["eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
     for row in rows:
-        assert row.holds and row.tried == row.held >= 60, row.counterexample
+        assert row.holds and row.tried == row.held >= 300, row.counterexample
         assert row.margin >= 0 and row.statement and not row.counterexample
-    assert rows == check_all(trials=60, seed=4)
+    assert rows == check_all(trials=300, seed=4)
 
 
 def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

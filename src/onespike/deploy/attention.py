@@ -129,9 +129,11 @@ def _prepared(
     code, step = fired.code(), fired.code().row_steps() if fired.coded else None
     if q is None or k is None or v is None or step is None:
         return None
-    v_gain, smallest = _whole(v.code.gain)
-    q_offset, v_offset = q.code.offset, v.code.offset
-    largest = 1 if v_gain is None else int(v_gain.max())
+    q_offset, v_gain, smallest, largest = q.code.offset, v.code.gain, 1.0, 1
+    if v_gain is not None:  # as whole multiples of the smallest
+        smallest = float(v_gain.min())
+        v_gain = (v_gain / smallest).contiguous()
+        largest = int(v_gain.max())
     fits = (
         max(q.most, k.most, v.most, fired.largest * largest) <= kernels.COUNT
         and max(q.most, OFFSET if q_offset is not None else 0) * k.most * inner < 2**31
@@ -146,15 +148,7 @@ def _prepared(
         offset_factor = (size * k.unit.flatten()).contiguous()
     units = kernels.Units(
         (q.unit * k.unit).flatten().contiguous(), v_gain, offset, offset_factor,
-        (v.unit * smallest).contiguous(), v_offset,
+        (v.unit * smallest).contiguous(), v.code.offset,
     )  # fmt: skip
     fires = [(operand.code, operand.times) for operand in (q, k, v)]
     return step[..., 0] if step.dim() else step, code, fires, units
-
-
-def _whole(gain: Tensor | None) -> tuple[Tensor | None, float]:
-    """Return gains as whole multiples of the smallest one, and that one."""
-    if gain is None:
-        return None, 1.0
-    smallest = float(gain.min())
-    return (gain / smallest).contiguous(), smallest

@@ -51,17 +51,10 @@ class _Record:
 
 
 class Bench:
-    """Measures recipes on one network.
+    """Measures recipes on one network: thresholds on `calibration`, λ on `held`, figures on `test`.
 
-    Args:
-        loaded: the network with its preprocessing.
-        calibration: images for thresholds.
-        held: images for λ searches; neither calibration nor evaluation sees them.
-        test: images for the figures.
-        folder: the folder for finished measurements.
-        batch_size: images per forward.
-        progress: makes progress bars.
-        draws: more sets of images for thresholds; scores are then means over all sets, with their spread.
+    Finished measurements are kept in the folder. With `draws`, more sets of images for thresholds, scores are means over all
+    sets, with their spread.
     """
 
     def __init__(

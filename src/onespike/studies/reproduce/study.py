@@ -29,14 +29,8 @@ Measure = Callable[[Bench], list[Row]]
 class Study:
     """One table or figure of the paper, or one question of its critics.
 
-    Attributes:
-        name: its name on the command line.
-        title: what it shows.
-        network: the default bundled network.
-        note: how to compare our numbers with the paper's.
-        task: the name of the task whose networks it measures; any task if empty.
-        essential: the columns that a terminal and a LaTeX table show; all if empty.
-        paper_data: the images of the paper's numbers.
+    It measures the default bundled network, or networks of a task if it names one. A terminal and a LaTeX table show the
+    essential columns, all if there are none. The note says how to compare our numbers with those of the paper's images.
     """
 
     name: str
