@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,9 @@ def write(request: Request, file: Path) -> Foreign:
     batch = example(request.batches)
     network = marked(request.network, batch, unsigned=True)
     graph = trace(network, batch)
-    model = translated(graph, [*network.outputs, *_apart(network.sites)])
+    # a site may fire more than once
+    counts = [f"{site}#{number}" for number, site in enumerate(network.sites)]
+    model = translated(graph, [*network.outputs, *counts])
     for name, value in request.facts.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         model.model.metadata_props[f"onespike.{name}"] = text
@@ -134,20 +135,6 @@ def _input_names(graph: Graph) -> list[str]:
     if names == ["args_0"]:
         return ["input"]
     return [name.removeprefix("kwargs_").replace("args_", "input") for name in names]
-
-
-def _apart(sites: list[str]) -> list[str]:
-    """Return names for the calls of a site that fires more than once.
-
-    >>> _apart(["a", "b", "a"])
-    ['a', 'b', 'a#2']
-    """
-    seen: Counter[str] = Counter()
-    names = []
-    for site in sites:
-        seen[site] += 1
-        names.append(site if seen[site] == 1 else f"{site}#{seen[site]}")
-    return names
 
 
 def _session(file: Path) -> Any:
