@@ -54,10 +54,7 @@ class Spent:
 
 
 def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = IMAGES) -> Spent:
-    """Measure a network's energy on the last calibration inputs, from which no pass has taken samples.
-
-    With few inputs they are the same ones; steps spend less on the inputs that chose them.
-    """
+    """Measure a network's energy on the last inputs, from which no pass takes samples: steps spend less where they were chosen."""
     whole, ratios = Ledger(), list[float]()
 
     def spent(part: Any) -> Ledger:
@@ -101,9 +98,8 @@ def least(state: PassState, context: PassContext) -> float:
 def fit(state: PassState, context: PassContext, goal: float, rounds: int = 12) -> PassState:
     """Scale all steps but those of softmax sites by one factor, so that the energy is the goal within 0.5 %.
 
-    Energy falls as steps grow. The factor is found by secants in the logarithms, kept within their bracket. If no
-    factor meets the goal, because the softmax sites alone cost more, it is the nearest; `context.memory.tried` has the
-    measured ratios.
+    Energy falls as steps grow: secants in the logarithms, within their bracket. If no factor meets the goal, because the
+    softmax sites alone cost more, it is the nearest; `context.memory.tried` has the measured ratios.
     """
     low, high, factor, exponent = 0.0, float("inf"), 1.0, 1.0
     tried: list[tuple[float, float, PassState]] = []

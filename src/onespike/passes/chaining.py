@@ -79,8 +79,8 @@ def prepare(
 ) -> Thresholds:
     """Calibrate on `batches`, read once, then apply the recipe's passes to `inputs`, all batches, read as often as needed.
 
-    Mistakes in the passes are found before anything runs. With several processes, `batches` are this one's share, `total`
-    of them; `provenance` are facts about the data that stay with the thresholds. For the rest see `improve`.
+    With several processes, `batches` are this one's share, `total` of them; `provenance` are facts about the data that
+    stay with the thresholds. For the rest see `improve`.
     """
     check_recipe(recipe)
     refuse_whole(model, recipe)
@@ -105,17 +105,10 @@ def improve(
     task: Meaning | None = None,
     judge: Judge | None = None,
 ) -> Thresholds:
-    """Return the thresholds after the recipe's passes, at its budget or else at their initial energy.
+    """Return the thresholds of `calibrate` after the recipe's passes, at its budget or else at their initial energy.
 
-    Args:
-        model: the original network.
-        inputs: calibration batches without labels; a sequence that may load them on demand.
-        thresholds: the result of `calibrate` with the same recipe.
-        recipe: the passes, the budget and its column of the ledger.
-        folder: the folder for a long pass's resume data.
-        progress: progress(title, total) wraps the batches of a long stage.
-        task: the meaning of the network's output; by default inferred from its form.
-        judge: how a loss is measured for the recipe's `max_drop`; by default without labels, on calibration inputs.
+    `inputs` are calibration batches without labels, a sequence that may load them on demand; `folder` is for a long
+    pass's resume data, and `judge` measures a loss for the recipe's `max_drop`, by default on calibration inputs.
     """
     names = check_recipe(recipe)
     refuse_whole(model, recipe)

@@ -72,9 +72,7 @@ def correct(state: PassState, context: PassContext) -> PassState:
             onward[site] = wanted[site] - mean(site, value)
         return value + onward[site]
 
-    inputs = to(
-        _together([context.inputs[i] for i in free], context.portion(INPUTS)), device_of(context.model)
-    )
+    inputs = to(_together([context.inputs[i] for i in free], context.portion(INPUTS)), device_of(original))
     for model, probe in ((original, observe), (spiking, shift)):
         with evaluating(model), probing(model, probe):
             call(model, inputs)

@@ -32,10 +32,8 @@ def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
 
 def steps_of_largest(state: PassState, threshold: SiteThreshold) -> int:
     """Return the largest value seen in units of the largest steps of its site."""
-    step = float(torch.maximum(threshold.positive.max(), threshold.negative.max())) * state.scale(
-        threshold.site
-    )
-    return min(int(threshold.largest / step) + 1, FARTHEST)
+    step = float(torch.maximum(threshold.positive.max(), threshold.negative.max()))
+    return min(int(threshold.largest / (step * state.scale(threshold.site))) + 1, FARTHEST)
 
 
 def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
@@ -62,19 +60,16 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 def layout(state: PassState, context: PassContext) -> PassState:
     """Use levels up to 64 and a tail to 2111; where binary digits are charged, all integers of at most two digits.
 
-    The tail is longer where it would not reach the largest value seen with an eighth of the present steps: a network
-    may have activations thousands of thresholds large, and clipping them destroys it. Steps stay, also those of softmax
-    sites: more levels cost nothing where spikes are counted. Where digits are charged, `allocate` chooses per site how
-    many of them a spike may have: two are cheap, and large values need more.
+    The tail is longer where it would not reach the largest value seen with an eighth of the present steps: clipping
+    activations thousands of thresholds large destroys a network. Steps stay: more levels cost nothing where spikes are
+    counted. Where digits are charged, `allocate` chooses per site how many of them a spike may have.
     """
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(context.energy).by_digits:
         usual = tuple(digit_levels(digits, LARGEST) for digits in DIGITS)
     layouts: dict[Site, tuple[tuple[int, ...], ...]] = {}
     for site, threshold in state.spiking.items():
-        farthest = (
-            1 if threshold.role == "softmax" else min(FINER * steps_of_largest(state, threshold), FARTHEST)
-        )
-        layouts[site] = tuple(reaching(levels, farthest) for levels in usual)
+        farthest = 1 if threshold.role == "softmax" else FINER * steps_of_largest(state, threshold)
+        layouts[site] = tuple(reaching(levels, min(farthest, FARTHEST)) for levels in usual)
     changed = state.with_sites({site: {"levels": choices[0]} for site, choices in layouts.items()})
     return replace(changed, layouts=layouts)

@@ -194,10 +194,7 @@ class Training:
         return sum(losses) / len(losses)
 
     def run(self) -> PassState:
-        """Take steps until the held-out loss has not improved for a while, or time is up; resume where it stopped.
-
-        The result has the best average.
-        """
+        """Take steps until the held-out loss has not improved for a while, or time is up; return the best average."""
         self._resume()
         if not self.step:
             self.best_loss = self._judge()
