@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.nn.functional as F
 from test_ledger_again import READ, digits, raw
 from torch import Tensor, nn
 
@@ -17,7 +15,6 @@ from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
 from onespike.energy import SiteCount
 from onespike.energy.binary_lanes import naf_weight
-from onespike.energy.columns import COLUMNS
 from onespike.errors import UsageError
 from onespike.sites import Places
 
@@ -81,22 +78,6 @@ def attention() -> tuple[nn.Module, Tensor, dict[str, Tensor], Ledger]:
     return snn, x, raw(snn, x)[0], counted(snn, x)
 
 
-@pytest.mark.parametrize("column", READ)
-def test_linear_maps_and_attention_products(attention, column):
-    snn, _, y, ledger = attention
-    sites, read = by_site(ledger), READ[column]
-    for layer in ("qkv", "proj", "fc1", "fc2"):
-        ones, site = torch.ones_like(snn.get_submodule(layer).weight).double(), f"{layer}:linear0_input"
-        assert sites[site].additions[column] == float(F.linear(read(y[site]), ones).sum())
-    for product in (":matmul0", ":matmul1"):
-        left, right = f"{product}_lhs", f"{product}_rhs"
-        ones = [torch.ones_like(y[site]).double() for site in (left, right)]
-        assert sites[left].additions[column] == float((read(y[left]) @ ones[1]).sum())
-        assert sites[right].additions[column] == float((ones[0] @ read(y[right])).sum())
-    driving = [site for site in y if not site.endswith("_rhs")]
-    assert ledger.accumulates(column) == sum(sites[site].additions[column] for site in driving)
-
-
 def test_the_second_operand_drives_where_the_first_is_analog():
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]), Recipe(exclude=(":matmul0_lhs",)))
@@ -115,43 +96,6 @@ def test_the_double_count_is_all_pairs(attention, column):
         expected += float((read(y[f"{product}_lhs"]) @ read(y[f"{product}_rhs"])).sum())
     assert ledger.accumulates(column, double=True) == expected != ledger.accumulates(column)
     assert ledger.ratio(column, double=True) == pytest.approx(expected * 0.9 / (ledger.macs * 4.6))
-
-
-def test_pairs_are_not_sampled(attention):
-    snn, x, _, _ = attention
-    ledger = Ledger(every=4)
-    with metered(snn, ledger):
-        snn(x)
-    assert ledger.ratio("binary") > 0
-    for column in ("counts", "nonzero", "binary"):
-        with pytest.raises(UsageError, match=r"^pairs of spikes are not sampled\. Count with every=1\."):
-            ledger.ratio(column, double=True)
-
-
-def test_ratios_follow_from_the_counts(attention):
-    _, x, _, ledger = attention
-    b, n, c, h = len(x), x.shape[1], 16, 32
-    stem, head = b * n * 6 * c, b * c * 5
-    attended = 2 * b * n * n * c
-    assert ledger.macs == stem + head + attended + b * n * (3 * c * c + c * c + 2 * c * h)
-    assert ledger.functions == {
-        "norm": 2 * 2 * b * n * c,
-        "activation": b * n * h,
-        "softmax": 2 * b * 2 * n * n,
-    }
-    assert ledger.analog_macs == stem + head + sum(ledger.functions.values())
-    ratios = ledger.ratios()
-    assert list(ratios) == list(COLUMNS)
-    for column in READ:
-        assert ratios[column] == pytest.approx(ledger.accumulates(column) * 0.9 / (ledger.macs * 4.6))
-    assert ledger.analog_share == pytest.approx((stem + head) / ledger.macs)
-    for strict, plain in (("strict", "counts"), ("strict-binary", "binary")):
-        doubled = ledger.ratio(plain, double=True)
-        assert ratios[strict] > doubled + ledger.analog_macs / ledger.macs
-        assert ratios[f"{plain}-int8"] == pytest.approx(ratios[plain] / 9)
-    assert ratios["w8a8"] == pytest.approx(0.3 / 4.6)
-    assert ratios["w4a4"] == pytest.approx(0.15 / 4.6)
-    assert ratios["nonzero"] < ratios["binary"] < ratios["counts"] < ratios["strict"]
 
 
 def test_the_meter_changes_no_output_and_leaves():
@@ -222,21 +166,16 @@ def test_saturation_and_activity_are_counted():
 
 
 def test_unknown_columns_and_empty_ledgers():
-    with pytest.raises(
-        UsageError, match=re.escape(f"unknown energy column 'joule'. Known: {', '.join(sorted(COLUMNS))}.")
-    ):
+    with pytest.raises(UsageError, match=r"^unknown energy column 'joule'\. Known: binary, "):
         Ledger().ratio("joule")
     with pytest.raises(
-        UsageError, match=r"^this ledger has counted nothing\. Run the network within metered\(model\)"
+        UsageError, match=r"^this ledger has counted nothing\. Run the network within metered"
     ):
         Ledger().ratio("counts")
 
 
-def test_the_table_of_sites_adds_up_to_the_totals():
-    model = transformer()
-    snn = convert(model, calibrate(model, [sequences()]))
-    with metered(snn) as ledger, torch.inference_mode():
-        snn(sequences())
+def test_the_table_of_sites_adds_up_to_the_totals(attention):
+    ledger = attention[-1]
     rows = ledger.table()
     assert sum(row["ratio"] for row in rows) == pytest.approx(ledger.ratio("counts"))
     for column in ("counts", "nonzero", "binary"):
@@ -266,5 +205,7 @@ def test_a_sample_estimates_the_whole():
         for column in ("counts", "nonzero", "binary"):
             assert estimate.ratio(column) == pytest.approx(exact.ratio(column), rel=0.05)
             assert estimate.ratio(column) != exact.ratio(column)
+            with pytest.raises(UsageError, match=r"^pairs of spikes are not sampled\. Count with every=1\."):
+                estimate.ratio(column, double=True)
         with pytest.raises(UsageError, match=r"Count with every=1 for 'strict'\."):
             estimate.ratio("strict")
