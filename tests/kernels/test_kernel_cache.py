@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onespike.kernels import build, cache
+from onespike.kernels import build
 
 pytestmark = [
     pytest.mark.skipif(build.library() is None, reason=f"no kernels here: {build.note()}"),
@@ -48,7 +48,7 @@ def real(tmp_path_factory) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("real")))
         build._load()
-        [file] = cache.cache_folder().glob("*.so")
+        [file] = build.cache_folder().glob("*.so")
         return file.read_bytes()
 
 
@@ -71,10 +71,10 @@ def compiled(tmp_path, monkeypatch, real) -> list[Path]:
 
 def plant(source: Path) -> Path:
     """Put a library in the place of the kernels, under a name that says its own digest."""
-    [target] = cache.cache_folder().glob("*.so")
+    [target] = build.cache_folder().glob("*.so")
     key = target.stem.split("-")[1]
     target.unlink()
-    return Path(shutil.copyfile(source, target.with_name(cache.name(key, source.read_bytes()))))
+    return Path(shutil.copyfile(source, target.with_name(build.library_name(key, source.read_bytes()))))
 
 
 def works(library: ctypes.CDLL) -> bool:
@@ -90,7 +90,7 @@ def test_kept_once_and_for_us_alone(compiled) -> None:
     finally:
         os.umask(before)
     assert len(compiled) == 1
-    folder = cache.cache_folder()
+    folder = build.cache_folder()
     [file] = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o700)
 
@@ -157,7 +157,7 @@ def test_a_sticky_folder_of_root_is_a_place_for_our_own(compiled, tmp_path, monk
 @pytest.mark.parametrize("damage", ["short", "other", "empty", "link"])
 def test_a_damaged_library_is_compiled_again(damage: str, compiled, planted, ran, tmp_path) -> None:
     build._load()
-    [file] = cache.cache_folder().glob("*.so")
+    [file] = build.cache_folder().glob("*.so")
     content = file.read_bytes()
     file.unlink()
     if damage == "link":
@@ -171,7 +171,7 @@ def test_a_damaged_library_is_compiled_again(damage: str, compiled, planted, ran
     assert works(build._load())
     assert not ran.exists()
     assert len(compiled) == 2
-    [file] = cache.cache_folder().iterdir()
+    [file] = build.cache_folder().iterdir()
     assert file.read_bytes() == content and not file.is_symlink()
 
 
@@ -211,4 +211,4 @@ def test_two_at_once(compiled, monkeypatch) -> None:
     for thread in threads:
         thread.join()
     assert found == [True, True]
-    assert len(compiled) == 2 and len(list(cache.cache_folder().iterdir())) == 1
+    assert len(compiled) == 2 and len(list(build.cache_folder().iterdir())) == 1

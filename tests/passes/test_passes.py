@@ -75,7 +75,7 @@ def test_nearest_fires_the_nearest_level():
     site = "blocks.0.fc1:linear0_input"
     result = PASSES["nearest"](state, context)
     cell = {str(s): n for s, n in named_neurons(result.network(context.model))}[site]
-    step = float(cell.thresholds()[0])
+    step = float(cell.steps()[0])
     x = torch.linspace(0, 300 * step, 5001)
     levels = torch.tensor((0, *cell.levels))
     distance = ((x / step)[:, None] - levels).abs().min(1).values

@@ -12,10 +12,7 @@ SOURCES = tuple(FOLDER / name for name in ("native.c", "product.c", "attention.c
 HEADERS = tuple(FOLDER / name for name in ("fire.h", "tile.h", "dot.h", "softmax.h"))
 EXACT = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 """Vector code that rounds as the plain form does: no fast-math, no fused multiply-add."""
-VECTORS = {
-    "AVX2": ("-mavx2",),
-    "AVX512": ("-mavx2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-}
+VECTORS = {"AVX2": ("-mavx2",), "AVX512": ("-mavx2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")}
 """Flags by the capability that torch reports, and demands; a processor without one gets its compiler's default."""
 PREBUILT = FOLDER / "prebuilt"
 """The folder of a wheel's compiled kernels; source distributions and editable installations have none."""

@@ -125,11 +125,7 @@ def _backend(device: str) -> Callable[..., Tensor | None] | None:
 
 
 def _native(
-    x: Tensor,
-    code: SpikeCode,
-    plans: dict[Any, Plan],
-    decoded: bool,
-    most: tuple[float, float] | None = None,
+    x: Tensor, code: SpikeCode, plans: dict[Any, Plan], decoded: bool, most: tuple[float, float] | None = None
 ) -> Tensor | None:
     source = x if x.dtype is torch.float32 else x.float()
     out = torch.empty_like(source)

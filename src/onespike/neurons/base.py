@@ -23,8 +23,8 @@ from onespike.spikes.signs import by_side
 class Neuron(Float32):
     """Turn activations into integer spikes in one call, and spikes into values: o = step±·spikes.
 
-    A subclass defines how many spikes a magnitude fires (`fire`), the thresholds (`thresholds`)
-    and the value of a spike (`steps`). A subclass of `CodedNeuron` defines its code (`code`) instead of all three.
+    A subclass defines how many spikes a magnitude fires (`fire`) and the value of a spike (`steps`). A subclass of
+    `CodedNeuron` defines its code (`code`) instead of both.
 
     Args:
         positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
@@ -98,13 +98,9 @@ class Neuron(Float32):
         """The largest count it can fire."""
         return self.levels[-1]
 
-    def thresholds(self) -> tuple[Tensor, Tensor]:
-        """The thresholds that `fire` compares with, one per side."""
-        return self.positive, self.negative
-
     def steps(self) -> tuple[Tensor, Tensor]:
         """The value of one spike, one per side."""
-        return self.thresholds()
+        return self.positive, self.negative
 
     def code(self) -> SpikeCode:
         """Return what its spikes are worth, and for a coded neuron what fires them: the one record that others read."""
@@ -120,7 +116,7 @@ class Neuron(Float32):
 
     def counts(self, x: Tensor) -> Tensor:
         """Return signed spike counts as float32, in which every count is exact; NaN stays NaN."""
-        return by_side(x.float(), *self.active(self.thresholds()), self.fire)
+        return by_side(x.float(), *self.active((self.positive, self.negative)), self.fire)
 
     def spikes(self, x: Tensor) -> Tensor:
         """Return signed spike counts as int32; NaN, which has no integer, becomes 0."""
@@ -135,8 +131,8 @@ class Neuron(Float32):
         counts = self.counts(x)
         return counts, self.code().settled(x).decode(counts, x.dtype)
 
-    def fast(self, x: Tensor) -> Tensor | None:
-        """Return `forward(x)` without its counts, or None where only `fired(x)` works."""
+    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
+        """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
         return None
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,7 +182,7 @@ class Neuron(Float32):
         """Return `decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""
         if wants_gradient(x):
             return self.straight(self.forward(x.detach()), x)
-        values = self.fast(x)
+        values = self.fused(x, decoded=True)
         return self.fired(x)[1] if values is None else values
 
     def extra_repr(self) -> str:
@@ -217,15 +213,9 @@ class CodedNeuron(Neuron):
         return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
         return kernels.fire(x, self.code(), self._plans, decoded=decoded)
 
-    def fast(self, x: Tensor) -> Tensor | None:
-        """Return `forward(x)` by the kernel, without its counts; None if no kernel fits."""
-        return self.fused(x, decoded=True)
-
     def counts(self, x: Tensor) -> Tensor:
-        """Return signed spike counts as float32; NaN stays NaN."""
         fused = self.fused(x, decoded=False)
         return self.code().fire(x) if fused is None else fused
 

@@ -70,17 +70,14 @@ class DualIntegrateFire(IntegrateFire):
         """
         parts = torch.stack([current.clamp(min=0), (-current).clamp(min=0)])
         latent = parts if potential is None else potential + parts
-        both = self.thresholds()
-        on = (
-            self._on if potential is None else (True, True)
-        )  # a branch that was off takes the other's threshold
+        both = (self.positive, self.negative)
+        # after the first step, a branch that was off takes the other's threshold
+        on = self._on if potential is None else (True, True)
         if not all(self._on):
             both = (both[0].maximum(both[1]),) * 2
+        branches = zip(latent, both, on, strict=True)
         fired = torch.stack(
-            [
-                self.fire(size, threshold) if fires else torch.zeros_like(size)
-                for size, threshold, fires in zip(latent, both, on, strict=True)
-            ]
+            [self.fire(size, theta) if fires else torch.zeros_like(size) for size, theta, fires in branches]
         )
         value = torch.stack([theta / self.largest * spike for theta, spike in zip(both, fired, strict=True)])
         signed = torch.where(current < 0, 0 - fired.sum(0), fired.sum(0))
@@ -111,13 +108,13 @@ class MultiThreshold(CodedNeuron):
         super()._settle_sides()
         self._function = fire_function(tuple(range(1, self.largest + 1)))
 
-    def thresholds(self) -> tuple[Tensor, Tensor]:
+    def steps(self) -> tuple[Tensor, Tensor]:
         """θ_M = θ/N."""
         return self.positive / self.largest, self.negative / self.largest
 
     def code(self) -> SpikeCode:
         """Eq. 6 with v_M(0) = θ_M/2: levels 1 … N, with the half inside the quotient."""
-        return SpikeCode(*self.active(self.thresholds()), self._function, inside=True)
+        return SpikeCode(*self.active(self.steps()), self._function, inside=True)
 
     def _describe(self) -> str:
         return f"N={self.largest}"
@@ -148,7 +145,7 @@ class Uniform(MultiThreshold):
         """N: 2ⁿ−1 for one side, 2ⁿ⁻¹−1 for two."""
         return max(len(self.levels) // 2, 1) if all(self._on) else len(self.levels)
 
-    def thresholds(self) -> tuple[Tensor, Tensor]:
+    def steps(self) -> tuple[Tensor, Tensor]:
         """One step for both signs; a side that is off stays off."""
         step = self.positive.maximum(self.negative) / self.largest
         return step * (self.positive > 0), step * (self.negative > 0)

@@ -100,11 +100,9 @@ class ScaleFire(CodedNeuron):
             )
         return super().fused(x, decoded=decoded)
 
-    def thresholds(self) -> tuple[Tensor, Tensor]:
-        """step± = λθ±."""
-        if self.scale is None:
-            return self.positive, self.negative
-        return self.scale.value * self.positive, self.scale.value * self.negative
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """λθ±."""
+        return self.code().units()
 
     @property
     def settles(self) -> bool:  # type: ignore[override]
