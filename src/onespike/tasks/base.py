@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import logits
-from onespike.tasks.images import read_image
+from onespike.tasks.images import list_images, read_image
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import bounds_of, span
 from onespike.tasks.summaries import Figure, Headline, Summary
@@ -60,16 +60,13 @@ class Meaning(Protocol):
 
 
 class Metric(Protocol):
-    """A score of both networks: it takes their outputs batch by batch, and computes its figures at the end."""
+    """A score of both networks: it takes their outputs batch by batch, and computes figures for JSON at the end."""
 
-    def update(self, ann: Any, snn: Any, labels: Any) -> None:
-        """Add one batch of outputs, as the networks gave them."""
-
+    def update(self, ann: Any, snn: Any, labels: Any) -> None: ...
     def merge(self, other: Any) -> None:
         """Add what a metric of the same kind has seen in another process."""
 
-    def compute(self) -> dict[str, Any]:
-        """Return the figures of everything added, ready for JSON."""
+    def compute(self) -> dict[str, Any]: ...
 
 
 class Score(Protocol):
@@ -78,8 +75,7 @@ class Score(Protocol):
     def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
         """Add a batch of `size` inputs; `expected` is None unless the objective compares with the original network."""
 
-    def value(self) -> float:
-        """Return the figure of everything added."""
+    def value(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -109,14 +105,12 @@ class Task(Meaning):
     """Everything about a task: its name, the meaning of an output, inputs, metric, objectives, and what people read.
 
     Attributes:
-        name: its name in evaluations and reports.
         unit: the plural name of its inputs.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: an option or command that this task does not support → why, with the remedy.
         scored_by: title and key of the figure by which runs are compared.
         compared_by: the same where there are no labels; it needs none.
         listed: title, key and digits of the figures in a table of runs; `{}` in a title stands for each network.
-        class_names: one name per class, if known.
     """
 
     name: ClassVar[str]
@@ -134,10 +128,6 @@ class Task(Meaning):
         """Name → an objective for λ, the headline's before any other; `kl` is the divergence."""
 
     @abstractmethod
-    def inputs(self, source: str) -> Items:
-        """Return inputs without labels, for calibration."""
-
-    @abstractmethod
     def metric(self, items: Items) -> Metric:
         """Return the metric of both networks on these inputs."""
 
@@ -149,6 +139,10 @@ class Task(Meaning):
     @abstractmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize the figures of an evaluation for people."""
+
+    def inputs(self, source: str) -> Items:
+        """Return inputs without labels, for calibration."""
+        return list_images(source)
 
     def labeled(self, source: str, annotations: Path | None) -> Items:
         """Return inputs with what they are scored by."""
@@ -247,9 +241,9 @@ REFUSALS = {
 }
 
 
-def refusals(verb: str, *wanted: str) -> dict[str, str]:
-    """Return why a network that does this does not support these options."""
-    return {name: REFUSALS[name].format(verb) for name in wanted}
+def refusals(verb: str, *wanted: str, **others: str) -> Mapping[str, str]:
+    """Return why a network that does this does not support these options, and others for reasons of their own."""
+    return {**{name: REFUSALS[name].format(verb) for name in wanted}, **others}
 
 
 def check(task: Task, wanted: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,9 @@ from onespike.tasks.base import (
     task,
 )
 from onespike.tasks.class_folders import match_classes
-from onespike.tasks.images import list_images, read_image, thumbnail
+from onespike.tasks.images import read_image, thumbnail
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, certain, change, interval, paired_interval, share_interval, span
+from onespike.tasks.intervals import beside, change, interval, paired_interval, share_interval, span
 from onespike.tasks.summaries import Summary, Table
 
 BEST = 3
@@ -37,24 +37,19 @@ SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
 
 
 def check_labels(labels: Any, inputs: int, classes: int) -> None:
-    """Refuse labels that are not one class number per input.
-
-    >>> import torch
-    >>> check_labels(torch.eye(3), 3, 3)
-    Traceback (most recent call last):
-    onespike.errors.DataError: the labels of 3 inputs have shape (3, 3). Give one class number per input; of one-hot rows, \
-labels.argmax(1).
-    """
+    """Refuse labels that are not one class number per input."""
     if not isinstance(labels, Tensor) or labels.shape != (inputs,):
-        shape = f"shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else None
+        shape = (
+            f"shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"type {type(labels).__name__}"
+        )
         raise DataError(
-            f"the labels of {inputs} inputs have {shape or f'type {type(labels).__name__}'}. "
+            f"the labels of {inputs} inputs have {shape}. "
             "Give one class number per input; of one-hot rows, labels.argmax(1)."
         )
-    if inputs and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        wrong = next(int(y) for y in labels if not 0 <= y < classes)
+    wrong = [int(y) for y in labels if not 0 <= y < classes]
+    if wrong:
         raise DataError(
-            f"the data has label {wrong}, and the network has {classes} classes (0 to {classes - 1}). "
+            f"the data has label {wrong[0]}, and the network has {classes} classes (0 to {classes - 1}). "
             "Use a data folder with the classes that the network was trained for."
         )
 
@@ -85,19 +80,18 @@ class Accuracy:
         outputs = {"ann": logits(ann).detach().double(), "snn": logits(snn).detach().double()}
         for network, scores in outputs.items():
             if bool(scores.isnan().any()):  # −∞ masks out a class
+                name = NETWORKS[network]
                 raise DataError(
-                    f"the output of the {NETWORKS[network]} network is NaN. "
-                    "Check its weights, and the images of this batch."
+                    f"the output of the {name} network is NaN. Check its weights, and the images."
                 )
         images, classes = outputs["ann"].shape
-        best = {network: scores.argmax(1) for network, scores in outputs.items()}
         kl = relative_entropy(outputs["ann"], outputs["snn"])
         sums: dict[str, Any] = {
             "images": images,
-            "agreement": int((best["ann"] == best["snn"]).sum()),
             "kl": float(kl.sum()),
             "kl squared": float(kl.square().sum()),
         }
+        sums["agreement"] = int((outputs["ann"].argmax(1) == outputs["snn"].argmax(1)).sum())
         if labels is None:
             self.labeled = False
         else:
@@ -114,32 +108,26 @@ class Accuracy:
         images = self.sums["images"]
         if not images:
             raise DataError("no image was scored. Give a data folder with at least one image.")
-        shares = {name: 100 * self.sums[name] / images for name in (*SHARES, "agreement")}
         gained, lost = self.sums["gained"], self.sums["lost"]
         mean, kl = (gained - lost) / images, self.sums["kl"] / images
         variance = (gained + lost) / images - mean**2
         kl_error = (max(self.sums["kl squared"] / images - kl**2, 0.0) / images) ** 0.5
+        shares = {name: 100 * self.sums[name] / images for name in (*SHARES, "agreement")}
         intervals = {name: share_interval(share, images) for name, share in shares.items()}
-        intervals |= {
-            "difference": paired_interval(gained, lost, images),
-            "kl": interval(kl, kl_error, least=0.0),
-        }
-        labeled = self.labeled
+        intervals |= {"difference": paired_interval(gained, lost, images), "kl": interval(kl, kl_error, 0.0)}
+        if not self.labeled:
+            intervals = {name: intervals[name] for name in ("agreement", "kl")}
+        hits = {n: shares[n] if self.labeled else None for n in SHARES}
         return {
             "task": Classification.name,
-            **{
-                network: {key: shares[f"{network}.{key}"] if labeled else None for key in ("top1", "top5")}
-                for network in NETWORKS
-            },
+            **{name: {top: hits[f"{name}.{top}"] for top in ("top1", "top5")} for name in NETWORKS},
             "agreement": shares["agreement"],
             "kl": kl,
             "kl_standard_error": kl_error,
             "images": images,
-            "difference": 100 * mean if labeled else None,
-            "standard_error": 100 * (variance / images) ** 0.5 if labeled else None,
-            "intervals": certain(
-                {n: b if labeled or n in ("agreement", "kl") else None for n, b in intervals.items()}
-            ),
+            "difference": 100 * mean if self.labeled else None,
+            "standard_error": 100 * (variance / images) ** 0.5 if self.labeled else None,
+            "intervals": intervals,
         }
 
 
@@ -181,18 +169,12 @@ class Classification(Task):
     class_names: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
 
-    name: ClassVar[str] = "classification"
-    bundled: ClassVar[tuple[str, str]] = ("bundled:cifar10-calibration", "bundled:cifar10-test")
-    cannot: ClassVar[Mapping[str, str]] = refusals(
-        "classifies", "annotations", "generate", "picture", "tasks"
-    )
-    scored_by: ClassVar[tuple[str, str]] = ("top-1 accuracy, %", "top1")
-    compared_by: ClassVar[tuple[str, str]] = ("agreement with the original, %", "agreement")
-    listed: ClassVar[tuple[tuple[str, str, int], ...]] = (
-        ("{} top-1 %", "top1", 2),
-        ("agreement %", "agreement", 2),
-        ("KL nats", "kl", 4),
-    )
+    name = "classification"
+    bundled = ("bundled:cifar10-calibration", "bundled:cifar10-test")
+    cannot = refusals("classifies", "annotations", "generate", "picture", "tasks")
+    scored_by = ("top-1 accuracy, %", "top1")
+    compared_by = ("agreement with the original, %", "agreement")
+    listed = (("{} top-1 %", "top1", 2), ("agreement %", "agreement", 2), ("KL nats", "kl", 4))
 
     @property
     def objectives(self) -> Mapping[str, Objective]:
@@ -237,9 +219,6 @@ class Classification(Task):
         """Return 1 where the best class differs."""
         return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()
 
-    def inputs(self, source: str) -> Items:
-        return list_images(source)
-
     def named(self, items: Items) -> Items:
         return match_classes(items, self.class_names, self.class_ids)
 
@@ -275,33 +254,28 @@ class Classification(Task):
         """Summarize top-1 and top-5 of both networks, agreement and KL."""
         agreement, kl, images = (evaluation[key] for key in ("agreement", "kl", "images"))
         alike, certainty = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
-        title, difference, cards = "Agreement with the original", "", []
+        same = f"same answer as the original{alike}; KL {kl:.3f} nats{certainty}"
+        cards = [("agreement", f"{agreement:.1f} %", same)]
+        note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
+        title, stated = "Agreement with the original", ""
+        if published is not None:
+            stated = f"published top-1 of these weights: {published:.2f} % (on the whole test set)"
         if evaluation["snn"]["top1"] is not None:
-            title, stated = "Accuracy", "" if published is None else f"; published {published:.1f} %"
+            title, difference = "Accuracy", ""
             if evaluation.get("difference") is not None:
                 points = change(evaluation, evaluation["difference"], "difference", unit=" points")
-                difference = f"difference {points}"
+                difference = f"; difference {points}"
+            note += difference
             both = " → ".join(f"{evaluation[key]['top1']:.1f}" for key in NETWORKS)
-            note = f"original → spiking, {images} images{stated}; {difference}"
-            cards = [("top-1 accuracy", f"{both} %", note)]
-        same = f"same answer as the original{alike}; KL {kl:.3f} nats{certainty}"
-        note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
-        rows = (
-            [(evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")]
+            also = "" if published is None else f"; published {published:.1f} %"
+            small = f"original → spiking, {images} images{also}{difference}"
+            cards.insert(0, ("top-1 accuracy", f"{both} %", small))
+        rows = tuple(
+            sum(((evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")), ())
             for key in NETWORKS
         )
-        return Summary(
-            title=title,
-            networks=tuple(NETWORKS),
-            table=Table(
-                ("top-1 %", "95 %", "top-5 %", "95 %"), tuple((*first, *second) for first, second in rows)
-            ),
-            note=f"{note}; {difference}" if difference else note,
-            cards=(*cards, ("agreement", f"{agreement:.1f} %", same)),
-            published=""
-            if published is None
-            else f"published top-1 of these weights: {published:.2f} % (on the whole test set)",
-        )
+        table = Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows)
+        return Summary(title, tuple(NETWORKS), table, note, tuple(cards), published=stated)
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:

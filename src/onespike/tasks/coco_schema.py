@@ -50,12 +50,8 @@ class Instances(TypedDict):
     categories: list[Category]
 
 
-Problem = tuple[str, Mapping[str, Any], str, str]
-"""The kind of an entry, the entry, its field, and what is wrong with it."""
-
-
-def problems(record: Instances) -> Iterator[Problem]:
-    """Yield every inconsistency."""
+def problems(record: Instances) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
+    """Yield every inconsistency: the kind of an entry, the entry, its field, and what is wrong with it."""
     entries: dict[str, dict[int, Any]] = {}
     for key, kind in KINDS.items():
         entries[kind] = {}
@@ -88,18 +84,17 @@ def _shapes(annotation: Annotation, width: int, height: int) -> Iterator[tuple[s
     shape = annotation.get("segmentation")
     if isinstance(shape, dict):
         yield from (("segmentation", wrong) for wrong in _run_lengths(shape, width, height))
-    elif shape and any(shape):  # some programs write [[]] for none
-        yield from (("segmentation", wrong) for wrong in _polygons(shape, width, height))
-
-
-def _polygons(polygons: Sequence[Sequence[float]], width: int, height: int) -> Iterator[str]:
-    for polygon in polygons:
+        return
+    for polygon in shape if shape and any(shape) else ():  # some programs write [[]] for none
         if len(polygon) < 6 or len(polygon) % 2:
-            yield f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
+            yield "segmentation", f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
         elif not all(map(math.isfinite, polygon)) or not _near(polygon, width, height):
-            yield f"a polygon that is not finite, or far outside the image of {width}×{height}"
+            yield (
+                "segmentation",
+                f"a polygon that is not finite, or far outside the image of {width}×{height}",
+            )
         elif len(polygon) * (width + height) > OUTLINE and _outline(polygon) > OUTLINE:
-            yield f"a polygon whose outline is longer than {OUTLINE} pixels"
+            yield "segmentation", f"a polygon whose outline is longer than {OUTLINE} pixels"
 
 
 def _near(corners: Sequence[float], width: int, height: int) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -19,7 +19,6 @@ from onespike.tasks.base import (
     Metric,
     Objective,
     Task,
-    at,
     divergence,
     refusals,
     sources,
@@ -56,14 +55,16 @@ class Detection(Task):
     masks: bool = False
     class_names: tuple[str, ...] | None = None
 
-    name: ClassVar[str] = "detection"
-    bundled: ClassVar[tuple[str, str]] = ("bundled:scenes-calibration", "bundled:scenes-test")
-    cannot: ClassVar[Mapping[str, str]] = {
-        **refusals("finds objects", "generate", "tasks"),
-        "calibrate": "a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",
-        "compile": "search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
+    name = "detection"
+    bundled = ("bundled:scenes-calibration", "bundled:scenes-test")
+    cannot = refusals(
+        "finds objects",
+        "generate",
+        "tasks",
+        calibrate="a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",
+        compile="search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
         "Leave --compile out.",
-    }
+    )
 
     @property
     def objectives(self) -> Mapping[str, Objective]:
@@ -168,37 +169,33 @@ class Detection(Task):
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize COCO's figures of both networks, and AP per class."""
-        rows = [(shape, key) for shape in evaluation["ann"] for key in NETWORKS]
-        size = f"{evaluation['images']} images, {evaluation['objects']} objects"
-        kl = evaluation.get("kl")
-        apart = "" if kl is None else f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
-        figures, classes, cards = [], [], []
+        shapes, images, objects = (evaluation[key] for key in ("ann", "images", "objects"))
+        rows = [(shape, key) for shape in shapes for key in NETWORKS]
+        gaps = {shape: _gap(evaluation, shape) for shape in shapes}
+        note = f"{images} images, {objects} objects; figures in percent{''.join(gaps.values())}"
+        if (kl := evaluation.get("kl")) is not None:
+            note += f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
+        figures, cards = [], []
         for shape, key in rows:
             first, *others = (evaluation[key][shape][column] for column in COLUMNS)
             figures.append((SHAPES[shape], first, span(evaluation, f"{key}.{shape}.AP"), *others))
-        for name, row in evaluation["classes"].items():
-            classes.append((name, *(row[key][shape] for shape, key in rows)))
-        for shape in evaluation["ann"]:
+        for shape, gap in gaps.items():
             ap, ap50 = (
                 " → ".join(decimal(evaluation[key][shape][figure], 1) for key in NETWORKS)
                 for figure in ("AP", "AP50")
             )
-            objects = f"{evaluation['objects']} objects on {evaluation['images']} images"
-            note = f"original → spiking{_gap(evaluation, shape)}; AP50 {ap50}; {objects}"
-            cards.append((f"{SHAPES[shape]} AP", f"{ap} %", note))
+            small = f"original → spiking{gap}; AP50 {ap50}; {objects} objects on {images} images"
+            cards.append((f"{SHAPES[shape]} AP", f"{ap} %", small))
+        headers = ("class", *(f"{key.upper()} {SHAPES[shape]} AP" for shape, key in rows))
+        by_class = evaluation["classes"].items()
+        classes = tuple((name, *(row[key][shape] for shape, key in rows)) for name, row in by_class)
         return Summary(
             title="Precision",
             networks=tuple(key for _, key in rows),
             table=Table(("of", COLUMNS[0], "95 %", *COLUMNS[1:]), tuple(figures), digits=1),
-            note=f"{size}; figures in percent"
-            + "".join(_gap(evaluation, s) for s in evaluation["ann"])
-            + apart,
+            note=note,
             cards=tuple(cards),
-            details=Table(
-                ("class", *(f"{key.upper()} {SHAPES[shape]} AP" for shape, key in rows)),
-                tuple(classes),
-                digits=1,
-            ),
+            details=Table(headers, classes, digits=1),
             about_details="Average precision of each class",
             examples=f"Boxes with a score from {SMALLEST_SCORE}; a box is found again if the other network has one of the "
             "same class over it, with an IoU from 0.5.",
@@ -211,19 +208,17 @@ class Detection(Task):
         >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
         ['ANN box AP', 'SNN box AP']
         """
-        return {
-            f"{key.upper()} {SHAPES[shape]} AP": Figure(
-                evaluation[key][shape]["AP"], 1, span(evaluation, f"{key}.{shape}.AP")
-            )
-            for shape in evaluation["ann"]
-            for key in NETWORKS
-        }
+        columns = {}
+        for shape, key in ((shape, key) for shape in evaluation["ann"] for key in NETWORKS):
+            figure = Figure(evaluation[key][shape]["AP"], 1, span(evaluation, f"{key}.{shape}.AP"))
+            columns[f"{key.upper()} {SHAPES[shape]} AP"] = figure
+        return columns
 
     @classmethod
     def headline(cls, evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
         """Return AP of masks, or else of boxes."""
         shape = list(evaluation["ann"])[-1]
-        ann, snn = (at(evaluation, f"{network}.{shape}.AP") for network in NETWORKS)
+        ann, snn = (evaluation[network][shape]["AP"] for network in NETWORKS)
         bounds, paired = (bounds_of(evaluation, name) for name in (f"snn.{shape}.AP", f"difference.{shape}"))
         return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"), bounds, paired)
 

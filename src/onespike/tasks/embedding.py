@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ from onespike.tasks.intervals import (
     span,
 )
 from onespike.tasks.summaries import Summary, Table
-from onespike.tasks.text import Document, documents
+from onespike.tasks.text import documents
 
 ALIKE = 0.99
 """Two embeddings are the same answer from this cosine on."""
@@ -56,7 +56,8 @@ def texts(source: str) -> Items:
         if document.ids is not None:
             raise DataError(f"{document.name}: tokens cannot be embedded as texts. Give texts.")
         if document.other is None:
-            firsts += [(name, Text(line)) for name, line in _lines(document)]
+            lines = enumerate(map(str.strip, document.text.splitlines()), 1)
+            firsts += [(f"{document.name}:{place}", Text(line)) for place, line in lines if line]
         else:
             firsts.append((f"{document.name}a", Text(document.text, number, document.score)))
             seconds.append((f"{document.name}b", Text(document.other, number, document.score)))
@@ -65,11 +66,6 @@ def texts(source: str) -> Items:
         for number, (name, text) in enumerate([*firsts, *seconds])
     )
     return Items(source, tuple(items))
-
-
-def _lines(document: Document) -> list[tuple[str, str]]:
-    lines = [line.strip() for line in document.text.splitlines()]
-    return [(f"{document.name}:{number}", line) for number, line in enumerate(lines, 1) if line]
 
 
 def vectors(output: Any) -> Tensor:
@@ -115,37 +111,31 @@ class Similarity:
         ann, snn = (torch.stack([self.rows[name][n] for n in order]) for name in NETWORKS)
         cosine = (ann * snn).sum(1)
         pairs, scores = self._pairs()
-        alike = {name: self._alike(name, pairs) for name in NETWORKS}
-        correlations: dict[str, float | None] = dict.fromkeys(
-            ("ann.spearman", "snn.spearman", "pair_spearman")
-        )
-        if len(pairs) > 2:
-            correlations["pair_spearman"] = spearman(alike["ann"], alike["snn"])
-            if len(scores) == len(pairs):
-                for name in NETWORKS:
-                    correlations[f"{name}.spearman"] = spearman(torch.tensor(scores), alike[name])
+        alike = {name: [float(rows[a] @ rows[b]) for a, b in pairs] for name, rows in self.rows.items()}
+        compared = {"pair_spearman": (alike["ann"], alike["snn"])} if len(pairs) > 2 else {}
+        if len(pairs) > 2 and len(scores) == len(pairs):
+            compared |= {f"{name}.spearman": (scores, values) for name, values in alike.items()}
+        ranked = {
+            key: spearman(*(torch.tensor(x, dtype=torch.float64) for x in p)) for key, p in compared.items()
+        }
+        intervals = {k: None if v is None else correlation_interval(v, len(pairs)) for k, v in ranked.items()}
         mean, nearest = float(cosine.mean()), _retrieval(ann, snn)
         error = float(cosine.std() / len(cosine) ** 0.5) if len(cosine) > 1 else None
+        intervals |= {
+            "cosine": interval_or_none(mean, error),
+            "retrieval": None if nearest is None else share_interval(nearest, len(order)),
+        }
         return {
             "task": Embedding.name,
             "cosine": mean,
             "cosine_error": error,
             "worst": float(cosine.min()),
             "retrieval": nearest,
-            "pair_spearman": correlations["pair_spearman"],
-            **{name: {"spearman": correlations[f"{name}.spearman"]} for name in NETWORKS},
+            "pair_spearman": ranked.get("pair_spearman"),
+            **{name: {"spearman": ranked.get(f"{name}.spearman")} for name in NETWORKS},
             "texts": len(order),
             "pairs": len(pairs),
-            "intervals": certain(
-                {
-                    "cosine": interval_or_none(mean, error),
-                    "retrieval": None if nearest is None else share_interval(nearest, len(order)),
-                    **{
-                        name: None if value is None else correlation_interval(value, len(pairs))
-                        for name, value in correlations.items()
-                    },
-                }
-            ),
+            "intervals": certain(intervals),
         }
 
     def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
@@ -160,10 +150,6 @@ class Similarity:
             elif text.pair is not None:
                 first[text.pair] = number
         return pairs, scores
-
-    def _alike(self, name: str, pairs: list[tuple[int, int]]) -> Tensor:
-        rows = self.rows[name]
-        return torch.tensor([float(rows[a] @ rows[b]) for a, b in pairs], dtype=torch.float64)
 
 
 def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
@@ -180,17 +166,13 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
     >>> spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
     0.8
     """
-    ranks = torch.stack([_ranks(a), _ranks(b)])
-    ranks = ranks - ranks.mean(1, keepdim=True)
+    rows = []
+    for values in (a, b):
+        _, places, counts = values.unique(return_inverse=True, return_counts=True)
+        rows.append((counts.cumsum(0) - (counts - 1) / 2).double()[places])
+    ranks = torch.stack(rows) - torch.stack(rows).mean(1, keepdim=True)
     norms = ranks.square().sum(1).sqrt()
     return None if not bool((norms > 0).all()) else round(float(ranks.prod(0).sum() / norms.prod()), 12)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, places, counts = values.unique(return_inverse=True, return_counts=True)
-    upto = counts.cumsum(0)
-    ranks: Tensor = (upto - (counts - 1) / 2).double()[places]
-    return ranks
 
 
 @task
@@ -198,15 +180,13 @@ def _ranks(values: Tensor) -> Tensor:
 class Embedding(Task):
     """A network whose output is one vector per text: (inputs, dimensions)."""
 
-    name: ClassVar[str] = "embedding"
-    unit: ClassVar[str] = "texts"
-    positional: ClassVar[bool] = False
-    cannot: ClassVar[Mapping[str, str]] = refusals(
-        "embeds texts", "annotations", "generate", "normalization", "picture", "tasks"
-    )
-    scored_by: ClassVar[tuple[str, str]] = ("Spearman with scores", "spearman")
-    compared_by: ClassVar[tuple[str, str]] = ("cosine with the original", "cosine")
-    listed: ClassVar[tuple[tuple[str, str, int], ...]] = (
+    name = "embedding"
+    unit = "texts"
+    positional = False
+    cannot = refusals("embeds texts", "annotations", "generate", "normalization", "picture", "tasks")
+    scored_by = ("Spearman with scores", "spearman")
+    compared_by = ("cosine with the original", "cosine")
+    listed = (
         ("cosine", "cosine", 4),
         ("same nearest text %", "retrieval", 1),
         ("{} Spearman", "spearman", 4),

@@ -22,13 +22,10 @@ class Item:
     """One input: a file, one row of a strip, or a part of a file that was already read.
 
     Attributes:
-        name: its name in records.
         label: what it is scored by: a class, or a number by which a metric finds the truth.
-        path: the file.
         row: its place in a file that holds several.
         id: its number in a COCO file.
-        content: what was read from a file that holds several inputs.
-        sha256: the hash of that content.
+        content: what was read from a file that holds several inputs, with its hash.
     """
 
     name: str
@@ -109,32 +106,27 @@ def batches(
     from onespike.tasks.images import read_image
 
     check_batch_size(batch_size)
-    first, count = part
-    mine = [item for place, item in enumerate(items) if place // batch_size % count == first]
+    mine = [item for place, item in enumerate(items) if place // batch_size % part[1] == part[0]]
     read = load or read_image
-    return _batches(mine, lambda item: transform(read(item)), batch_size, collate, threads)
 
+    def together(batch: Sequence[Item], inputs: list[Any]) -> tuple[Any, Tensor | None]:
+        labels = [item.label for item in batch if item.label is not None]
+        stacked = _stack(inputs, batch) if collate is None else collate(inputs)
+        return stacked, torch.tensor(labels) if len(labels) == len(batch) else None
 
-def _batches(
-    items: Sequence[Item],
-    load: Callable[[Item], Any],
-    batch_size: int,
-    collate: Callable[[list[Any]], Any] | None,
-    threads: int,
-) -> Iterator[tuple[Any, Tensor | None]]:
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
-    try:
-        waiting: deque[Future[Any]] = deque()
-        ahead = iter(items)
-        for start in range(0, len(items), batch_size):
-            batch = items[start : start + batch_size]
-            waiting.extend(pool.submit(load, i) for i in islice(ahead, 2 * batch_size - len(waiting)))
-            inputs = [waiting.popleft().result() for _ in batch]
-            labels = [item.label for item in batch if item.label is not None]
-            together = _stack(inputs, batch) if collate is None else collate(inputs)
-            yield together, torch.tensor(labels) if len(labels) == len(batch) else None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    def every() -> Iterator[tuple[Any, Tensor | None]]:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
+        try:
+            waiting: deque[Future[Any]] = deque()
+            ahead = iter(mine)
+            for start in range(0, len(mine), batch_size):
+                batch, more = mine[start : start + batch_size], 2 * batch_size - len(waiting)
+                waiting.extend(pool.submit(lambda i: transform(read(i)), i) for i in islice(ahead, more))
+                yield together(batch, [waiting.popleft().result() for _ in batch])
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    return every()
 
 
 def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 NORMAL = 1.96
 """Standard errors on either side."""
-
 Bounds = tuple[float, float]
 """Where a figure lies with 95 % confidence."""
 

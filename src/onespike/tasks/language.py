@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -55,14 +55,14 @@ class Language(Task):
     length: int
     context: int | None = None
 
-    name: ClassVar[str] = "language"
-    unit: ClassVar[str] = "windows"
-    enough: ClassVar[int] = 32
-    positional: ClassVar[bool] = False
-    cannot: ClassVar[Mapping[str, str]] = refusals("writes", "annotations", "normalization", "picture")
-    scored_by: ClassVar[tuple[str, str]] = ("perplexity per token", "perplexity")
-    compared_by: ClassVar[tuple[str, str]] = ("next tokens as the original, %", "agreement")
-    listed: ClassVar[tuple[tuple[str, str, int], ...]] = (
+    name = "language"
+    unit = "windows"
+    enough = 32
+    positional = False
+    cannot = refusals("writes", "annotations", "normalization", "picture")
+    scored_by = ("perplexity per token", "perplexity")
+    compared_by = ("next tokens as the original, %", "agreement")
+    listed = (
         ("{} perplexity", "perplexity", 3),
         ("next token as the original %", "agreement", 2),
         ("KL nats per token", "kl", 4),

@@ -48,16 +48,10 @@ def average_precision(
 def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float | None]]:
     """Return the figures of a finished evaluator: of all categories, and AP of each, in percent."""
     precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
-    classes = {}
-    for place, number in enumerate(evaluator.params.catIds):
-        values = precision[:, :, place, 0, -1]
-        if (values > -1).any():
-            classes[number] = _percent(values[values > -1].mean())
-    return {name: _percent(v) for name, v in zip(FIGURES, evaluator.stats, strict=True)}, classes
-
-
-def _percent(value: Any) -> float | None:
-    return None if value < 0 else 100 * float(value)
+    cells = {number: precision[:, :, i, 0, -1] for i, number in enumerate(evaluator.params.catIds)}
+    classes = {number: 100 * float(x[x > -1].mean()) for number, x in cells.items() if (x > -1).any()}
+    values = (None if value < 0 else 100 * float(value) for value in evaluator.stats)
+    return dict(zip(FIGURES, values, strict=True)), {**classes}
 
 
 def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:

@@ -21,15 +21,7 @@ PAIRS = (("sentence1", "sentence2"), ("text", "pair"), ("text1", "text2"))
 
 @dataclass(frozen=True)
 class Document:
-    """One text, or the numbers of its tokens; for pairs also the other text and their rated similarity.
-
-    Attributes:
-        name: its name in errors and records.
-        text: its contents; empty if tokens are given.
-        ids: tokens, if the source is already tokenized.
-        other: the second text of a pair.
-        score: how similar the two are.
-    """
+    """One text, or the numbers of its tokens; for pairs also the other text and their rated similarity."""
 
     name: str
     text: str = ""
@@ -84,10 +76,12 @@ def _file(path: Path) -> Iterator[Document]:
 def _row(name: str, line: str) -> Document:
     try:
         row = json.loads(line)
+        if "\\" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: half a character (\\ud800 to \\udfff) stands alone. Correct it.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: this row is not JSON ({error}). Correct it.") from error
-    if "\\" in line and not _has_characters(row):
-        raise DataError(f"{name}: half a character (\\ud800 to \\udfff) stands alone. Correct it.")
     if isinstance(row, dict):
         for first, second in PAIRS:
             if isinstance(row.get(first), str) and isinstance(row.get(second), str):
@@ -100,28 +94,21 @@ def _row(name: str, line: str) -> Document:
     raise DataError(f'{name}: a row holds {{"text": …}} or {{"input_ids": […]}}, and this one does not.')
 
 
-def _has_characters(row: Any) -> bool:
-    """Return whether UTF-8 can hold everything that is written as escapes."""
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _pair(name: str, line: str) -> Document:
-    cells = line.split("\t")
-    if len(cells) not in (2, 3):
-        raise DataError(f"{name}: {len(cells)} columns. Give two texts and perhaps a score, tabs between.")
-    return Document(name, cells[0], other=cells[1], score=_score(name, cells[2]) if len(cells) == 3 else None)
+    first, *rest = line.split("\t")
+    if len(rest) not in (1, 2):
+        raise DataError(f"{name}: {len(rest) + 1} columns. Give two texts and perhaps a score, tabs between.")
+    return Document(name, first, other=rest[0], score=_score(name, rest[1]) if len(rest) == 2 else None)
 
 
 def _score(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
     try:
-        score = None if value is None else float(value)
+        score = float(value)
     except (TypeError, ValueError, OverflowError):
         score = math.nan
-    if score is not None and not math.isfinite(score):
+    if not math.isfinite(score):
         raise DataError(f"{name}: the score {value!r:.60} is not a number. Correct it.")
     return score
 
