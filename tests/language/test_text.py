@@ -14,8 +14,7 @@ from language_folders import sentence, tokenizer
 from onespike.adapters.writing import Tokens
 from onespike.errors import DataError
 from onespike.tasks.embedding import texts
-from onespike.tasks.text import documents
-from onespike.tasks.windows import pack
+from onespike.tasks.text import documents, pack
 
 TOKENS = Tokens(tokenizer(), 32)
 

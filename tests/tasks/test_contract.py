@@ -29,7 +29,7 @@ from onespike.tasks import (
 from onespike.tasks.base import task
 from onespike.tasks.embedding import Text, spearman
 from onespike.tasks.objects import drawn, unlike
-from onespike.tasks.windows import Window
+from onespike.tasks.text import Window
 
 
 class TestClassification(TaskContract):

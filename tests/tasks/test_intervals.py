@@ -18,7 +18,7 @@ from onespike.tasks.intervals import (
     span,
 )
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity
-from onespike.tasks.windows import Window
+from onespike.tasks.text import Window
 
 DRAWS = 400
 HELD = range(int(0.92 * DRAWS), int(0.98 * DRAWS) + 1)

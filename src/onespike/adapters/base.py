@@ -116,12 +116,8 @@ Load = Callable[[str, Source], LoadedModel]
 
 @dataclass(frozen=True)
 class Adapter:
-    """One source of networks.
-
-    Attributes:
-        load: makes the network of a name.
-        names: which names there are; none if they are countless.
-        has_weights: whether a name stands for its weights, too, so that none need be given.
+    """One source of networks: what loads a name, which names there are (none if they are countless), and whether a name
+    stands for its weights, too, so that none need be given.
     """
 
     load: Load
@@ -182,7 +178,7 @@ def load_model(
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
     source = Source(None if weights is None else Path(weights), pretrained, random_weights, attention)
-    from onespike.adapters.on_disk import files_of, load_from_disk
+    from onespike.adapters.checkpoints import files_of, load_from_disk
 
     files = files_of(name, source) if on_disk else []
     loaded = load_from_disk(kind, name, source, files) if files else ADAPTERS[kind].load(name, source)

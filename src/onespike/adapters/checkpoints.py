@@ -1,19 +1,24 @@
-"""A file → a state dict → a model, strictly, and without running any code in the file."""
+"""A file → a state dict → a model, strictly, and without running any code in the file; or a model whose parameters stay
+in their files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import pickletools
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import first_line, require
+from onespike.adapters.base import ADAPTERS, LoadedModel, Source, first_line, require
 from onespike.errors import LoadError
+from onespike.runtime.offload import Stored, built_without_weights, stored_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -33,19 +38,23 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise LoadError(f"{path}: checkpoints of this kind cannot be read. Give a file that ends in {kinds}.")
     if not path.is_file():
         raise LoadError(f"{path}: no such checkpoint file. Check the path given to --weights.")
-    contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    try:
+        contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    except LoadError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise LoadError(f"{path}: the file cannot be opened ({reason}). Check its permissions.") from error
+    except Exception as error:  # torch, its unpickler, safetensors and zip have separate exception families
+        raise _broken(path, first_line(error)) from error
     while isinstance(contents, Mapping):
         inner = next((contents[w] for w in WRAPPERS if isinstance(contents.get(w), Mapping)), None)
         if inner is None:
             break
         contents = inner
-    if not (
-        isinstance(contents, Mapping)
-        and contents
-        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in contents.items())
-    ):
+    tensors = dict(contents) if isinstance(contents, Mapping) else {}
+    if not tensors or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
         raise _no_state_dict(path)
-    tensors = dict(contents)
     while all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
@@ -55,37 +64,27 @@ def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) 
     """Copy a checkpoint into the model; every name and shape must agree.
 
     Weights of half or double precision become the model's type; values that it cannot hold are refused.
-
     Tensors that the model lacks are skipped if their names contain one of the `ignored` words.
     """
     tensors, wanted = read_checkpoint(path), model.state_dict()
     tensors = {k: v for k, v in tensors.items() if k in wanted or not any(word in k for word in ignored)}
     missing = [k for k in wanted if k not in tensors]
     unexpected = [k for k in tensors if k not in wanted]
-    mismatched = [
-        (k, tensors[k].shape, wanted[k].shape)
-        for k in wanted
-        if k in tensors and tensors[k].shape != wanted[k].shape
-    ]
-    refuse_differences(str(path), model, missing, unexpected, mismatched)
+    shapes = [(k, v.shape, wanted[k].shape) for k, v in tensors.items() if k in wanted]
+    refuse_differences(str(path), model, missing, unexpected, [s for s in shapes if s[1] != s[2]])
     refuse_types(str(path), tensors.items(), wanted)
     model.load_state_dict(tensors)
 
 
 def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapping[str, Tensor]) -> None:
-    """Raise an error if copying a tensor into the model's tensor of that name would change its values.
-
-    Names that the model does not have are skipped.
-    """
-    for name, tensor in tensors:
-        if name not in wanted:
-            continue
+    """Raise an error if copying a tensor into the model's tensor of that name would change its values."""
+    for name, tensor in ((name, tensor) for name, tensor in tensors if name in wanted):
         target = wanted[name].dtype
         plain = tensor.layout is torch.strided and not tensor.is_meta
         if not plain or (target in REAL and tensor.dtype not in REAL):
-            found = "meta" if tensor.is_meta else tensor.dtype if plain else tensor.layout
+            kind = "meta" if tensor.is_meta else tensor.dtype if plain else tensor.layout
             raise LoadError(
-                f"{place}: the tensor {name} is of type {_short(found)}, and the network needs {_short(target)}. "
+                f"{place}: the tensor {name} is of type {_short(kind)}, and the network needs {_short(target)}. "
                 "Save the weights as floating-point numbers, with the scales of quantized ones applied."
             )
         if tensor.dtype == target:
@@ -111,7 +110,7 @@ def refuse_differences(
     mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]],
 ) -> None:
     """Raise an error if a checkpoint and a model differ in names or in shapes (given as name, checkpoint's, model's)."""
-    shapes = [f"{name} ({_shape(found)} instead of {_shape(wanted)})" for name, found, wanted in mismatched]
+    shapes = [f"{name} ({_shape(one)} instead of {_shape(other)})" for name, one, other in mismatched]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     parts = [f"{len(keys)} {kind}, first {keys[0]}" for kind, keys in kinds if keys]
     if parts:
@@ -136,33 +135,25 @@ def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _read_safetensors(path: Path) -> object:
     require("safetensors", "cli", str(path))
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
-    try:
-        tensors = load_file(path)
-        with safe_open(path, framework="pt") as file:
-            tied = file.metadata() or {}  # names of tensors that are stored once
-        return {name: tensors[other] for name, other in tied.items() if other in tensors} | tensors
-    except SafetensorError as error:
-        raise _broken(path, first_line(error)) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _check_archive(path: Path) -> None:
-    """Compare the checksums of an archive, which torch writes but does not read."""
-    with zipfile.ZipFile(path) as archive:
-        written = any(part.CRC for part in archive.infolist())  # they can be switched off
-        damaged = archive.testzip() if written else None
-    if damaged is not None:
-        raise _broken(path, f"its part {damaged} has another checksum")
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        tied = file.metadata() or {}  # names of tensors that are stored once
+    return {name: tensors[other] for name, other in tied.items() if other in tensors} | tensors
 
 
 def _read_torch(path: Path) -> object:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(
+            path
+        ) as archive:  # torch writes checksums, unless they are switched off, but reads none
+            written = any(part.CRC for part in archive.infolist())
+            damaged = archive.testzip() if written else None
+        if damaged is not None:
+            raise _broken(path, f"its part {damaged} has another checksum")
     try:
-        if zipfile.is_zipfile(path):
-            _check_archive(path)
         with warnings.catch_warnings():  # about pickles of a protocol that torch does not write
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -179,12 +170,6 @@ def _read_torch(path: Path) -> object:
         ) from error
     except EOFError as error:
         raise _broken(path, "unexpected end of the file") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except LoadError:
-        raise
-    except Exception as error:  # torch, its unpickler and zip archives have separate exception families
-        raise _broken(path, first_line(error)) from error
 
 
 def _pickle_operations(path: Path) -> set[str] | None:
@@ -216,5 +201,46 @@ def _no_state_dict(path: Path) -> LoadError:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> LoadError:
-    return LoadError(f"{path}: the file cannot be opened ({error.strerror or error}). Check its permissions.")
+def files_of(name: str, source: Source) -> list[Path]:
+    """The safetensors files that hold a network's weights; none where they are not at hand as such."""
+    if source.file is not None:
+        return [source.file] if source.file.suffix == ".safetensors" and source.file.is_file() else []
+    return sorted(Path(name).glob("*.safetensors")) if source.pretrained and Path(name).is_dir() else []
+
+
+def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
+    """The network, and where in these files its parameters and buffers are."""
+    accelerate = require("accelerate", "accelerate", f"{kind}:{name} in blocks")
+    with accelerate.init_empty_weights(include_buffers=False):
+        loaded = ADAPTERS[kind].load(name, Source(random=True, attention=source.attention))
+    model: Any = loaded.model
+    if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
+        model.tie_weights()
+    built_without_weights(model, _matching(f"{files[0].parent}", model, stored_in(files)))
+    return dataclasses.replace(loaded, weights=source.describe())
+
+
+def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:
+    """What the network has of these tensors, if all of it is there, in its shape and of a type that it can take."""
+    wanted = model.state_dict()
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in stored:
+            first.setdefault(id(parameter), name)
+    tied = {n: first.get(id(p), n) for n, p in model.named_parameters(remove_duplicate=False)}
+    missing = [name for name in wanted if tied.get(name, name) not in stored]
+    tensors = {name: stored[tied.get(name, name)] for name in wanted if name not in missing}
+    reshaped = [(n, t.shape, wanted[n].shape) for n, t in tensors.items() if t.shape != wanted[n].shape]
+    try:
+        refuse_differences(place, model, missing, [], reshaped)
+    except LoadError as error:
+        raise LoadError(
+            f"{error} Names that a library translates are read into memory only: without --device-map blocks."
+        ) from error
+    for name, tensor in tensors.items():
+        if wanted[name].dtype in REAL and tensor.dtype not in REAL:
+            raise LoadError(
+                f"{place}: the tensor {name} is of type {tensor.dtype}, and the network needs {wanted[name].dtype}. "
+                "Save the weights as floating-point numbers."
+            )
+    return tensors

@@ -70,13 +70,13 @@ def load(name: str, source: Source) -> LoadedModel:
 def _library(spec: str) -> Any:
     names = ("config", "modeling", "structures", "data", "data.transforms")
     try:
-        parts = [importlib.import_module(f"detectron2.{name}") for name in names]
+        parts = {n.rpartition(".")[2]: importlib.import_module(f"detectron2.{n}") for n in names}
     except (ImportError, AttributeError) as error:
         raise LoadError(
             f"{spec}: detectron2 cannot be imported ({first_line(error)}). It is not on PyPI: install it from its "
             "repository, for the torch that is here."
         ) from error
-    return SimpleNamespace(**dict(zip((n.rpartition(".")[2] for n in names), parts, strict=True)))
+    return SimpleNamespace(**parts)
 
 
 def _check_weights(spec: str, source: Source) -> None:
@@ -133,8 +133,8 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
     import numpy
 
     def transform(image: Any) -> dict[str, Any]:
-        pixels = numpy.asarray(image)
-        entry = library.transforms.AugInput(pixels if colors == "RGB" else pixels[:, :, ::-1])
+        pixels = numpy.asarray(image)[:, :, :: 1 if colors == "RGB" else -1]
+        entry = library.transforms.AugInput(pixels)
         library.transforms.AugmentationList(augmentations)(entry)
         changed = numpy.ascontiguousarray(entry.image.transpose(2, 0, 1), dtype=numpy.float32)
         return {"image": torch.from_numpy(changed), "height": image.height, "width": image.width}
@@ -144,20 +144,18 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
 
 def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
     """Return COCO results of a list of `{"instances": Instances}`, in coordinates of the original images."""
-    return listed(_entries(output), images)
+    return listed(map(_entry, output), images)
 
 
 def _objects(output: Any) -> list[Objects]:
-    return objects_in(_entries(output))
+    return objects_in(map(_entry, output))
 
 
-def _entries(output: Any) -> list[dict[str, Any]]:
-    entries = []
-    for instances in (one["instances"] for one in output):
-        masks = {"masks": instances.pred_masks[:, None]} if instances.has("pred_masks") else {}
-        boxes, labels = instances.pred_boxes.tensor, instances.pred_classes
-        entries.append({"boxes": boxes, "labels": labels, "scores": instances.scores, **masks})
-    return entries
+def _entry(one: Any) -> dict[str, Any]:
+    instances = one["instances"]
+    masks = {"masks": instances.pred_masks[:, None]} if instances.has("pred_masks") else {}
+    boxes, labels = instances.pred_boxes.tensor, instances.pred_classes
+    return {"boxes": boxes, "labels": labels, "scores": instances.scores, **masks}
 
 
 def _class_names(library: Any, dataset: str | None, model: nn.Module) -> tuple[str, ...] | None:

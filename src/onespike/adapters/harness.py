@@ -15,19 +15,12 @@ from torch import nn
 from onespike.adapters.base import LoadedModel, first_line, require
 from onespike.errors import DataError, UsageError
 
-EXTRA = "harness"
-
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of one task, for both networks on the same questions.
+    """One figure of one task, such as `acc`, for both networks on the same questions.
 
     Attributes:
-        task: its name in the harness.
-        metric: such as `acc`.
-        ann: the figure of the original network.
-        snn: the figure of the spiking network.
-        questions: the number of questions.
         error: the standard error of the difference, paired by question; None where questions have no figures.
     """
 
@@ -62,58 +55,42 @@ def harness(
         limit: the number of questions per task.
         batch_size: the batch size of one forward.
     """
-    library = require("lm_eval", EXTRA, "--tasks")
+    library = require("lm_eval", "harness", "--tasks")
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    own = None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
-    if own is not None and all(name in own.all_tasks for name in names):
-        manager = own  # the library has thousands of tasks, and reads one file for each
-    else:
-        manager = TaskManager(include_path=None if folder is None else str(folder))
+    path = None if folder is None else str(folder)
+    manager = None if path is None else TaskManager(include_path=path, include_defaults=False)
+    if manager is None or not all(name in manager.all_tasks for name in names):
+        manager = TaskManager(include_path=path)  # with thousands of tasks, and one file read for each
     missing = [name for name in names if name not in manager.all_tasks]
     if missing:
         raise UsageError(
             f"--tasks: lm-evaluation-harness has no task {missing[0]!r}. "
             "See `lm_eval ls tasks`, or give --task-folder with a file of your own."
         )
-    found = {
-        key: _scores(library, loaded, model, names, manager, limit, batch_size)
-        for key, model in networks.items()
-    }
-    return [row for name in names for row in _compared(name, found["ann"], found["snn"])]
-
-
-def _scores(
-    library: Any,
-    loaded: LoadedModel,
-    model: nn.Module,
-    names: Sequence[str],
-    manager: Any,
-    limit: int | None,
-    batch_size: int,
-) -> dict[str, Any]:
-    from lm_eval.models.huggingface import HFLM
-
     task: Any = loaded.task
+    scores: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         try:
-            wrapped = HFLM(
-                pretrained=model,
-                tokenizer=task.tokenizer.tokenizer,
-                backend="causal",
-                max_length=task.context,
-                batch_size=batch_size,
-            )
-            found: dict[str, Any] = library.simple_evaluate(
-                wrapped, tasks=list(names), task_manager=manager, limit=limit, bootstrap_iters=0
-            )
+            for key, model in networks.items():
+                wrapped = HFLM(
+                    pretrained=model,
+                    tokenizer=task.tokenizer.tokenizer,
+                    backend="causal",
+                    max_length=task.context,
+                    batch_size=batch_size,
+                )
+                scores[key] = library.simple_evaluate(
+                    wrapped, tasks=list(names), task_manager=manager, limit=limit, bootstrap_iters=0
+                )
         except Exception as error:  # any exception of the harness, its data or the hub
             raise DataError(
                 f"--tasks: lm-evaluation-harness failed ({first_line(error)}). Check that its data can be fetched."
             ) from error
-    return found
+    return [row for name in names for row in _compared(name, scores["ann"], scores["snn"])]
 
 
 def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compared]:
@@ -123,16 +100,13 @@ def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compa
         metric, _, filter_ = key.partition(",")
         if not filter_ or metric.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
-        both = [
+        first, second = (
             {s["doc_id"]: s.get(metric) for s in part["samples"][name] if s.get("filter", filter_) == filter_}
             for part in (ann, snn)
-        ]
-        pairs = [(both[0][k], both[1].get(k)) for k in both[0]]
-        rows.append(
-            Compared(
-                name, metric, float(value), float(snn["results"][name][key]), len(pairs), _paired_error(pairs)
-            )
         )
+        pairs = [(value, second.get(question)) for question, value in first.items()]
+        other = float(snn["results"][name][key])
+        rows.append(Compared(name, metric, float(value), other, len(pairs), _paired_error(pairs)))
     return rows
 
 

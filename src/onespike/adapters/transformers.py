@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,6 @@ from onespike.adapters.writing import FIRST, POOLING, Pooled, sentences, takes_f
 from onespike.errors import LoadError, UsageError, out_of_memory
 from onespike.runtime.validated import understood
 from onespike.tasks import Classification, Task
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 HEADS = {
@@ -128,10 +125,10 @@ def _head(config: Any) -> tuple[str | None, str]:
     return head or (None, "AutoModelForImageClassification")
 
 
-def image_transform(processor: Any, spec: str) -> Callable[[Image], Tensor]:
+def image_transform(processor: Any, spec: str) -> Callable[[Any], Tensor]:
     """Return an image processor as a function of one image."""
 
-    def transform(image: Image) -> Tensor:
+    def transform(image: Any) -> Tensor:
         with understood(f"{spec}: the image processor", "Mend its preprocessor_config.json."):
             pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
@@ -192,14 +189,13 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except (LoadError, UsageError):
         raise
     except Exception as error:
+        reason = first_line(error)
         if out_of_memory(error):
-            raise LoadError(
-                f"{spec}: its weights do not fit into memory ({first_line(error)}). Read them one block at a time: "
-                "--device-map blocks."
-            ) from error
+            remedy = "Read them one block at a time: --device-map blocks."
+            raise LoadError(f"{spec}: its weights do not fit into memory ({reason}). {remedy}") from error
         if Path(name).is_dir():
             raise LoadError(
-                f"{spec}: the folder holds no network that can be loaded ({first_line(error)}). "
+                f"{spec}: the folder holds no network that can be loaded ({reason}). "
                 "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
             ) from error
         raise cannot_download(spec, error) from error
@@ -235,5 +231,5 @@ def _describe(processor: Any) -> str:
 
 def _size(size: Any) -> str:
     """`{'height': 32, 'width': 32}` → 32×32, `{'shortest_edge': 256}` → 256."""
-    values = [v for k in ("height", "width", "shortest_edge") if (v := dict(size).get(k)) is not None]
-    return "×".join(map(str, values))
+    sides = (dict(size).get(key) for key in ("height", "width", "shortest_edge"))
+    return "×".join(str(side) for side in sides if side is not None)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ def named(model: str) -> Iterator[None]:
     """Let runs be rebuilt by this MODEL within this context; its file is run at once, for the neurons that it registers."""
     if not model.startswith(OWN):
         raise UsageError(f"--model names code of your own, and {model} needs none. Leave it out.")
-    _module(_parts(model.removeprefix(OWN))[0])
+    _parts(model.removeprefix(OWN))
     before = NAMED.set(model)
     try:
         yield
@@ -48,8 +49,7 @@ def load(name: str, source: Source) -> LoadedModel:
 
     A network reads images by its attribute `transform`, and names classes by `class_names`.
     """
-    file, factory = _parts(name)
-    module = _module(file)
+    file, module, factory = _parts(name)
     if not callable(made := getattr(module, factory, None)):
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise unknown(f"function in {file}", factory, functions)
@@ -75,17 +75,14 @@ def load(name: str, source: Source) -> LoadedModel:
     return dataclasses.replace(loaded, spec=OWN + name, weights=weights)
 
 
-def _parts(name: str) -> tuple[Path, str]:
+def _parts(name: str) -> tuple[Path, ModuleType, str]:
+    """Return the file that a name gives, which is run, and the function."""
     file, colon, factory = name.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise UsageError(f"{OWN}{name}: no file and function. Write python:FILE.py:FACTORY.")
-    return Path(file), factory
-
-
-def _module(file: Path) -> ModuleType:
-    if not file.is_file():
+    if not Path(file).is_file():
         raise LoadError(f"{file}: no such file. Write python:FILE.py:FACTORY, with the path from here.")
-    return _run(file.resolve())
+    return Path(file), _run(Path(file).resolve()), factory
 
 
 @cache
@@ -107,11 +104,8 @@ def _run(file: Path) -> ModuleType:
 
 def _failed(file: Path, error: Exception) -> LoadError:
     """Return the error with the last line of the file that it passed."""
-    line, trace = "", error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename).name == file.name:
-            line = f" at line {trace.tb_lineno}"
-        trace = trace.tb_next
+    lines = [f for f in extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
+    line = f" at line {lines[-1].lineno}" if lines else ""
     return LoadError(f"{file}: it fails{line} ({type(error).__name__}: {first_line(error)}). Correct it.")
 
 

@@ -1,37 +1,21 @@
 """Tasks: how inputs are read, what a network's output means, and how both networks are scored."""
 
-from onespike.tasks.base import TASKS as TASKS
-from onespike.tasks.base import Meaning as Meaning
-from onespike.tasks.base import Metric as Metric
-from onespike.tasks.base import Objective as Objective
-from onespike.tasks.base import Score as Score
-from onespike.tasks.base import Task as Task
-from onespike.tasks.base import check as check
-from onespike.tasks.base import compared as compared
-from onespike.tasks.base import task as task
-from onespike.tasks.base import task_of as task_of
-from onespike.tasks.class_folders import match_classes as match_classes
-from onespike.tasks.classification import Accuracy as Accuracy
-from onespike.tasks.classification import Classification as Classification
-from onespike.tasks.coco import Coco as Coco
-from onespike.tasks.coco import category_ids as category_ids
-from onespike.tasks.coco import list_coco as list_coco
-from onespike.tasks.coco import read_coco as read_coco
-from onespike.tasks.coco import unlabeled as unlabeled
-from onespike.tasks.detection import Detection as Detection
-from onespike.tasks.embedding import Embedding as Embedding
-from onespike.tasks.images import list_images as list_images
-from onespike.tasks.images import read_image as read_image
-from onespike.tasks.inferred import Inferred as Inferred
-from onespike.tasks.inferred import Numbers as Numbers
-from onespike.tasks.inferred import infer as infer
-from onespike.tasks.inputs import Item as Item
-from onespike.tasks.inputs import Items as Items
-from onespike.tasks.inputs import batches as batches
-from onespike.tasks.inputs import limit as limit
-from onespike.tasks.language import Language as Language
-from onespike.tasks.precision import AveragePrecision as AveragePrecision
-from onespike.tasks.precision import average_precision as average_precision
-from onespike.tasks.summaries import Headline as Headline
-from onespike.tasks.summaries import Summary as Summary
-from onespike.tasks.summaries import Table as Table
+from onespike.tasks.base import TASKS, Meaning, Metric, Objective, Score, Task, check, compared, task, task_of
+from onespike.tasks.class_folders import match_classes
+from onespike.tasks.classification import Accuracy, Classification
+from onespike.tasks.coco import Coco, category_ids, list_coco, read_coco, unlabeled
+from onespike.tasks.detection import Detection
+from onespike.tasks.embedding import Embedding
+from onespike.tasks.images import list_images, read_image
+from onespike.tasks.inferred import Inferred, Numbers, infer
+from onespike.tasks.inputs import Item, Items, batches, limit
+from onespike.tasks.language import Language
+from onespike.tasks.precision import AveragePrecision, average_precision
+from onespike.tasks.summaries import Headline, Summary, Table
+
+__all__ = [
+    "TASKS", "Accuracy", "AveragePrecision", "Classification", "Coco", "Detection", "Embedding", "Headline", "Inferred",
+    "Item", "Items", "Language", "Meaning", "Metric", "Numbers", "Objective", "Score", "Summary", "Table", "Task",
+    "average_precision", "batches", "category_ids", "check", "compared", "infer", "limit", "list_coco", "list_images",
+    "match_classes", "read_coco", "read_image", "task", "task_of", "unlabeled",
+]  # fmt: skip

@@ -27,7 +27,7 @@ from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import beside, change, span
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity, scores_of
 from onespike.tasks.summaries import Summary, Table, decimal
-from onespike.tasks.windows import Tokenizer, pack, pack_short
+from onespike.tasks.text import Tokenizer, pack, pack_short
 
 BEST, BEFORE = 3, 24
 """Next tokens that an example shows per network, and tokens of the text before them."""
@@ -189,32 +189,27 @@ class Language(Task):
         same, apart = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
         gap = evaluation.get("difference")
         difference = "" if gap is None else f", difference {change(evaluation, gap, 'difference', 3)}"
-        rows = (
-            (
-                row["perplexity"],
-                span(evaluation, f"{key}.perplexity", 3),
-                row["word_perplexity"],
-                row["bits_per_byte"],
+        rows = []
+        for key in NETWORKS:
+            perplexity, *others = (
+                evaluation[key][n] for n in ("perplexity", "word_perplexity", "bits_per_byte")
             )
-            for key, row in ((key, evaluation[key]) for key in NETWORKS)
-        )
+            rows.append((perplexity, span(evaluation, f"{key}.perplexity", 3), *others))
+        next_token = f"same as the original{same}; KL {kl:.3f} nats per token{apart}"
+        size = f"{windows} windows of {length} tokens"
         return Summary(
             title="Perplexity",
             networks=tuple(NETWORKS),
             table=Table(("perplexity per token", "95 %", "per word", "bits per byte"), tuple(rows), digits=3),
             note=f"next token as the original {agreement:.2f} %{same}, KL {kl:.4f} nats per token{apart}{ratio}{difference}; "
-            f"{windows} windows of {length} tokens; per token as GPTQ counts, per word as lm-eval does",
+            f"{size}; per token as GPTQ counts, per word as lm-eval does",
             cards=(
                 (
                     "perplexity",
                     f"{decimal(ann, 2)} → {decimal(snn, 2)}",
-                    f"original → spiking, per token, {windows} windows of {length} tokens{difference}",
+                    f"original → spiking, per token, {size}{difference}",
                 ),
-                (
-                    "next token",
-                    f"{agreement:.1f} %",
-                    f"same as the original{same}; KL {kl:.3f} nats per token{apart}",
-                ),
+                ("next token", f"{agreement:.1f} %", next_token),
             ),
             parts=("token", evaluation["tokens"]),
             examples="Each example is the place of its window where the two networks are furthest apart.",

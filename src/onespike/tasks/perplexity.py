@@ -13,7 +13,7 @@ from onespike.errors import DataError
 from onespike.runtime.batches import logits
 from onespike.tasks.base import NETWORKS, relative_entropy
 from onespike.tasks.intervals import Bounds, certain, interval, interval_or_none, ratio_error
-from onespike.tasks.windows import Window
+from onespike.tasks.text import Window
 
 POSITIONS = 256
 """Positions that are scored at a time: their probabilities take 256 times the vocabulary."""

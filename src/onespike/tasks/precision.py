@@ -164,22 +164,23 @@ class AveragePrecision:
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         """Return an output's results on the images with these ids, with the annotations' categories."""
         categories = self.coco.categories
+        renamed = (
+            dict(zip(categories, categories, strict=True)) if self.categories is None else self.categories
+        )
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
-            if self.categories is not None:
-                if result["category_id"] not in self.categories:
-                    continue
-                result = {**result, "category_id": self.categories[result["category_id"]]}
-            if result["category_id"] not in categories or result["image_id"] not in numbers:
+            image, category = result["image_id"], result["category_id"]
+            if self.categories is not None and category not in renamed:
+                continue
+            if renamed.get(category) not in categories or image not in numbers:
                 raise DataError(
-                    f"a result of the {network} names category {result['category_id']} in image {result['image_id']}, "
+                    f"a result of the {network} names category {category} in image {image}, "
                     f"and {self.coco.source} has no such pair here. Give results the ids of the annotations."
                 )
             if not math.isfinite(result["score"]):
                 raise DataError(
-                    f"a score of the {network} in image {result['image_id']} is not finite. "
-                    "Check its weights, and this image."
+                    f"a score of the {network} in image {image} is not finite. Check its weights, and this image."
                 )
-            yield result
+            yield {**result, "category_id": renamed[category]}
 
     def evaluators(self, kind: str) -> dict[str, Any]:
         """Return pycocotools' evaluators of both networks, for boxes or masks."""
@@ -231,19 +232,17 @@ class Precision:
 
     def __init__(self, metric: AveragePrecision) -> None:
         self.metric = metric
-        self.results: list[Result] = []
-        self.images: list[int] = []
 
     def update(self, expected: Any, actual: Any, labels: Tensor | None, size: int) -> None:
         """Add outputs for the images with these ids."""
         numbers = _ids(labels)
-        self.results.extend(self.metric.checked(actual, "snn", numbers))
-        self.images.extend(numbers)
+        self.metric.predictions["snn"].extend(self.metric.checked(actual, "snn", numbers))
+        self.metric.images.extend(numbers)
 
     def value(self) -> float:
         """Return AP in percent."""
-        coco, kind = self.metric.coco, self.metric.kinds[-1]
-        figure = figures_of(evaluated(coco, self.results, kind, self.images))[0]["AP"]
+        coco, results = self.metric.coco, self.metric.predictions["snn"]
+        figure = average_precision(coco, results, self.metric.kinds[-1], self.metric.images)[0]["AP"]
         if figure is None:
             raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
         return figure
