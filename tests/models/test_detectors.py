@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from families import contract
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -30,7 +31,7 @@ from transformers import (
 )
 
 import onespike
-from contract.conversion_contract import ConversionContract, images, randomize_
+from contract.conversion_contract import ConversionContract, images
 from onespike.adapters.scenes import SceneDetector
 from onespike.conversion.network import table
 
@@ -105,78 +106,44 @@ def two_stage(kind: type[FasterRCNN], backbone: nn.Module, **more: object) -> nn
     return kind(backbone, rpn_anchor_generator=anchors(), **settings, **more)
 
 
-class TestFasterRCNN(Eager):
-    inputs = ("backbone.first.0:conv0_input",)
-    heads = ("roi_heads.box_predictor.cls_score:linear0_input",)
-    analog = ("roi_heads.box_roi_pool:torchvision.roi_align",)
-    spiking, softmax = 11, 0
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        return randomize_(two_stage(FasterRCNN, Pyramid())), pictures()
+ROI_HEAD, ROI_POOL = (
+    "roi_heads.box_predictor.cls_score:linear0_input",
+    "roi_heads.box_roi_pool:torchvision.roi_align",
+)
+FIRST = ("backbone.first.0:conv0_input",)
+SCORES, SIDES = "head.classification_head.cls_logits:conv0_input", "head.regression_head.bbox_reg:conv0_input"
 
 
-class TestMaskRCNN(Eager):
-    inputs = ("backbone.first.0:conv0_input",)
-    heads = (
-        "roi_heads.box_predictor.cls_score:linear0_input",
-        "roi_heads.mask_predictor.mask_fcn_logits:conv0_input",
-    )
-    analog = (
-        "roi_heads.box_roi_pool:torchvision.roi_align",
-        "roi_heads.mask_roi_pool:torchvision.roi_align",
-    )
-    spiking, softmax = 13, 0
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        masks = dict(mask_head=MaskRCNNHeads(8, (8,), 1), mask_predictor=MaskRCNNPredictor(8, 8, 4))
-        return randomize_(two_stage(MaskRCNN, Pyramid(), **masks)), pictures()
+def mask_rcnn() -> nn.Module:
+    masks = dict(mask_head=MaskRCNNHeads(8, (8,), 1), mask_predictor=MaskRCNNPredictor(8, 8, 4))
+    return two_stage(MaskRCNN, Pyramid(), **masks)
 
 
-class TestEvaInFasterRCNN(Eager):
-    inputs = ("backbone.body.patch_embed.proj:conv0_input",)
-    heads = ("roi_heads.box_predictor.cls_score:linear0_input",)
-    analog = ("roi_heads.box_roi_pool:torchvision.roi_align",)
-    spiking, softmax = 22, 2
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        return randomize_(two_stage(FasterRCNN, EvaPyramid())), pictures()
+def one_stage(kind: type[nn.Module], width: int, generator: AnchorGenerator) -> nn.Module:
+    return kind(Pyramid(width), anchor_generator=generator, score_thresh=0.0, detections_per_img=4, **SIZES)
 
 
-class TestRetinaNet(Eager):
-    inputs = ("backbone.first.0:conv0_input",)
-    heads = ("head.classification_head.cls_logits:conv0_input", "head.regression_head.bbox_reg:conv0_input")
-    spiking, softmax = 13, 0
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        model = RetinaNet(
-            Pyramid(), anchor_generator=anchors(), score_thresh=0.0, detections_per_img=4, **SIZES
-        )
-        return randomize_(model), pictures()
-
-
-class TestFCOS(Eager):
-    inputs = ("backbone.first.0:conv0_input",)
-    heads = (
-        "head.classification_head.cls_logits:conv0_input",
-        "head.regression_head.bbox_reg:conv0_input",
-        "head.regression_head.bbox_ctrness:conv0_input",
-    )
-    spiking, softmax = 13, 0
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        generator = AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)
-        model = FCOS(Pyramid(32), anchor_generator=generator, score_thresh=0.0, detections_per_img=4, **SIZES)
-        return randomize_(model), pictures()
+TestFasterRCNN = contract(
+    lambda: two_stage(FasterRCNN, Pyramid()), pictures, Eager,
+    inputs=FIRST, heads=(ROI_HEAD,), analog=(ROI_POOL,), spiking=11, softmax=0,
+)  # fmt: skip
+TestMaskRCNN = contract(
+    mask_rcnn, pictures, Eager,
+    inputs=FIRST, heads=(ROI_HEAD, "roi_heads.mask_predictor.mask_fcn_logits:conv0_input"),
+    analog=(ROI_POOL, "roi_heads.mask_roi_pool:torchvision.roi_align"), spiking=13, softmax=0,
+)  # fmt: skip
+TestEvaInFasterRCNN = contract(
+    lambda: two_stage(FasterRCNN, EvaPyramid()), pictures, Eager,
+    inputs=("backbone.body.patch_embed.proj:conv0_input",), heads=(ROI_HEAD,), analog=(ROI_POOL,), spiking=22, softmax=2,
+)  # fmt: skip
+TestRetinaNet = contract(
+    lambda: one_stage(RetinaNet, 8, anchors()), pictures, Eager,
+    inputs=FIRST, heads=(SCORES, SIDES), spiking=13, softmax=0,
+)  # fmt: skip
+TestFCOS = contract(
+    lambda: one_stage(FCOS, 32, AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)), pictures, Eager,
+    inputs=FIRST, heads=(SCORES, SIDES, "head.regression_head.bbox_ctrness:conv0_input"), spiking=13, softmax=0,
+)  # fmt: skip
 
 
 def named(size: int = 64) -> list[dict[str, Tensor]]:
@@ -189,142 +156,103 @@ DECODER = dict(
 )  # fmt: skip
 WIDTHS = dict(embedding_size=8, hidden_sizes=[8, 8, 12, 16], depths=[1, 1, 1, 1], layer_type="basic")
 BACKBONE = dict(use_timm_backbone=False, use_pretrained_backbone=False)
+STAGES = ["stage2", "stage3", "stage4"]
+EMBEDDER = "model.backbone.model.embedder.embedder"
 
 
 def deformable(*owners: str) -> tuple[str, ...]:
     """What deformable attention does besides its projections."""
-    return tuple(
-        f"{owner}:{operation}" for owner in owners for operation in ("grid_sampler_2d", "weighted_sum")
-    )
+    return tuple(f"{owner}:{name}" for owner in owners for name in ("grid_sampler_2d", "weighted_sum"))
 
 
-class TestDetr(Eager):
-    inputs = ("model.backbone.model.embedder.embedder.convolution:conv0_input",)
-    heads = ("class_labels_classifier:linear0_input", "bbox_predictor.layers.2:linear0_input")
-    spiking, softmax, weights = 32, 2, 1
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        config = DetrConfig(
-            backbone_config=ResNetConfig(**WIDTHS, out_features=["stage4"]), **BACKBONE, **DECODER
-        )
-        return randomize_(DetrForObjectDetection(config)), named()
+def detr() -> nn.Module:
+    backbone = ResNetConfig(**WIDTHS, out_features=["stage4"])
+    return DetrForObjectDetection(DetrConfig(backbone_config=backbone, **BACKBONE, **DECODER))
 
 
-class TestRTDetr(Eager):
-    """Its decoder samples with `grid_sample` and weighs the samples: both stay analog, between spiking products."""
-
-    inputs = ("model.backbone.model.embedder.embedder.0.convolution:conv0_input",)
-    heads = ("model.enc_score_head:linear0_input", "model.decoder.class_embed.0:linear0_input")
-    analog = deformable("model.decoder.layers.0.encoder_attn.attn")
-    spiking, softmax = 89, 2
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        backbone = RTDetrResNetConfig(**WIDTHS, out_features=["stage2", "stage3", "stage4"])
-        config = RTDetrConfig(
-            backbone_config=backbone, encoder_hidden_dim=16, encoder_in_channels=[8, 12, 16], encoder_ffn_dim=24,
-            encoder_attention_heads=2, d_model=16, decoder_in_channels=[16, 16, 16], decoder_ffn_dim=24,
-            decoder_layers=1, decoder_attention_heads=2, num_queries=4, num_labels=3, num_denoising=0,
-            use_timm_backbone=False,
-        )  # fmt: skip
-        return randomize_(RTDetrForObjectDetection(config)), named()
+def rt_detr() -> nn.Module:
+    config = RTDetrConfig(
+        backbone_config=RTDetrResNetConfig(**WIDTHS, out_features=STAGES), encoder_hidden_dim=16,
+        encoder_in_channels=[8, 12, 16], encoder_ffn_dim=24, encoder_attention_heads=2, d_model=16,
+        decoder_in_channels=[16, 16, 16], decoder_ffn_dim=24, decoder_layers=1, decoder_attention_heads=2,
+        num_queries=4, num_labels=3, num_denoising=0, use_timm_backbone=False,
+    )  # fmt: skip
+    return RTDetrForObjectDetection(config)
 
 
-class TestDeformableDetr(Eager):
-    """Every level of its pyramid is sampled, by the encoder and by the decoder."""
-
-    inputs = ("model.backbone.model.embedder.embedder.convolution:conv0_input",)
-    heads = (
-        "class_embed.0:linear0_input",
-        "bbox_embed.0.layers.2:linear0_input",
-        "class_embed.1:linear0_input",
-        "bbox_embed.1.layers.2:linear0_input",
-    )
-    analog = deformable(
-        "model.encoder.layers.0.self_attn.attn",
-        "model.decoder.layers.0.encoder_attn.attn",
-        "model.decoder.layers.1.encoder_attn.attn",
-    )
-    spiking, softmax = 42, 1
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        config = DeformableDetrConfig(
-            backbone_config=ResNetConfig(**WIDTHS, out_features=["stage2", "stage3", "stage4"]), **BACKBONE,
-            **{**DECODER, "d_model": 32, "decoder_layers": 2}, num_feature_levels=3, encoder_n_points=2, decoder_n_points=2,
-        )  # fmt: skip
-        model = DeformableDetrForObjectDetection(config)
-        # its queries are an expanded parameter, on which torch's counter cannot hang a hook without gradients
-        return randomize_(model).requires_grad_(False), named()
+def deformable_detr() -> nn.Module:
+    config = DeformableDetrConfig(
+        backbone_config=ResNetConfig(**WIDTHS, out_features=STAGES), **BACKBONE,
+        **{**DECODER, "d_model": 32, "decoder_layers": 2}, num_feature_levels=3, encoder_n_points=2, decoder_n_points=2,
+    )  # fmt: skip
+    # its queries are an expanded parameter, on which torch's counter cannot hang a hook without gradients
+    return DeformableDetrForObjectDetection(config).requires_grad_(False)
 
 
-class TestYolos(Eager):
-    inputs = ("vit.embeddings.patch_embeddings.projection:conv0_input",)
-    heads = ("class_labels_classifier.layers.2:linear0_input", "bbox_predictor.layers.2:linear0_input")
-    spiking, softmax = 14, 1
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        config = YolosConfig(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
-            patch_size=16, num_detection_tokens=4, num_labels=3,
-        )  # fmt: skip
-        return randomize_(YolosForObjectDetection(config)), named()
+def yolos() -> nn.Module:
+    config = YolosConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
+        patch_size=16, num_detection_tokens=4, num_labels=3,
+    )  # fmt: skip
+    return YolosForObjectDetection(config)
 
 
-class TestMask2Former(Eager):
-    inputs = ("model.pixel_level_module.encoder.swin.embeddings.patch_embeddings.projection:conv0_input",)
-    heads = (
-        "model.transformer_module.decoder.mask_predictor:einsum0_0",
-        "model.transformer_module.decoder.mask_predictor:einsum0_1",
-        "class_predictor:linear0_input",
-    )
-    analog = deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn")
-    spiking, softmax, weights = 74, 6, 3
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        swin = SwinConfig(
-            image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
-            out_features=["stage1", "stage2", "stage3", "stage4"],
-        )  # fmt: skip
-        config = Mask2FormerConfig(
-            backbone_config=swin, hidden_dim=32, feature_size=32, mask_feature_size=32, num_queries=4,
-            encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=24,
-            encoder_feedforward_dim=24, num_labels=3,
-        )  # fmt: skip
-        return randomize_(Mask2FormerForUniversalSegmentation(config)), named()
+def mask2former() -> nn.Module:
+    swin = SwinConfig(
+        image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
+        out_features=["stage1", *STAGES],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, hidden_dim=32, feature_size=32, mask_feature_size=32, num_queries=4, encoder_layers=1,
+        decoder_layers=2, num_attention_heads=2, dim_feedforward=24, encoder_feedforward_dim=24, num_labels=3,
+    )  # fmt: skip
+    return Mask2FormerForUniversalSegmentation(config)
 
 
-class TestVitDet(Eager):
-    inputs = ("embeddings.projection:conv0_input",)
-    spiking, softmax, weights = 20, 2, 4  # tables of relative positions
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        config = VitDetConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, pretrain_image_size=64,
-            patch_size=16, window_block_indices=[0], window_size=2, use_relative_position_embeddings=True,
-        )  # fmt: skip
-        return randomize_(VitDetBackbone(config)), named()
+def vit_det() -> nn.Module:
+    config = VitDetConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, pretrain_image_size=64,
+        patch_size=16, window_block_indices=[0], window_size=2, use_relative_position_embeddings=True,
+    )  # fmt: skip
+    return VitDetBackbone(config)
 
 
-class TestScenes(Eager):
-    inputs = ("backbone.stage1.0:conv0_input",)
-    heads = ("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs")
-    spiking, softmax = 36, 3
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        return randomize_(SceneDetector(32, detections=4)), images(64)
+TestDetr = contract(
+    detr, named, Eager, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=32, softmax=2, weights=1,
+    heads=("class_labels_classifier:linear0_input", "bbox_predictor.layers.2:linear0_input"),
+)  # fmt: skip
+# Its decoder samples with `grid_sample` and weighs the samples: both stay analog, between spiking products.
+TestRTDetr = contract(
+    rt_detr, named, Eager, inputs=(f"{EMBEDDER}.0.convolution:conv0_input",), spiking=89, softmax=2,
+    heads=("model.enc_score_head:linear0_input", "model.decoder.class_embed.0:linear0_input"),
+    analog=deformable("model.decoder.layers.0.encoder_attn.attn"),
+)  # fmt: skip
+# Every level of its pyramid is sampled, by the encoder and by the decoder.
+TestDeformableDetr = contract(
+    deformable_detr, named, Eager, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=42, softmax=1,
+    heads=tuple(f"{n}:linear0_input" for i in (0, 1) for n in (f"class_embed.{i}", f"bbox_embed.{i}.layers.2")),
+    analog=deformable(
+        "model.encoder.layers.0.self_attn.attn", *(f"model.decoder.layers.{i}.encoder_attn.attn" for i in (0, 1))
+    ),
+)  # fmt: skip
+TestYolos = contract(
+    yolos, named, Eager, inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=14, softmax=1,
+    heads=("class_labels_classifier.layers.2:linear0_input", "bbox_predictor.layers.2:linear0_input"),
+)  # fmt: skip
+MASKS = "model.transformer_module.decoder.mask_predictor"
+TestMask2Former = contract(
+    mask2former, named, Eager, spiking=74, softmax=6, weights=3,
+    inputs=("model.pixel_level_module.encoder.swin.embeddings.patch_embeddings.projection:conv0_input",),
+    heads=(f"{MASKS}:einsum0_0", f"{MASKS}:einsum0_1", "class_predictor:linear0_input"),
+    analog=deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn"),
+)  # fmt: skip
+TestVitDet = contract(  # its weights are tables of relative positions
+    vit_det, named, Eager, inputs=("embeddings.projection:conv0_input",), spiking=20, softmax=2, weights=4
+)
+TestScenes = contract(
+    lambda: SceneDetector(32, detections=4), lambda: images(64), Eager, inputs=("backbone.stage1.0:conv0_input",),
+    heads=("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs"), spiking=36, softmax=3,
+)  # fmt: skip
 
 
 def test_levels_of_a_pyramid_share_their_neurons():
