@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 import torch
 
+from contract.networks import converted, mlp, rows
 from onespike import NEURONS, Recipe, preset
 from onespike.errors import UsageError
+from onespike.neurons import Scale
 from onespike.recipe import PRESETS
 from onespike.spikes import parse_levels
 
@@ -81,3 +84,28 @@ def test_the_multi_threshold_preset_equals_integrate_and_fire_over_its_steps():
     x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
     one, many = NEURONS["mtn"](1.0, levels=levels), NEURONS["if"](1.0, levels=tuple(range(1, 17)))
     assert torch.equal(one.spikes(x), many.spikes(x))
+
+
+SMALL = r"must be (0 or )?from 1\.2e-38"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"scale": x}, rf"^scale must be in \(0, 1\] .* not {x:g}\. The paper uses") for x in (1e-300, 1e-46, 1e-40)),
+        *(({"factors": (("*", x),)}, rf"^the factor of '\*' {SMALL}") for x in (0.0, 1e-300, 1e-40, 1e300, math.nan)),
+        *(({"fixed": (("*", 1.0, x),)}, rf"^the fixed threshold of '\*' {SMALL}") for x in (-1.0, 1e-300, math.inf, math.nan)),
+    ],
+)  # fmt: skip
+def test_what_float32_does_not_hold_is_refused_at_once(changes, message):
+    with pytest.raises(UsageError, match=message):
+        Recipe(**changes)
+    if "scale" in changes:
+        with pytest.raises(UsageError, match=r"^scale must be in"):
+            Scale(changes["scale"])
+
+
+def test_a_step_that_vanishes_is_refused_with_its_site():
+    message = r"^convert: the step of 2:linear0_input, 1e-30 times its threshold .*, is 0 in float32\. Give a larger"
+    with pytest.raises(UsageError, match=message):
+        converted(mlp(), rows(), Recipe(scale=1e-30, factors=(("2:*", 1e-30),)))

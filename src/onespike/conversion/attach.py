@@ -67,10 +67,10 @@ def _disguised(forward: Any, module: Any) -> Any:
     return forward
 
 
-def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> None:
+def attach_(model: nn.Module, plan: Mapping[str, Neurons], timesteps: int = 1) -> None:
     """Give each owner in the plan its neurons, and torch's fused attention modules their plain definitions.
 
-    With more than one step the network's own forward runs that many passes.
+    With more than one timestep the network's own forward runs that many passes.
     """
     for name, module in model.named_modules():
         wrapper = module.__dict__.get("forward")
@@ -85,8 +85,8 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], steps: int = 1) -> No
         else:
             continue
         module.forward = _disguised(forward, module)
-    if steps > 1:
-        clock, wrapper = Clock(steps), model.__dict__.get("forward")
+    if timesteps > 1:
+        clock, wrapper = Clock(timesteps), model.__dict__.get("forward")
         for of_owner in plan.values():
             of_owner.clock = clock
         model.forward = _disguised(partial(_stepped_forward, model, wrapper, clock), model)

@@ -228,7 +228,7 @@ def scale_of(model: nn.Module) -> Scale:
 def steps_of(model: nn.Module) -> int:
     """Return T, the number of passes that one forward of a converted network makes."""
     clocks = (module.clock for module in model.modules() if isinstance(module, Neurons))
-    return next((clock.steps for clock in clocks if clock is not None), 1)
+    return next((clock.timesteps for clock in clocks if clock is not None), 1)
 
 
 def set_scale_(model: nn.Module, scale: float) -> None:

@@ -42,12 +42,12 @@ class Passes:
 class Clock:
     """T, and the current passes of each thread's forward; copies and pickles keep T alone."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, timesteps: int) -> None:
+        self.timesteps = timesteps
         self._running = threading.local()
 
     def __reduce__(self) -> tuple[type[Clock], tuple[int]]:
-        return Clock, (self.steps,)
+        return Clock, (self.timesteps,)
 
     @property
     def passes(self) -> Passes:
@@ -63,10 +63,10 @@ class Clock:
         """
         running = self._running.passes = Passes()
         try:
-            for now in range(1, self.steps + 1):
+            for now in range(1, self.timesteps + 1):
                 running.now = now
                 running.calls.clear()
-                inputs, named = (args, kwargs) if now == self.steps else _copied((args, kwargs))
+                inputs, named = (args, kwargs) if now == self.timesteps else _copied((args, kwargs))
                 output = forward(*inputs, **named)
             return output
         finally:

@@ -1,8 +1,6 @@
 """Sites: the places where an activation enters a product, and the visitors that see them."""
 
 from onespike.sites import attention as attention
-from onespike.sites.coverage import Coverage as Coverage
-from onespike.sites.fan_out import Synapses as Synapses
 from onespike.sites.rules import RULES as RULES
 from onespike.sites.rules import matrix_product as matrix_product
 from onespike.sites.rules import synaptic as synaptic
@@ -10,10 +8,7 @@ from onespike.sites.site import Operand as Operand
 from onespike.sites.site import Product as Product
 from onespike.sites.site import Rows as Rows
 from onespike.sites.site import Site as Site
-from onespike.sites.tracer import Trace as Trace
-from onespike.sites.tracer import Tracer as Tracer
 from onespike.sites.tracer import discover as discover
-from onespike.sites.visitor import NetworkSites as NetworkSites
 from onespike.sites.visitor import Places as Places
 from onespike.sites.visitor import Sites as Sites
 from onespike.sites.visitor import Visit as Visit

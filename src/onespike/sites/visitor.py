@@ -40,14 +40,7 @@ class Visitor:
 
 
 class Visit(Visitor):
-    """A visitor made of one function.
-
-    >>> seen = []
-    >>> with Sites(Visit(lambda operand, x: seen.append(operand.site.key) or x)):
-    ...     _ = torch.zeros(1, 2) @ torch.zeros(2, 1)
-    >>> seen
-    ['matmul0_lhs', 'matmul0_rhs']
-    """
+    """A visitor made of one function."""
 
     def __init__(self, function: Callable[[Operand, Tensor], Tensor], blockwise: bool = False) -> None:
         self.function, self.blockwise = function, blockwise
@@ -71,10 +64,6 @@ class Sites(TorchFunctionMode):
     @property
     def blockwise(self) -> bool:
         return self.visitor.blockwise
-
-    @property
-    def coverage(self) -> Coverage | None:
-        return self.visitor.coverage
 
     def numbered(self, operation: str, role: str, rows: Rows | None) -> Site:
         """Return the site of the next operand of this kind; later blocks belong to the site of the first."""
@@ -103,10 +92,11 @@ class Sites(TorchFunctionMode):
         rule = rule_of(function)
         if rule is None:
             return function(*args, **(kwargs or {}))
+        coverage = self.visitor.coverage
         with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this call again
-            if self.coverage is None:
+            if coverage is None:
                 return rule(self, *args, **(kwargs or {}))
-            with self.coverage.within():
+            with coverage.within():
                 return rule(self, *args, **(kwargs or {}))
 
 
@@ -127,7 +117,8 @@ class NetworkSites(Sites):
         rule = rule_of(function)
         if rule is None:
             return function(*args, **(kwargs or {}))
-        with nullcontext() if self.coverage is None else self.coverage.within():
+        coverage = self.visitor.coverage
+        with nullcontext() if coverage is None else coverage.within():
             return rule(self, *args, **(kwargs or {}))  # outer modes follow what a rule does
 
 

@@ -166,10 +166,8 @@ class FireFunction:
         return self.form(a)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return fire_function, (
-            self.levels,
-            self.rounding,
-        )  # a copy is the same function: plans compare by identity
+        # a copy is the same function: plans compare by identity
+        return fire_function, (self.levels, self.rounding)
 
 
 def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> FireFunction:
