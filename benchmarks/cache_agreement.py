@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     given = parser.parse_args()
-    pair = runs.load_run(given.run)
+    pair = runs.load(given.run)
     items = runs.choose(given.data, given.windows, pair.loaded.task)
     texts = torch.stack([item.content.ids[: given.tokens] for item in items])
     print("original", cache_agreement(pair.ann, texts), flush=True)

@@ -26,7 +26,7 @@ from onespike.deploy.exports import FORMATS
 from onespike.deploy.exports.base import best_times
 from onespike.deploy.integer import optimize
 from onespike.errors import OnespikeError
-from onespike.runs.export_run import export_run, real_inputs
+from onespike.runs.export_run import export_pair, real_inputs
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
@@ -79,7 +79,7 @@ def converted(network: Network, folder: Path, recipe: str) -> None:
     loaded = load_model(network.spec, weights=network.weights, pretrained=pretrained)
     loaded = loaded if network.length is None else loaded.with_length(network.length)
     items = runs.choose(network.calibration, CALIBRATION, loaded.task)
-    runs.save_run(folder, runs.convert_network(loaded, items, preset(recipe)))
+    runs.save(folder, runs.convert_network(loaded, items, preset(recipe)))
 
 
 def form(integer: bool) -> str:
@@ -97,8 +97,14 @@ def row(run: Path, data: str, name: str, integer: bool, options: argparse.Namesp
     for old in out.parent.glob(f"{out.name}*"):  # of a row that was never finished
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     try:
-        done = export_run(
-            run, name, out, data=data, limit=options.limit, integer=integer, batch_size=options.batch_size
+        done = export_pair(
+            runs.load(run),
+            name,
+            out,
+            data=data,
+            limit=options.limit,
+            integer=integer,
+            batch_size=options.batch_size,
         )
     except OnespikeError as error:
         return {"refused": str(error)}
@@ -110,7 +116,7 @@ def times(
     run: Path, data: str, files: list[tuple[str, bool]], options: argparse.Namespace
 ) -> list[dict[str, float]]:
     """Return the milliseconds of stored files and of the network here, all in turn."""
-    pair = runs.load_run(run)
+    pair = runs.load(run)
     batch = real_inputs(pair, data, options.limit, options.batch_size)[0]
     networks = {False: pair.snn, True: optimize(pair.snn, integer_units=True)}
     ways: dict[Any, Any] = {(name, i): FORMATS[name].read(stored(run, name, i)) for name, i in files}

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from onespike.deploy.integer import optimize
-from onespike.runs import choose_labeled, load_run, metric_for
+from onespike.runs import choose_labeled, load, metric_for
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("integer-accuracy.json"))
     options = parser.parse_args()
-    pair = load_run(options.run)
+    pair = load(options.run)
     items = choose_labeled(pair.loaded, options.data, None, options.limit)
     networks = {"original": pair.ann, "float": pair.snn, "integer": optimize(pair.snn).eval()}
     metrics = {of: metric_for(pair, items) for of in PAIRS}

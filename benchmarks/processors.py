@@ -29,7 +29,7 @@ NETWORK, CALIBRATION, TEST = "bundled:cifar10-vit", "bundled:cifar10-calibration
 
 def record(run: Path, images: int, file: Path) -> None:
     """Write the counts of all sites, and the answers, of both forms."""
-    pair = runs.load_run(run)
+    pair = runs.load(run)
     x = torch.cat([x for x, _ in pair.loaded.batches(runs.choose(TEST, images), 16)])
     found = {}
     for name, network in (("float", pair.snn), ("integer", optimize(pair.snn))):
@@ -60,7 +60,7 @@ def main() -> None:
     pair = runs.convert_network(load_model(NETWORK), runs.choose(CALIBRATION, 64), preset("sformer"))
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"  # one calibration for all: steps must not differ
-        runs.save_run(run, pair)
+        runs.save(run, pair)
         for kind in kinds:
             command = [sys.executable, __file__, "--images", str(options.images)]
             command += ["--record", str(run), f"{folder}/{kind}"]

@@ -124,7 +124,7 @@ def measure(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
     clock("evaluation", lambda: runs.evaluate_pair(pair, measured, batch_size=size))
     peaks["evaluation"] = peak()
     folder = Path(tempfile.mkdtemp()) / "run"
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     files = {file.name: file.stat().st_size / 1e6 for file in folder.iterdir() if file.is_file()}
     return {
         "network": name,

@@ -17,7 +17,7 @@ import torch
 
 from onespike import preset, runs
 from onespike.adapters import load_model
-from onespike.runs.search_run import objective_of
+from onespike.runs.searching import objective_of
 from onespike.tasks import batches
 
 LIMIT = 1.05

@@ -22,7 +22,7 @@ import torch
 from onespike import metered, preset, runs, set_scale_
 from onespike.adapters import load_model
 from onespike.energy.ledger import Ledger
-from onespike.runs.search_run import search_run
+from onespike.runs.searching import search_run
 from onespike.runtime.atomic import write_atomically
 from onespike.tasks import Accuracy, batches
 
@@ -53,7 +53,7 @@ def convert(assets: Path, folder: Path) -> None:
     if not folder.exists():
         loaded = load_model("timm:vit_tiny_patch16_224", weights=assets / "vit_tiny_patch16_224.safetensors")
         images = runs.choose(str(assets / "imagenet" / "calibration"), CALIBRATION_IMAGES)
-        runs.save_run(folder, runs.convert_network(loaded, images, preset("sformer")))
+        runs.save(folder, runs.convert_network(loaded, images, preset("sformer")))
 
 
 def search(assets: Path, out: Path, objective: str, images: int) -> dict:
@@ -61,8 +61,8 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
     if not run.exists():
         shutil.copytree(out / "run", run)
     before = time.process_time()
-    outcome = search_run(
-        run, str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
+    outcome, _ = search_run(
+        run, runs.load(run), str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
         limit=images, batch_size=BATCH, compiled=True, resume=True,
         report=lambda trial, done, total: print(objective, done, trial, flush=True),
     )  # fmt: skip
@@ -71,7 +71,7 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
 
 def measure(assets: Path, out: Path, scales: dict[str, float]) -> dict:
     """Both λ on every validation image, in one pass; spikes are counted on the first images."""
-    pair = runs.load_run(out / "run")
+    pair = runs.load(out / "run")
     items = runs.choose(str(assets / "imagenet" / "val"), None)
     compiled = torch.compile(pair.snn)
     hits, ledgers = {name: Hits() for name in scales}, {name: Ledger() for name in scales}

@@ -15,7 +15,7 @@ from onespike.adapters import load_model
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe
 from onespike.reports.card import write_card
-from onespike.runs import choose, convert_network, evaluate_pair, save_run
+from onespike.runs import choose, convert_network, evaluate_pair, save
 
 
 class Folder:
@@ -89,7 +89,7 @@ def test_refusals(pair: Any, tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
     onespike.save(tmp_path / "whole", pair)
     shutil.copy(tmp_path / "whole" / "weights.safetensors", weights)
-    save_run(tmp_path / "run", pair, reference_weights=weights)
+    save(tmp_path / "run", pair, reference_weights=weights)
     with pytest.raises(UsageError) as refused:
         write_card(tmp_path / "run", license="mit")
     assert str(refused.value) == (

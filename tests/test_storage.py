@@ -136,17 +136,17 @@ def test_a_language_model_is_half_as_large_and_answers_alike(tmp_path):
     loaded = load_model(f"transformers:{tmp_path / 'llama'}", pretrained=True).with_length(16)
     items = runs.choose(str(tmp_path / "text.txt"), 2, loaded.task)
     pair = runs.convert_network(loaded, items, Recipe(), batch_size=2)
-    runs.save_run(tmp_path / "run", pair)
+    runs.save(tmp_path / "run", pair)
     size = sum(p.numel() * p.itemsize for p in pair.ann.parameters())
     assert (tmp_path / "run" / "weights.safetensors").stat().st_size < 1.05 * size + 4096
-    again, ids = runs.load_run(tmp_path / "run"), torch.arange(4, 20)[None]
+    again, ids = runs.load(tmp_path / "run"), torch.arange(4, 20)[None]
     assert again.ann.lm_head.weight is again.ann.model.embed_tokens.weight
     with torch.inference_mode():
         assert torch.equal(again.snn(ids).logits, pair.snn(ids).logits)
-        blocks = runs.load_run(tmp_path / "run", device_map="blocks")
+        blocks = runs.load(tmp_path / "run", device_map="blocks")
         assert torch.equal(blocks.snn(ids).logits, pair.snn(ids).logits)
-    runs.save_run(tmp_path / "copy", blocks)
-    assert torch.equal(runs.load_run(tmp_path / "copy").ann(ids).logits, pair.ann(ids).logits)
+    runs.save(tmp_path / "copy", blocks)
+    assert torch.equal(runs.load(tmp_path / "copy").ann(ids).logits, pair.ann(ids).logits)
     sizes = [(tmp_path / run / "weights.safetensors").stat().st_size for run in ("run", "copy")]
     assert sizes[0] == pytest.approx(sizes[1], abs=512)
 

@@ -15,7 +15,7 @@ from onespike.energy.ledger import Ledger
 from onespike.energy.survey import BINS, Survey
 from onespike.neurons import ScaleFire
 from onespike.recipe import DEFAULT, preset
-from onespike.runs.as_command import recipe_options
+from onespike.runs.recipe_text import recipe_options
 from onespike.tasks.inferred import infer
 
 
@@ -100,7 +100,7 @@ def test_options_lead_from_the_preset_to_the_recipe():
     assert recipe_options(Recipe()) == ["--preset", "sformer"]
     recipe = Recipe(softmax=0.0035, rounding="nearest", include=("a*", "b*"))
     assert recipe_options(recipe) == [
-        "--preset", "sformer", "--rounding", "nearest", "--softmax", "0.0035", "--include", "a*", "--include", "b*",
+        "--preset", "sformer", "--set", "rounding=nearest", "--set", "softmax=0.0035", "--set", "include=a*", "--set", "include=b*",
     ]  # fmt: skip
     assert recipe_options(Recipe(passes=("nearest", "center"))) == [
         "--preset", "sformer", "--passes", "nearest,center",

@@ -157,7 +157,7 @@ def _warm(work: Path, options: argparse.Namespace) -> None:
     import onespike.diagnosis
     import onespike.reports.record
     import onespike.reports.server
-    import onespike.runs.search_run
+    import onespike.runs.searching
     import onespike.studies.demo  # noqa: F401
 
     place = work / "stage"

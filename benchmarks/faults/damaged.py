@@ -74,7 +74,7 @@ def modest(data: bytes, rng: Random) -> Damage:
 
 LOAD: Words = ("load", "run")
 INSPECT: Words = ("inspect", "run")
-VERIFY: Words = ("verify", "run", "--data", "images", "--trials", "1")
+VERIFY: Words = ("doctor", "run", "--data", "images", "--images", "2")
 DOCTOR: Words = ("doctor", "run", "--data", "images", "--json", "out.json")
 RESUME: Words = (*SEARCH, "--resume")
 AFRESH: Words = (*CONVERT, "--out", "new")

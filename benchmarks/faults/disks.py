@@ -18,7 +18,7 @@ from damaged import Fault, half_written
 from kills import PROGRAM, SCENARIOS, WHOLE, Scenario, _digests, _losses, _prepare
 
 NOBODY = 65534
-WRITING = tuple(s for s in SCENARIOS if s.words[0] not in ("inspect", "verify", "list", "serve", "push"))
+WRITING = tuple(s for s in SCENARIOS if s.words[0] not in ("inspect", "list", "serve", "push"))
 
 
 def _limited(size: int) -> Callable[[], None]:

@@ -116,7 +116,7 @@ SCENARIOS = (
     Scenario(SERVE, ("run", "asked"), "out.json"),
     Scenario(PUSH, ("run", "hub"), "hub/stored.json"),
     Scenario(("list", "presets"), (), ""),
-    Scenario(("demo", "--task", "segmentation", "--out", "shown"), (), "shown/demo.json"),
+    Scenario(("demo", "segmentation", "--out", "shown"), (), "shown/demo.json"),
 )  # fmt: skip
 RARE = Scenario(("demo", "--out", "shown"), (), "shown/demo.json")
 """It takes half a minute, so it has every fortieth turn only."""

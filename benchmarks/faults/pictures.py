@@ -20,7 +20,7 @@ from PIL import Image
 
 EVALUATE: Words = ("evaluate", "run", "--data", "seen", "--json", "out.json")
 CALIBRATE: Words = (
-    "convert", "transformers:net", "--pretrained", "--calibrate", "seen", "--out", "new",
+    "convert", "transformers:net", "--weights", "pretrained", "--calibrate", "seen", "--out", "new",
 )  # fmt: skip
 FORMATS = {
     ".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP", ".webp": "WEBP", ".tif": "TIFF", ".ppm": "PPM",

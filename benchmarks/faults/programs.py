@@ -79,18 +79,19 @@ def load() -> None:
 
 def recipe() -> None:
     """`recipe FILE`: the reader of `--recipe`."""
-    from onespike.runs.recipe_file import read_recipe
+    from onespike.runs.recipe_text import read_recipe
 
     _refused(lambda: read_recipe(Path(sys.argv[2])))
 
 
 def follow() -> None:
-    """`follow FOLDER`: what `onespike run` does once it has planned."""
-    from onespike.cli.run import follow
+    """`follow FOLDER`: the workflow again, in a folder where it has begun."""
+    from onespike.cli import main
 
-    commands = json.loads(Path("planned/commands.json").read_text(encoding="utf-8"))
+    words = json.loads(Path("planned/words.json").read_text(encoding="utf-8"))
     os.chdir(sys.argv[2])
-    _refused(lambda: follow(Path("whole"), tuple(map(tuple, commands))))
+    sys.argv[1:] = words
+    main()
 
 
 def serve() -> None:

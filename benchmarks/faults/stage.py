@@ -19,42 +19,42 @@ from PIL import Image
 import onespike
 
 CONVERT: Words = (
-    "convert", "transformers:net", "--pretrained", "--preset", "sformer", "--calibrate", "cal", "--batch-size", "4",
+    "convert", "transformers:net", "--weights", "pretrained", "--preset", "sformer", "--calibrate", "cal", "--batch-size", "4",
 )  # fmt: skip
 TUNE: Words = (
-    "convert", "transformers:net", "--pretrained", "--calibrate", "cal", "--batch-size", "2",
+    "convert", "transformers:net", "--weights", "pretrained", "--calibrate", "cal", "--batch-size", "2",
     "--passes", "nearest,allocate,tune", "--out", "tuned",
 )  # fmt: skip
 EVALUATE: Words = ("evaluate", "run", "--data", "images", "--json", "out.json")
 SEARCH: Words = (
     "search", "run", "--data", "images", "--trials", "4", "--sampler", "grid", "--budget", "9", "--json", "out.json",
 )  # fmt: skip
-ABLATE: Words = ("ablate", "run", "--data", "images", "--passes", "nearest,center", "--json", "out.json")
+ABLATE: Words = ("doctor", "run", "--data", "images", "--passes", "nearest,center", "--json", "out.json")
 REPORT: Words = ("report", "run", "--data", "images")
-COMPARE: Words = ("compare", "run", "run2", "--out", "both")
+COMPARE: Words = ("report", "run", "run2", "--out", "both")
 REPRODUCE: Words = (
-    "reproduce", "table-percentile", "--model", "transformers:net", "--pretrained", "--data", "images",
-    "--calibration-images", "2", "--out", "reps",
+    "reproduce", "table-percentile", "--model", "transformers:net", "--weights", "pretrained", "--data", "images",
+    "--images", "2", "--out", "reps",
 )  # fmt: skip
 DETECT: Words = (
     "evaluate", "det", "--data", "scenes/images", "--annotations", "scenes/instances.json", "--json", "out.json",
 )  # fmt: skip
 WORKFLOW: Words = (
-    "run", "transformers:net", "--pretrained", "--preset", "sformer", "--scale", "0.5", "--calibrate", "cal",
+    "run", "transformers:net", "--weights", "pretrained", "--preset", "sformer", "--scale", "0.5", "--calibrate", "cal",
     "--data", "images", "--out", "whole",
 )  # fmt: skip
 EXPORT: Words = (
-    "export", "run", "--format", "integers", "--verify", "cal", "--limit", "4", "--out", "exported",
+    "export", "run", "--format", "integers", "--data", "cal", "--limit", "4", "--out", "exported",
 )  # fmt: skip
 BENCHMARK: Words = (
-    "benchmark", "run", "--data", "images", "--forms", "original,eager,integer", "--json", "out.json",
+    "evaluate", "run", "--data", "images", "--format", "original,eager,integer", "--json", "out.json",
 )  # fmt: skip
 WRITE: Words = (
-    "convert", "transformers:writer", "--pretrained", "--preset", "sformer", "--length", "16",
+    "convert", "transformers:writer", "--weights", "pretrained", "--preset", "sformer", "--length", "16",
     "--calibrate", "story/story.txt", "--batch-size", "4", "--out", "text",
 )  # fmt: skip
-GENERATE: Words = ("generate", "text", "--prompt", "the cat", "--tokens", "3", "--json", "out.json")
-SERVE: Words = ("serve", "run", "--port", "0")
+GENERATE: Words = ("generate", "text", "the cat", "--length", "3", "--json", "out.json")
+SERVE: Words = ("serve", "run", "--address", "0")
 PUSH: Words = ("push", "run", "me/net", "--license", "mit")
 REQUEST = (
     b"POST /answer?suffix=.png&scale=0.5 HTTP/1.1\r\nHost: localhost\r\nX-Onespike: live\r\nContent-Length: "
@@ -141,17 +141,17 @@ def _others(stage: Path) -> None:
 
 
 def _plans(stage: Path) -> None:
-    """The plan of a workflow, as words, done, and half done beside its run without a report."""
+    """The words of a workflow, and its journal: done, and half done beside its run without a report."""
     from onespike.runtime.validated import sealed
 
     record = json.loads((stage / "whole" / "plan.json").read_text(encoding="utf-8"))
     (stage / "planned").mkdir()
-    (stage / "planned" / "commands.json").write_text(json.dumps(record["commands"]), encoding="utf-8")
+    (stage / "planned" / "words.json").write_text(json.dumps(WORKFLOW), encoding="utf-8")
     half = stage / "half"
     half.mkdir()
     copy_of(stage, half, ("images",))
     shutil.copytree(stage / "whole", half / "whole", ignore=shutil.ignore_patterns("plan.json", "report"))
-    journal = sealed({"commands": record["commands"], "done": 1})
+    journal = sealed({"request": record["request"], "done": ["convert"]})
     (half / ".whole.plan.json").write_text(journal, encoding="utf-8")
 
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from onespike.recipe import preset as preset
     from onespike.reports.card import push_to_hub as push_to_hub
     from onespike.reports.pages import report as report
-    from onespike.runs.hub import from_pretrained as from_pretrained
-    from onespike.runs.hub import load as load
-    from onespike.runs.hub import save as save
-    from onespike.runs.in_memory import search as search
-    from onespike.runs.one_call import spike as spike
-    from onespike.runs.own import convert as convert
-    from onespike.runs.own import convert_ as convert_
+    from onespike.runs.pair import convert as convert
+    from onespike.runs.pair import convert_ as convert_
+    from onespike.runs.pair import from_pretrained as from_pretrained
+    from onespike.runs.pair import load as load
+    from onespike.runs.pair import save as save
+    from onespike.runs.pipeline import spike as spike
+    from onespike.runs.searching import search as search
     from onespike.sites import Site as Site
     from onespike.sites import Visitor as Visitor
     from onespike.sites import discover as discover
@@ -58,10 +58,9 @@ _NAMES = {
     "recipe": ("Recipe", "preset"),
     "reports.card": ("push_to_hub",),
     "reports.pages": ("report",),
-    "runs.hub": ("from_pretrained", "load", "save"),
-    "runs.in_memory": ("search",),
-    "runs.one_call": ("spike",),
-    "runs.own": ("convert", "convert_"),
+    "runs.pair": ("convert", "convert_", "from_pretrained", "load", "save"),
+    "runs.pipeline": ("spike",),
+    "runs.searching": ("search",),
     "sites": ("Site", "Visitor", "discover", "synaptic", "visiting"),
 }
 _PACKAGES = frozenset(

@@ -49,13 +49,13 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown(kind: str, name: str, registered: Iterable[str]) -> UsageError:
     """Return the error for a name that is not registered, with the closest registered names.
 
     >>> str(unknown("preset", "sforme", ["sformer"]))
     "unknown preset 'sforme'. Did you mean 'sformer'? Known: sformer."
     """
-    names = sorted(known)
+    names = sorted(registered)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-RECIPE, PASS = "Recipe", "Pass"  # panels of the help page that group the options
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
 MOST_STEPS = 4096  # each is a forward pass
 
@@ -42,97 +41,101 @@ MOST_STEPS = 4096  # each is a forward pass
 class Recipe:
     """Every setting that decides what a converted network computes; weights and data are separate.
 
-    Attributes:
-        preset: the named starting point this recipe was made from.
-        neuron: a name in `onespike.NEURONS`.
-        levels: `mixed:M` (eq. 12), `linear:M`, `exponential:M`, `density:M`, of 2M levels per side, or integers `1,2,4`.
-        rounding: `paper` puts thresholds at y−½ (eq. 11), `nearest` at the midpoints, `thrifty` where a level is worth its binary digits.
-        scale: λ of eq. 8, in (0, 1]; softmax sites do not use it.
-        percentile: p; thresholds are at the top p % of each site's activations.
-        domain: `all` takes the quantile over all elements, `sided` over those of one sign.
-        softmax: `site` (eq. 16), `model`, `head`, `percentile:P` (the top P % instead of the largest), or a number
-            that is the threshold itself.
-        granularity: one threshold per `site`, or one per `channel`.
-        io: `analog` leaves the network's input and its classifier head's input analog; `spiking` does not.
-        include: only sites that match one of these globs spike.
-        exclude: sites (or products without a rule) that match one of these globs stay analog.
-        fold_batchnorm: merge BatchNorm into the convolution before it.
-        factors: (glob, factor) pairs; the scale of a site is λ times the factor of the first glob that matches it.
-        steps: T; above 1 the network runs T passes on running means, and its neurons keep membranes.
-        placement: `synapse` puts neurons on the operands of products, `activation` in place of ReLUs.
-        fixed: (glob, θ+, θ−) triples; the first glob that matches a site replaces its calibrated thresholds.
-        passes: calibration passes by name, see `onespike list passes`.
-        budget: the energy ratio, of all MACs of the original, that the passes meet; without one, the energy that the
-            recipe has without them.
-        energy: the column of the ledger that the budget means, `counts`, `nonzero` or `binary`.
-        max_drop: passes find the least energy that loses at most this share of the score; the budget is where they begin.
+    `help(onespike.Recipe)` lists the fields; `onespike list fields` says what each of them means.
 
     >>> Recipe(scale=0.25).levels
     'mixed:8'
     """
 
-    preset: str = declared("sformer", "NAME", "The starting point: see `onespike list presets`.", RECIPE)
-    neuron: str = declared("sfn", "NAME", "See `onespike list neurons`.", RECIPE)
+    preset: str = declared("sformer", "NAME", "The starting point: see `onespike list presets`.", usual=True)
+    neuron: str = declared("sfn", "NAME", "See `onespike list neurons`.")
     levels: str = declared(
         "mixed:8",
         "M",
         "M of eq. 12, or linear:8, exponential:8, density:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
-        RECIPE,
     )
-    rounding: str = declared("paper", "KIND", "paper, nearest or thrifty.", RECIPE)
-    scale: float = declared(0.25, "λ", "The scale of eq. 8, in (0, 1].", RECIPE, float)
-    percentile: float = declared(1.0, "P", "Thresholds are at the top p % of the activations.", RECIPE, float)
+    rounding: str = declared(
+        "paper",
+        "KIND",
+        "paper: thresholds at y−½ (eq. 11); nearest: midpoints; thrifty: where a level is worth its binary digits.",
+    )
+    scale: float = declared(
+        0.25, "λ", "The scale of eq. 8, in (0, 1]; softmax sites have none.", float, usual=True
+    )
+    percentile: float = declared(1.0, "P", "Thresholds are at the top p % of the activations.", float)
     domain: str = declared(
-        "all", "KIND", "all or sided: which activations the percentile is taken over.", RECIPE,
+        "all",
+        "KIND",
+        "all or sided: which activations the percentile is taken over.",
         choices=("all", "sided"),
-    )  # fmt: skip
-    softmax: str | float = declared(
-        "site", "KIND", "site, model, head, or the threshold itself.", RECIPE, name_or_number
     )
-    granularity: str = declared("site", "KIND", "site or channel.", RECIPE, choices=("site", "channel"))
+    softmax: str | float = declared(
+        "site", "KIND", "site (eq. 16), model, head, percentile:P, or the threshold itself.", name_or_number
+    )
+    granularity: str = declared(
+        "site", "KIND", "One threshold per site, or per channel.", choices=("site", "channel")
+    )
     io: str = declared(
-        "analog", "KIND", "analog or spiking: the network's input and its output layer's input.", RECIPE,
+        "analog",
+        "KIND",
+        "analog or spiking: the network's input and its output layer's input.",
         choices=("analog", "spiking"),
-    )  # fmt: skip
+    )
     include: tuple[str, ...] = declared(
-        ("*",), "GLOB", "Only sites that match this glob spike; may be repeated.", RECIPE, repeated=True
+        ("*",),
+        "GLOB",
+        "Only sites that match this glob spike, or backbone: those of a detector's; may be repeated.",
+        repeated=True,
     )
     exclude: tuple[str, ...] = declared(
-        (), "GLOB", "Sites that match this glob stay analog; may be repeated.", RECIPE, repeated=True
+        (), "GLOB", "Sites that match this glob stay analog; may be repeated.", repeated=True
     )
     fold_batchnorm: bool = declared(
-        True, "yes|no", "Merge BatchNorm into the convolution before it.", RECIPE, yes_or_no
+        True, "yes|no", "Merge BatchNorm into the convolution before it.", yes_or_no
     )
     factors: tuple[tuple[str, float], ...] = declared(
-        (), "GLOB=F", "λ is F times as large at these sites; may be repeated.", RECIPE, glob_with_numbers(1),
-        repeated=True, flag="--factor",
-    )  # fmt: skip
-    steps: int = declared(1, "T", "Timesteps; above 1 the neurons keep membranes.", RECIPE, int)
+        (),
+        "GLOB=F",
+        "λ is F times as large at these sites; may be repeated.",
+        glob_with_numbers(1),
+        repeated=True,
+    )
+    steps: int = declared(
+        1, "T", "Timesteps; above 1 T passes run on running means, and the neurons keep membranes.", int
+    )
     placement: str = declared(
-        "synapse", "KIND", "synapse, or activation: neurons in place of ReLUs.", RECIPE,
+        "synapse",
+        "KIND",
+        "synapse, or activation: neurons in place of ReLUs.",
         choices=("synapse", "activation"),
-    )  # fmt: skip
+    )
     fixed: tuple[tuple[str, float, float], ...] = declared(
-        (), "GLOB=U,D", "Thresholds above and below 0 of these sites; may be repeated.", RECIPE,
-        glob_with_numbers(2), repeated=True,
-    )  # fmt: skip
+        (),
+        "GLOB=U,D",
+        "Thresholds above and below 0 of these sites; may be repeated.",
+        glob_with_numbers(2),
+        repeated=True,
+    )
     passes: tuple[str, ...] = declared(
-        (), "NAMES", "nearest,center,…: see `onespike list passes`.", PASS, names
+        (), "NAMES", "nearest,center,…: see `onespike list passes`.", names, usual=True
     )
     budget: float | None = declared(
         None,
         "RATIO",
         "The energy ratio that the passes meet, of all MACs of the original, or none.",
-        PASS,
         number_or_none,
+        usual=True,
     )
     energy: str = declared(
-        "counts", "COLUMN", "The energy column of the budget: see `onespike list columns`.", PASS
+        "counts", "COLUMN", "The energy column of the budget: see `onespike list columns`.", usual=True
     )
     max_drop: float | None = declared(
-        None, "SHARE", "The least energy that loses at most this much, such as 1%, instead of a budget.", PASS,
+        None,
+        "SHARE",
+        "The least energy that loses at most this much, such as 1%, instead of a budget.",
         share_or_none,
-    )  # fmt: skip
+        usual=True,
+    )
 
     def __post_init__(self) -> None:
         from onespike.neurons import NEURONS, check_scale
@@ -142,9 +145,9 @@ class Recipe:
         check_scale(self.scale)
         if not 0 <= self.percentile < 50:
             raise UsageError(f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1.")
-        known: dict[str, Iterable[str]] = {"preset": PRESETS, "neuron": NEURONS, "rounding": ROUNDINGS}
-        known |= {name: option.choices for name, option in options(self).items() if option.choices}
-        for kind, choices in known.items():
+        registered: dict[str, Iterable[str]] = {"preset": PRESETS, "neuron": NEURONS, "rounding": ROUNDINGS}
+        registered |= {name: option.choices for name, option in options(self).items() if option.choices}
+        for kind, choices in registered.items():
             if (name := getattr(self, kind)) not in choices:
                 raise unknown(kind, name, choices)
         if isinstance(self.softmax, str):
@@ -168,18 +171,18 @@ class Recipe:
             raise UsageError("neuron 'uniform' is plain quantization and has one step. Use steps=1.")
         if self.budget is not None and not self.passes:
             raise UsageError(
-                f"the budget {self.budget:g} is met by passes, and there are none. Name some: --passes nearest,allocate."
+                f"the budget {self.budget:g} is met by passes, and there are none. Name some: passes='nearest,allocate'."
             )
         if self.max_drop is not None and not (self.passes and 0 < self.max_drop < 1):
             rest = (
-                "" if self.passes else ", and there are no passes: name some with --passes nearest,allocate"
+                "" if self.passes else ", and there are no passes: name some with passes='nearest,allocate'"
             )
             raise UsageError(
                 f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}{rest}. Give another."
             )
         if self.passes and (self.steps > 1 or self.placement != "synapse"):
             raise UsageError(
-                "passes are for one timestep and neurons at synapses. Take --preset sformer, which has none, or leave the "
+                "passes are for one timestep and neurons at synapses. Take preset='sformer', which has none, or leave the "
                 "others out."
             )
         for glob, factor in self.factors:
@@ -289,7 +292,7 @@ class Preset:
         about: what it is, in one sentence.
         measured: its loss and energy on a network, as the documentation states them; "" if there are none.
         page: the documentation page with these figures.
-        settings: the fields that differ from the first preset's.
+        settings: the fields that differ from those of `sformer`.
     """
 
     about: str
@@ -305,12 +308,8 @@ REPRODUCTION = "docs/reproduction.md"
 FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
 DEFAULT = "fast"  # of `onespike convert` and `onespike.spike`; a bare `Recipe()` is the paper's
 
+USUAL = ("fast", "best", "text", "sformer")
 PRESETS: dict[str, Preset] = {
-    "sformer": Preset(
-        "The paper's method to the letter; seconds.",
-        "ViT-Tiny: 20.2 points lost (75.8 to 55.5 ± 1.3 % over four calibrations) at counts 0.273, binary 0.156.",
-        "docs/fronts.md",
-    ),
     "fast": Preset(
         "The default: passes that take minutes, within a binary ratio of 0.2 of all MACs.",
         "ViT-Tiny: 75.8 to 76.3 % (+0.5 ± 0.5) at counts 0.646, binary 0.200.",
@@ -328,6 +327,11 @@ PRESETS: dict[str, Preset] = {
         "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199 of all MACs (0.250 of what spikes).",
         "docs/language.md",
         {"passes": ("thrifty", "layout", "center", "allocate"), "budget": 0.2, "energy": "binary"},
+    ),
+    "sformer": Preset(
+        "The paper's method to the letter; seconds.",
+        "ViT-Tiny: 20.2 points lost (75.8 to 55.5 ± 1.3 % over four calibrations) at counts 0.273, binary 0.156.",
+        "docs/fronts.md",
     ),
     "paper-vit-base": Preset(
         "The paper's λ and softmax threshold for ViT-Base/16.",
@@ -388,7 +392,7 @@ PRESETS: dict[str, Preset] = {
         settings={**W8ASPIKE, "include": ("*:linear*_input",)},
     ),
 }
-"""Named starting points: the paper's settings, combinations of passes, and baselines."""
+"""Named starting points: the usual ones first, then the paper's settings for its networks and baselines."""
 
 
 def preset(name: str, **changes: Any) -> Recipe:

@@ -68,8 +68,8 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
         "backbone.2:conv0_input": "activation",
         "roi_heads:conv0_input": "head",
     }
-    runs.save_run(run, pair)
-    again = runs.load_run(run)
+    runs.save(run, pair)
+    again = runs.load(run)
     items = runs.choose_labeled(again.loaded, "bundled:scenes-test", None, 4)
     figures = []
     for each in (pair, again):

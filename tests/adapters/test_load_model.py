@@ -15,7 +15,9 @@ from language_folders import llama
 from onespike.adapters import ADAPTERS, adapter, load_model
 from onespike.errors import LoadError, UsageError
 
-OPTIONS = "Give one of --weights FILE, --pretrained (the published weights) or --random-weights (untrained)."
+OPTIONS = (
+    "Give one of weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)."
+)
 
 
 def test_every_adapter_is_registered_and_a_second_of_its_name_is_refused():

@@ -12,8 +12,8 @@ from onespike import runs
 from onespike.adapters import Reading, load_model, resized
 from onespike.errors import OnespikeWarning, UsageError
 from onespike.recipe import preset
-from onespike.runs.as_command import convert_command
-from onespike.runs.converting import convert_network
+from onespike.runs.pipeline import convert_network
+from onespike.runs.recipe_text import convert_command
 
 DOUBT = "IMAGENET1K_V1 --resize 256 --crop 224, IMAGENET1K_V2 --resize 232 --crop 224"
 
@@ -56,11 +56,11 @@ def test_a_run_keeps_its_size(tmp_path):
     loaded = resized(load_model("bundled:cifar10-vit"), 40, 32)
     items = runs.choose("bundled:cifar10-calibration", 4)
     pair = convert_network(loaded, items, preset("sformer"))
-    runs.save_run(tmp_path / "run", pair)
-    again = runs.load_run(tmp_path / "run")
+    runs.save(tmp_path / "run", pair)
+    again = runs.load(tmp_path / "run")
     read, image = again.loaded.reading, photo(64, 48)
     assert torch.equal(read.transform(image), loaded.reading.transform(image)) and read.size == (40, 32)
-    assert "--resize 40 --crop 32" in convert_command(again, "out")
+    assert "--preprocess resize=40 --preprocess crop=32" in convert_command(again, "out")
 
 
 def test_files_for_networks_with_several_preprocessings(tmp_path):
@@ -76,5 +76,5 @@ def test_files_for_networks_with_several_preprocessings(tmp_path):
 def test_depthwise_networks_without_passes_are_warned_about():
     loaded = load_model("timm:mobilenetv3_small_050", random_weights=True)
     small = resized(loaded, 32, 32)
-    with pytest.warns(OnespikeWarning, match=r"depthwise.*Take --preset fast"):
+    with pytest.warns(OnespikeWarning, match=r"depthwise.*Take preset='fast'"):
         convert_network(small, runs.choose("bundled:cifar10-calibration", 2), preset("sformer"))

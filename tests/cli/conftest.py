@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -15,10 +16,13 @@ from onespike.cli import main
 
 @pytest.fixture
 def cli(monkeypatch, capsys) -> Command:
-    """Runs `onespike …` as its script does and returns exit code, standard output and standard error."""
+    """Runs `onespike …` as its script does and returns exit code, standard output and standard error.
 
-    def run(*words: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["onespike", *map(str, words)])
+    The first argument may hold several words.
+    """
+
+    def run(first: object, *words: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["onespike", *shlex.split(str(first)), *map(str, words)])
         capsys.readouterr()
         handler = signal.getsignal(signal.SIGINT)
         try:
@@ -77,7 +81,7 @@ def vit_run(tmp_path_factory, vit_weights) -> Path:
 
     folder = tmp_path_factory.mktemp("runs") / "vit"
     pair = runs.convert_network(load_model(VIT, weights=vit_weights), runs.choose(CALIBRATION, 4), Recipe())
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
@@ -90,5 +94,5 @@ def small_run(tmp_path_factory, transformers_folder, images) -> Path:
 
     folder = tmp_path_factory.mktemp("runs") / "small"
     loaded = load_model(f"transformers:{transformers_folder}", pretrained=True)
-    runs.save_run(folder, runs.convert_network(loaded, runs.choose(str(images), 4), Recipe()))
+    runs.save(folder, runs.convert_network(loaded, runs.choose(str(images), 4), Recipe()))
     return folder

@@ -12,6 +12,7 @@ from command_line import CALIBRATION, TEST, VIT, noise
 from PIL import Image
 
 from onespike.adapters.base import OPTIONS
+from onespike.cli.commands import as_options
 from onespike.neurons import NEURONS
 from onespike.recipe import PRESETS
 
@@ -21,14 +22,11 @@ def convert(cli, tmp_path):
     """Runs `convert` with some words changed, and asserts that it was refused and left nothing."""
 
     def run(
-        *more: object, model: str = VIT, weights: tuple = ("--random-weights",), calibrate=CALIBRATION
+        *more: object, model: str = VIT, weights: tuple = ("--weights", "random"), calibrate=CALIBRATION
     ) -> str:
         before = sorted(tmp_path.rglob("*"))
         words = (
-            "convert",
-            model,
-            "--preset",
-            "sformer",
+            f"convert {model} --preset sformer",
             *weights,
             "--calibrate",
             calibrate,
@@ -46,24 +44,24 @@ def convert(cli, tmp_path):
 OPTION_VALUES = {
     ("--preset", "sforme"): "unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? "
     f"Known: {', '.join(sorted(PRESETS))}.",
-    ("--neuron", "snf"): f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
     (
-        "--rounding",
-        "up",
-    ): "unknown rounding 'up'. Known: nearest, paper, thrifty.",
-    ("--domain", "al"): "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
-    ("--io", "digital"): "unknown io 'digital'. Known: analog, spiking.",
-    ("--granularity", "layer"): "unknown granularity 'layer'. Known: channel, site.",
-    ("--softmax", "row"): "unknown softmax threshold 'row'. Known: head, model, site.",
+        "--set",
+        "neuron=snf",
+    ): f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
+    ("--set", "rounding=up"): "unknown rounding 'up'. Known: nearest, paper, thrifty.",
+    ("--set", "domain=al"): "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
+    ("--set", "io=digital"): "unknown io 'digital'. Known: analog, spiking.",
+    ("--set", "granularity=layer"): "unknown granularity 'layer'. Known: channel, site.",
+    ("--set", "softmax=row"): "unknown softmax threshold 'row'. Known: head, model, site.",
     ("--attention", "flash"): "unknown attention 'flash'. Known: eager, sdpa.",
-    ("--levels", "mixd:8"): "unknown kind of levels 'mixd'. Did you mean 'mixed'? "
+    ("--set", "levels=mixd:8"): "unknown kind of levels 'mixd'. Did you mean 'mixed'? "
     "Known: bits, density, exponential, linear, mixed.",
     (
-        "--levels",
-        "mixed:x",
+        "--set",
+        "levels=mixed:x",
     ): "levels 'mixed:x': 'x' is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4.",
-    ("--levels", "0"): "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
-    ("--levels", "2,1"): "levels must increase, and '2,1' do not. Write each once, the smallest first.",
+    ("--set", "levels=0"): "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
+    ("--set", "levels=2,1"): "levels must increase, and '2,1' do not. Write each once, the smallest first.",
     ("--scale", "0"): "scale must be in (0, 1], not 0. The paper uses 0.25 to 0.36.",
     ("--scale", "1.5"): "scale must be in (0, 1], not 1.5. The paper uses 0.25 to 0.36.",
     ("--scale", "nan"): "scale must be in (0, 1], not nan. The paper uses 0.25 to 0.36.",
@@ -73,22 +71,28 @@ OPTION_VALUES = {
     ): "scale must be in (0, 1] and not below 1.2e-38, the least that float32 holds in full, "
     "not 1e-300. The paper uses 0.25 to 0.36.",
     (
-        "--softmax",
-        "1e-300",
+        "--set",
+        "softmax=1e-300",
     ): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
     "not 1e-300. The paper uses 0.0035.",
-    ("--percentile", "-1"): "percentile must be in [0, 50), not -1. The paper uses 1.",
-    ("--percentile", "50"): "percentile must be in [0, 50), not 50. The paper uses 1.",
-    ("--percentile", "nan"): "percentile must be in [0, 50), not nan. The paper uses 1.",
-    ("--softmax", "0"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    ("--set", "percentile=-1"): "percentile must be in [0, 50), not -1. The paper uses 1.",
+    ("--set", "percentile=50"): "percentile must be in [0, 50), not 50. The paper uses 1.",
+    ("--set", "percentile=nan"): "percentile must be in [0, 50), not nan. The paper uses 1.",
+    ("--set", "softmax=0"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
     "not 0. The paper uses 0.0035.",
-    ("--softmax", "nan"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    (
+        "--set",
+        "softmax=nan",
+    ): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
     "not nan. The paper uses 0.0035.",
-    ("--softmax", "inf"): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
+    (
+        "--set",
+        "softmax=inf",
+    ): "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, "
     "not inf. The paper uses 0.0035.",
     ("--limit", "0"): "limit must be at least 1, not 0. Leave it out to use all 256 images.",
     ("--batch-size", "0"): "batch size must be at least 1, not 0. Try 32.",
-    ("--exclude", "*"): "convert: no site would spike. Widen include, or narrow exclude.",
+    ("--set", "exclude=*"): "convert: no site would spike. Widen include, or narrow exclude.",
     (
         "--reference-weights",
     ): "--reference-weights needs a checkpoint to refer to. Give it with --weights FILE.",
@@ -136,11 +140,9 @@ def test_models_that_are_no_models(convert):
     )
 
 
-def test_the_kind_of_weights(convert, vit_weights):
+def test_the_kind_of_weights(convert):
     name = "timm:test_vit"
-    assert convert(model=name, weights=()) == f"{name}: no weights given. Give one of {OPTIONS}."
-    both = ("--random-weights", "--weights", vit_weights)
-    assert convert(weights=both) == f"{VIT}: more than one kind of weights. Give one of {OPTIONS}."
+    assert convert(model=name, weights=()) == f"{name}: no weights given. Give one of {as_options(OPTIONS)}."
 
 
 def test_data_folders(convert, tmp_path):
@@ -191,9 +193,7 @@ def test_damaged_metadata_of_a_whole_image_are_passed_over(cli, tmp_path):
         path.write_bytes(data)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(path) as image:
         image.getexif()
-    result = cli(
-        "convert", VIT, "--preset", "sformer", "--calibrate", tmp_path / "images", "--out", tmp_path / "run"
-    )
+    result = cli(f"convert {VIT} --preset sformer --calibrate {tmp_path / 'images'} --out {tmp_path / 'run'}")
     assert result.code == 0
     assert "Warning" not in result.err
 
@@ -253,31 +253,13 @@ def test_a_network_that_ignores_its_input(convert, tmp_path, vit_weights):
 def test_an_output_that_exists(cli, tmp_path):
     (tmp_path / "run").mkdir()
     result = cli(
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
-        CALIBRATION,
-        "--out",
-        tmp_path / "run",
+        f"convert {VIT} --preset sformer --weights random --calibrate {CALIBRATION} --out {tmp_path / 'run'}"
     )
     assert result.message() == f"{tmp_path / 'run'} exists. Choose another name or remove it."
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
     result = cli(
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        2,
-        "--out",
-        out,
+        f"convert {VIT} --preset sformer --weights random --calibrate {CALIBRATION} --limit 2 --out {out}"
     )
     assert result.message() == f"{out}: a part of this path is a file. Choose another place."
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "run"]
@@ -306,13 +288,12 @@ def test_evaluate(cli, tmp_path, vit_run):
     assert message("--data", TEST, "--device", "tpu9").endswith("). Try --device cpu.")
 
 
-def test_verify_and_list(cli, vit_run):
-    both = "a run is checked with images. Give both: onespike verify RUN --data DIR."
-    assert cli("verify", vit_run).message() == both
-    assert cli("verify", "--data", TEST).message() == both
-    assert cli("verify", "--trials", 0).message() == "trials must be at least 1, not 0. Try 200."
+def test_theorems_and_lists(cli):
+    assert (
+        cli("reproduce", "theorems", "--trials", 0).message() == "trials must be at least 1, not 0. Try 200."
+    )
     assert cli("list", "neuron").message() == (
-        "unknown list 'neuron'. Did you mean 'neurons'? Known: columns, formats, models, neurons, passes, presets, profiles."
+        "unknown list 'neuron'. Did you mean 'neurons'? Known: columns, fields, formats, models, neurons, passes, presets, profiles."
     )
 
 
@@ -340,8 +321,10 @@ def test_usage(cli, words):
 def test_remedies_are_options(convert):
     eager = convert("--attention", "eager", model="torchvision:vit_b_32")
     assert eager.endswith("computes attention with sdpa only. Use --attention sdpa.")
-    assert convert("--neuron", "uniform", "--steps", 2).endswith("has one step. Use --steps 1.")
-    assert convert("--placement", "activation", model="timm:test_vit").endswith("Use --placement synapse.")
+    assert convert("--set", "neuron=uniform", "--set", "steps=2").endswith("has one step. Use --set steps=1.")
+    assert convert("--set", "placement=activation", model="timm:test_vit").endswith(
+        "Use --set placement=synapse."
+    )
 
 
 @pytest.mark.parametrize(
@@ -358,5 +341,5 @@ def test_a_configuration_that_does_not_fit(convert, transformers_folder, tmp_pat
     shutil.copytree(transformers_folder, folder)
     record = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**record, **change}))
-    said = convert(model=f"transformers:{folder}", weights=("--pretrained",))
+    said = convert(model=f"transformers:{folder}", weights=("--weights", "pretrained"))
     assert said.startswith(f"transformers:{folder}: {message}")

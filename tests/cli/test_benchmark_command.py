@@ -1,4 +1,4 @@
-"""`onespike benchmark`."""
+"""`onespike evaluate --format`: the forms of a run in one table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import nn
 
 def test_forms_in_one_table(cli: Command, small_run: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    words = ("benchmark", small_run, "--data", images, "--limit", 4, "--batch-size", 2)
-    done = cli(*words, "--forms", "original,eager,integer,pt2", "--json", out)
+    words = f"evaluate {small_run} --data {images} --limit 4 --batch-size 2"
+    done = cli(words, "--format", "original,eager,integer,pt2", "--json", out)
     assert done.code == 0, done.err
     rows = {row["form"]: row for row in json.loads(out.read_text())["rows"]}
     assert list(rows) == ["original", "eager", "integer", "pt2"]
@@ -25,9 +25,11 @@ def test_forms_in_one_table(cli: Command, small_run: Path, images: Path, tmp_pat
 
 
 def test_refusals(cli: Command, vit_run: Path) -> None:
-    words = ("benchmark", vit_run, "--data", TEST, "--limit")
-    assert cli(*words, 4, "--forms", "onyx").message().startswith("unknown form 'onyx'. Did you mean 'onnx'?")
-    assert cli(*words, 1).message() == (
+    words = ("evaluate", vit_run, "--data", TEST, "--limit")
+    assert (
+        cli(*words, 4, "--format", "onyx").message().startswith("unknown form 'onyx'. Did you mean 'onnx'?")
+    )
+    assert cli(*words, 1, "--format", "all").message() == (
         "benchmark: at least two inputs are needed. Give a larger --limit or --batch-size."
     )
 
@@ -43,7 +45,7 @@ def test_a_form_that_fails_is_listed_with_the_reason(
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr("onespike.runs.benchmark_run._bytes", lambda network: 1)
-    words = ("benchmark", vit_run, "--data", TEST, "--limit", 2, "--forms", "eager,compiled")
+    words = ("evaluate", vit_run, "--data", TEST, "--limit", 2, "--format", "eager,compiled")
     done = cli(*words)
     assert done.code == 0, done.err
     assert "compiled: torch.compile fails on this network (no C++ compiler)." in done.out

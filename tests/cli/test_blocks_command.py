@@ -22,7 +22,7 @@ def given(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_convert_and_evaluate_give_the_same_run_and_figures(cli, given, tmp_path):
     network, story = given
-    words = ("convert", f"transformers:{network}", "--pretrained", "--preset", "sformer", "--calibrate", story,
+    words = ("convert", f"transformers:{network}", "--weights", "pretrained", "--preset", "sformer", "--calibrate", story,
              "--length", 16, "--batch-size", 2)  # fmt: skip
     assert cli(*words, "--out", tmp_path / "one").code == 0
     made = cli(*words, "--device-map", "blocks:1MB", "--out", tmp_path / "two")
@@ -53,7 +53,7 @@ def test_convert_and_evaluate_give_the_same_run_and_figures(cli, given, tmp_path
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(cli, given, tmp_path, words, message):
     network, story = given
-    result = cli("convert", f"transformers:{network}", "--pretrained", "--calibrate", story, "--length", 16,
+    result = cli("convert", f"transformers:{network}", "--weights", "pretrained", "--calibrate", story, "--length", 16,
                  *words, "--out", tmp_path / "run")  # fmt: skip
     assert result.message().startswith(message)
     assert not (tmp_path / "run").exists()

@@ -16,25 +16,13 @@ from onespike.recipe import Recipe
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     pair = runs.convert_network(load_model(VIT), runs.choose(CALIBRATION, 16), Recipe())
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
 def test_networks_are_compared_at_the_prices_of_a_profile(cli, tmp_path, run):
     file = tmp_path / "result.json"
-    done = cli(
-        "evaluate",
-        run,
-        "--data",
-        TEST,
-        "--limit",
-        8,
-        "--compare",
-        "--profile",
-        "horowitz-45nm-sram",
-        "--json",
-        file,
-    )
+    done = cli(f"evaluate {run} --data {TEST} --limit 8 --compare --profile horowitz-45nm-sram --json {file}")
     assert done.code == 0, done.err
     found = json.loads(file.read_text())
     rows = {row["network"]: row for row in found["compared"]}

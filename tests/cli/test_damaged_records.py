@@ -82,8 +82,8 @@ def test_deep_nesting(cli, run):
 
 RECORDS = {
     "search/search.json": ("evaluate", "report"),
-    "ablation/ablation.json": ("ablate",),
-    "report/report.json": ("compare",),
+    "ablation/ablation.json": ("doctor --passes run",),
+    "report/report.json": ("report two",),
 }
 CONTENTS = {
     "cut": "{",
@@ -103,14 +103,18 @@ def test_other_records_of_a_run(cli, run, tmp_path, name):
     for contents in CONTENTS.values():
         (run / name).write_text(contents)
         for command in RECORDS[name]:
-            more = (run,) if command == "compare" else ("--data", TEST, "--limit", 2)
-            out = ("--out", tmp_path / "out") if command == "compare" else ()
-            assert cli(command, run, *more, *out).message().startswith(f"{run / name}: the file is damaged (")
+            two = command == "report two"
+            more = (run, "--out", tmp_path / "out") if two else ("--data", TEST, "--limit", 2)
+            assert (
+                cli(command.removesuffix(" two"), run, *more)
+                .message()
+                .startswith(f"{run / name}: the file is damaged (")
+            )
     assert not (tmp_path / "out").exists()
 
 
 def test_rows_of_an_ablation_that_were_changed_and_sealed_again(cli, run):
-    words = ("ablate", run, "--data", TEST, "--limit", 2, "--passes", "nearest")
+    words = ("doctor", run, "--data", TEST, "--limit", 2, "--passes", "nearest")
     assert cli(*words).code == 0
     file = run / "ablation" / "ablation.json"
     record = json.loads(file.read_text())
@@ -179,7 +183,7 @@ def test_legacy_checkpoints_cut_or_damaged_anywhere(tmp_path):
 
 
 def test_an_ablation_without_the_error_of_its_difference_is_shown():
-    from onespike.cli.ablate import _cells
+    from onespike.cli.doctor import _cells
     from onespike.studies.ablate import Row
     from onespike.tasks import Headline
 

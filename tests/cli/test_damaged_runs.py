@@ -58,7 +58,7 @@ def test_a_damaged_run(cli, tmp_path, vit_run, kind):
     shutil.copytree(vit_run, run)
     damage, found = DAMAGES[kind]
     damage(run)
-    for command in (("inspect", run), ("evaluate", run, "--data", TEST), ("verify", run, "--data", TEST)):
+    for command in (("inspect", run), ("evaluate", run, "--data", TEST), ("doctor", run, "--data", TEST)):
         message = cli(*command).message()
         place = f"{run / 'run.json'}: " if found.startswith("the file") else f"{run}: the run is damaged: "
         assert message.startswith(place + found)
@@ -106,7 +106,7 @@ def test_a_preprocessor_that_makes_no_image(cli, tmp_path):
     )
     transformers.ViTForImageClassification(config).save_pretrained(net)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(net)
-    words = ("--pretrained", "--calibrate", images, "--preset", "sformer", "--out", run)
+    words = ("--weights", "pretrained", "--calibrate", images, "--preset", "sformer", "--out", run)
     assert cli("convert", f"transformers:{net}", *words).code == 0
     file = run / "network" / "preprocessor_config.json"
     file.write_text(file.read_text().replace('"height": 32', '"height": 0'))

@@ -64,7 +64,7 @@ def run(tmp_path_factory, detector, coco) -> Path:
     loaded = load_model(f"transformers:{detector}", pretrained=True)
     assert (loaded.task.name, loaded.task.masks, loaded.backbone) == ("detection", False, ("vit[.:]*",))
     pair = runs.convert_network(loaded, runs.choose(str(coco[0]), None), Recipe(), batch_size=2)
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_evaluate_scores_boxes_and_draws_them(cli, run, coco, tmp_path):
 
 
 def test_convert_in_the_backbone_alone(cli, detector, coco, tmp_path):
-    result = cli("convert", f"transformers:{detector}", "--preset", "sformer", "--pretrained", "--calibrate", coco[0], "--scope", "backbone",
+    result = cli("convert", f"transformers:{detector}", "--preset", "sformer", "--weights", "pretrained", "--calibrate", coco[0], "--set", "include=backbone",
                  "--out", tmp_path / "run")  # fmt: skip
     assert result.code == 0, result.err
     shown = cli("inspect", tmp_path / "run").out
@@ -139,26 +139,15 @@ def test_classifiers_have_no_use_for_boxes(cli, vit_run, images, coco):
 
 def test_scopes(cli, detector, coco, tmp_path):
     convert = (
-        "convert",
-        f"transformers:{detector}",
-        "--preset",
-        "sformer",
-        "--pretrained",
-        "--calibrate",
-        coco[0],
-        "--out",
-        tmp_path / "r",
+        f"convert transformers:{detector} --preset sformer --weights pretrained --calibrate "
+        f"{coco[0]} --out {tmp_path / 'r'}",
     )
-    assert "unknown scope 'neck'" in cli(*convert, "--scope", "neck").message()
-    assert "Give one of them" in cli(*convert, "--scope", "backbone", "--include", "vit.*").message()
+    assert (
+        "Give one of them" in cli(*convert, "--set", "include=backbone", "--set", "include=vit.*").message()
+    )
     vit = (
-        "convert",
-        "bundled:cifar10-vit",
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
+        "convert bundled:cifar10-vit --preset sformer --weights random --calibrate "
         "bundled:cifar10-calibration",
     )
-    message = cli(*vit, "--limit", 2, "--out", tmp_path / "r", "--scope", "backbone").message()
+    message = cli(*vit, "--limit", 2, "--out", tmp_path / "r", "--set", "include=backbone").message()
     assert "has no backbone apart from the rest" in message

@@ -20,8 +20,8 @@ COMMANDS = {
     "inspect": (),
     "search": ("--data", TEST, "--limit", 4, "--trials", 2, "--objective", "kl"),
     "doctor": (*FEW, "--images", 2),
-    "ablate": (*FEW, "--passes", "nearest", "--budget", 0.3),
-    "benchmark": (*FEW, "--forms", "eager"),
+    "doctor --passes": (*FEW, "--passes", "nearest", "--budget", 0.3),
+    "evaluate --format": (*FEW, "--format", "eager"),
 }
 
 
@@ -49,10 +49,10 @@ def check(made: dict[str, str], versions: dict[str, str], command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_says_how_it_was_made(cli, run, tmp_path, command):
     file = tmp_path / "figures.json"
-    done = cli(command, run, *COMMANDS[command], "--json", file)
+    done = cli(command.split()[0], run, *COMMANDS[command], "--json", file)
     assert done.code == 0, done.err
     record = json.loads(file.read_text())
-    check(record.pop("made"), record.pop("versions"), command)
+    check(record.pop("made"), record.pop("versions"), command.split()[0])
     assert record
     if command == "inspect":  # it is a recipe still
         words = ("convert", "bundled:cifar10-vit", "--calibrate", CALIBRATION, "--limit", 2)
@@ -90,11 +90,11 @@ def test_prices_of_another_profile(cli, run, tmp_path):
     check(record["made"], record["versions"], "report")
     assert (run / "report" / "report.tex").is_file() and (run / "report" / "report.csv").is_file()
 
-    assert cli("compare", run, run, *FEW, *prices, "--out", tmp_path / "both").code == 0
+    assert cli("report", run, run, *FEW, *prices, "--out", tmp_path / "both").code == 0
     compared = json.loads((tmp_path / "both" / "compare.json").read_text())
-    check(compared["made"], compared["versions"], "compare")
+    check(compared["made"], compared["versions"], "report")
     assert [r["evaluation"]["energy"] for r in compared["runs"]] == [figures["energy"]] * 2
-    message = cli("compare", run, run, *prices, "--out", tmp_path / "both").message()
+    message = cli("report", run, run, *prices, "--out", tmp_path / "both").message()
     assert message.endswith("the reports are priced already. Give --data DIR.")
 
     words = ("search", run, *FEW, "--trials", 2, "--objective", "kl", "--budget", 99)
@@ -108,7 +108,7 @@ def test_prices_of_another_profile(cli, run, tmp_path):
 
 
 def test_a_comparison_prints_each_interval_beside_its_figure(cli, run, tmp_path):
-    done = cli("compare", run, run, "--data", TEST, "--limit", 8, "--out", tmp_path / "both")
+    done = cli("report", run, run, "--data", TEST, "--limit", 8, "--out", tmp_path / "both")
     assert done.code == 0, done.err
     rows = list(csv.reader((tmp_path / "both" / "compare.csv").read_text(encoding="utf-8").splitlines()))
     assert rows[0] == ["run", "top-1 accuracy, %", "95 %", "minus original", "95 %", "energy (counts)"]
@@ -134,14 +134,16 @@ def test_runs_of_different_tasks_are_named_before_any_data(cli, run, tmp_path, f
     story: Path = text(tmp_path / "story.txt", 0, 127)
     loaded = load_model(f"transformers:{llama(tmp_path / 'llama')}", pretrained=True).with_length(16)
     pair = runs.convert_network(loaded, runs.choose(str(story), 4, loaded.task), Recipe(), batch_size=4)
-    runs.save_run(tmp_path / "text", pair)
+    runs.save(tmp_path / "text", pair)
     both = [run, tmp_path / "text"]
-    message = cli("compare", both[first], both[1 - first], "--data", TEST).message()
-    assert message.startswith(f"compare: the task of {both[first]} is ")
+    message = cli("report", both[first], both[1 - first], "--data", TEST).message()
+    assert message.startswith(f"report: the task of {both[first]} is ")
     assert message.endswith("Compare runs of one task at a time.")
 
 
-@pytest.mark.parametrize("words", [("reproduce", "table-ablation"), ("ablate", "RUN", *FEW)])
+@pytest.mark.parametrize(
+    "words", [("reproduce", "table-ablation"), ("doctor", "RUN", *FEW, "--passes", "run")]
+)
 def test_studies_take_a_device(cli, run, words):
     words = tuple(run if word == "RUN" else word for word in words)
     assert cli(*words, "--device", "nowhere").message().startswith("device 'nowhere' cannot be used here")

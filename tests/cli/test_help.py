@@ -11,6 +11,7 @@ import pytest
 import typer.testing
 
 import onespike
+from onespike.cli import renamed
 from onespike.cli.app import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -28,9 +29,9 @@ def test_the_overview_names_every_command_in_full():
     page = help_page()
     start = page.index("Commands:") + 1
     assert [line.split()[0] for line in page[start:]] == COMMANDS
-    order = "demo list run convert inspect evaluate generate search doctor ablate report serve compare export benchmark push verify reproduce"
+    order = "demo list convert run inspect evaluate generate search doctor report serve export push reproduce"
     assert order.split() == COMMANDS
-    assert "  Start with: onespike demo" in page
+    assert any(line.startswith("  Start with: onespike demo.") for line in page)
     assert all(line.endswith(".") and not line.endswith("...") for line in page[start:])
 
 
@@ -51,8 +52,7 @@ def test_each_page_fits_and_ends_with_examples(command):
 def test_the_words_of_the_manual():
     """The options that the documentation promises, by name."""
     promised = {
-        "convert": "--calibrate --out --weights --preset --scale --percentile --levels --include --exclude --limit "
-        "--random-weights --pretrained --reference-weights",
+        "convert": "--calibrate --out --weights --preset --scale --set --limit --reference-weights",
         "evaluate": "--data --limit --batch-size --device --json",
     }
     for command, options in promised.items():
@@ -68,12 +68,36 @@ def test_no_words_show_the_overview():
 def test_options_stand_in_panels():
     page = help_page("convert")
     titles = [line for line in page if line.endswith("options:")]
-    assert titles == ["Basic options:", "Recipe options:", "Pass options:", "Device options:"]
+    assert titles == ["Basic options:", "Recipe options:", "Device options:"]
     starts = [page.index(title) for title in titles]
-    for option, panel in (("--calibrate DIR", 0), ("--scale λ", 1), ("--budget RATIO", 2), ("--device D", 3)):
+    for option, panel in (("--calibrate DIR", 0), ("--scale λ", 1), ("--device D", 2)):
         place = next(i for i, line in enumerate(page) if line.startswith(f"  {option}"))
         assert sum(start < place for start in starts) == panel + 1
     assert "Options:" in help_page("inspect")
+
+
+def test_there_are_few_words_to_learn():
+    parameters = [p for c in typer.main.get_command(app).commands.values() for p in c.params]
+    options = {"--help", "--version", *(o for p in parameters for o in p.opts if o.startswith("--"))}
+    assert len(COMMANDS) <= 14 and len(options) <= 50, sorted(options)
+
+
+@pytest.mark.parametrize("word", renamed.COMMANDS)
+def test_commands_of_earlier_versions_name_their_successor(cli, word):
+    assert cli(word, "run").message() == f"`onespike {word}` is now: {renamed.COMMANDS[word]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("convert MODEL --percentile 2", "--percentile is now --set percentile=…. See: onespike list fields"),
+        ("convert MODEL --pretrained", "--pretrained is now --weights pretrained."),
+        ("search RUN --per-site=kind", "--per-site is now the pass allocate: onespike convert …"),
+        ("export RUN --verify DIR", "--verify is now --data."),
+    ],
+)
+def test_options_of_earlier_versions_name_their_successor(cli, words, message):
+    assert cli(words).message().startswith(message)
 
 
 def test_the_version(cli):

@@ -43,14 +43,15 @@ def run(tmp_path_factory, network, story) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "llama"
     loaded = load_model(f"transformers:{network}", pretrained=True).with_length(16)
     pair = runs.convert_network(loaded, runs.choose(str(story), None, loaded.task), Recipe(), batch_size=4)
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
 def test_convert_with_passes_and_evaluate(cli, network, story, other, tmp_path):
     made = cli(
-        "convert", f"transformers:{network}", "--pretrained", "--calibrate", story, "--length", 16,
-        "--batch-size", 4, "--passes", "nearest,layout,center,allocate", "--energy", "binary", "--out", tmp_path / "run",
+        f"convert transformers:{network} --weights pretrained --calibrate {story} --length 16 "
+        "--batch-size 4 --passes nearest,layout,center,allocate --energy binary --out "
+        f"{tmp_path / 'run'}",
     )  # fmt: skip
     assert made.code == 0, made.err
     assert "calibrated on  8 windows of" in made.out and "windows of 16 tokens" in made.out
@@ -78,9 +79,7 @@ def test_search_doctor_report_and_compare(cli, run, other, tmp_path):
     shutil.copytree(run, mine)
     found = cli("search", mine, "--data", other, "--trials", 3, "--sampler", "grid", "--batch-size", 3)
     assert found.code == 0 and "best λ" in found.out, found.err
-    found = cli(
-        "search", mine, "--data", other, "--trials", 2, "--objective", "perplexity", "--sampler", "grid"
-    )
+    found = cli(f"search {mine} --data {other} --trials 2 --objective perplexity --sampler grid")
     assert found.code == 0 and "perplexity per token" in found.out, found.err
     found = cli("doctor", mine, "--data", other, "--images", 4, "--batch-size", 2)
     assert found.code == 0 and "perplexity per token: original" in found.out, found.err
@@ -90,38 +89,33 @@ def test_search_doctor_report_and_compare(cli, run, other, tmp_path):
         "next tokens are the same; furthest apart after token"
         in (mine / "report" / "report.html").read_text()
     )
-    found = cli("compare", run, mine, "--data", other, "--out", tmp_path / "compared")
+    found = cli("report", run, mine, "--data", other, "--out", tmp_path / "compared")
     assert found.code == 0, found.err
     assert "SNN perplexity" in (tmp_path / "compared" / "compare.md").read_text()
 
 
 def test_verify_and_integer_comparison(cli, run, other):
-    assert cli("verify", run, "--data", other, "--trials", 2).code == 0
     found = cli("evaluate", run, "--data", other, "--limit", 4, "--batch-size", 2, "--compare")
     assert found.code == 0 and " w8a8\n" in found.out, found.err
 
 
 def test_generate(cli, run, tmp_path):
     file = tmp_path / "written.json"
-    found = cli(
-        "generate", run, "--prompt", "once upon the time", "--tokens", 5, "--original", "--json", file
-    )
+    found = cli("generate", run, "once upon the time", "--length", 5, "--original", "--json", file)
     assert found.code == 0, found.err
     assert found.out.startswith("once upon the time ") and "original: once upon the time" in found.out
     assert found.err.endswith(f"next: onespike serve {run}\n")
     record = json.loads(file.read_text())
     assert record["prefill"]["tokens"] == 5 and record["decode"]["tokens"] <= 4  # <s> and four words
     assert 0 < record["decode"]["energy_pj"] < record["decode"]["original_pj"]
-    streamed = cli("generate", run, "--prompt", "once upon the time", "--tokens", 5, "--stream")
+    streamed = cli("generate", run, "once upon the time", "--length", 5, "--stream")
     assert streamed.out.splitlines()[0] == record["texts"][0]
     both = cli(
         "generate",
         run,
-        "--prompt",
         "the cat",
-        "--prompt",
         "once upon the time",
-        "--tokens",
+        "--length",
         3,
         "--cache",
         "static",
@@ -207,13 +201,11 @@ def test_what_cannot_be_generated(cli, run, vit_run):
     def refused(*words):
         return cli("generate", *words).message()
 
-    assert refused(vit_run, "--prompt", "a").startswith(
-        "generate: this network classifies, and writes no text."
-    )
-    assert "the network's context of 32 is full" in refused(run, "--prompt", "the cat", "--tokens", 30)
-    assert "Give one --prompt" in refused(run, "--prompt", "a", "--prompt", "b", "--stream")
-    assert "unknown cache 'fixed'" in refused(run, "--prompt", "a", "--cache", "fixed")
-    assert "--tokens must be at least 1" in refused(run, "--prompt", "a", "--tokens", 0)
+    assert refused(vit_run, "a").startswith("generate: this network classifies, and writes no text.")
+    assert "the network's context of 32 is full" in refused(run, "the cat", "--length", 30)
+    assert "Give one text" in refused(run, "a", "b", "--stream")
+    assert "unknown cache 'fixed'" in refused(run, "a", "--cache", "fixed")
+    assert "--length must be at least 1" in refused(run, "a", "--length", 0)
 
 
 def test_questions_of_the_harness(cli, run, tmp_path, monkeypatch):
@@ -233,7 +225,7 @@ metric_list: [{{metric: acc}}]
 """
     )
     file = tmp_path / "result.json"
-    found = cli("evaluate", run, "--tasks", "cats", "--task-folder", tmp_path, "--json", file)
+    found = cli("evaluate", run, "--tasks", "cats", "--data", tmp_path, "--json", file)
     assert found.code == 0, found.err
     (row,) = json.loads(file.read_text())["tasks"]
     assert (row["task"], row["metric"], row["ann"], row["questions"]) == ("cats", "acc", 0.5, 6)
@@ -254,14 +246,12 @@ def test_an_encoder_embeds(cli, tmp_path):
             ("once upon the time", "there was a dog", 0.1), ("a b c", "d e", 0.3)]  # fmt: skip
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\t{c}\n" for a, b, c in rows))
     made = cli(
-        "convert", f"transformers:{bert(tmp_path / 'net')}", "--pretrained", "--calibrate", tmp_path / "pairs.tsv",
-        "--passes", "nearest,allocate", "--out", tmp_path / "run",
+        f"convert transformers:{bert(tmp_path / 'net')} --weights pretrained --calibrate "
+        f"{tmp_path / 'pairs.tsv'} --passes nearest,allocate --out {tmp_path / 'run'}",
     )  # fmt: skip
     assert made.code == 0, made.err
     file = tmp_path / "result.json"
-    found = cli(
-        "evaluate", tmp_path / "run", "--data", tmp_path / "pairs.tsv", "--batch-size", 3, "--json", file
-    )
+    found = cli(f"evaluate {tmp_path / 'run'} --data {tmp_path / 'pairs.tsv'} --batch-size 3 --json {file}")
     assert found.code == 0, found.err
     record = json.loads(file.read_text())
     assert (record["task"], record["texts"], record["pairs"]) == ("embedding", 8, 4)
@@ -273,7 +263,15 @@ def test_bad_input_is_one_line(cli, network, story, run, tmp_path):
     def refused(*words):
         return cli(*words).message()
 
-    convert = ("convert", f"transformers:{network}", "--pretrained", "--out", tmp_path / "run", "--calibrate")
+    convert = (
+        "convert",
+        f"transformers:{network}",
+        "--weights",
+        "pretrained",
+        "--out",
+        tmp_path / "run",
+        "--calibrate",
+    )
     (tmp_path / "empty.txt").write_text("\n")
     assert refused(*convert, tmp_path / "empty.txt").endswith(
         "there is no text in it. Give a file with some."
@@ -285,16 +283,27 @@ def test_bad_input_is_one_line(cli, network, story, run, tmp_path):
         *convert, tmp_path / "ids.jsonl"
     )
     assert "--length must be from 2 to 32" in refused(*convert, story, "--length", 64)
-    assert refused(*convert, story, "--mean", "0,0,0", "--std", "1,1,1").endswith("Leave them out.")
+    assert refused(*convert, story, "--preprocess", "mean=0,0,0", "--preprocess", "std=1,1,1").endswith(
+        "Leave them out."
+    )
     assert "has no use for boxes" in refused("evaluate", run, "--data", story, "--annotations", "a.json")
     assert not (tmp_path / "run").exists()
 
 
 def test_run_takes_windows_of_another_length(cli, network, story, tmp_path):
-    words = ("run", f"transformers:{network}", "--pretrained", "--data", story, "--out", tmp_path / "run")
+    words = (
+        "run",
+        f"transformers:{network}",
+        "--weights",
+        "pretrained",
+        "--data",
+        story,
+        "--out",
+        tmp_path / "run",
+    )
     made = cli(*words, "--length", 16, "--preset", "w8aspike", "--batch-size", 2)
     assert made.code == 0, made.err
-    assert "1/2: onespike convert" in made.err + made.out and "--length 16" in made.err + made.out
+    assert "1/2: convert" in made.err
     assert "calibrated on  2 windows of" in made.out and "measured on    6 others of" in made.out
     assert "--length must be from 2 to 32" in cli(*words[:-1], tmp_path / "more", "--length", 64).message()
 
@@ -304,13 +313,7 @@ def test_networks_that_do_not_fit(cli, story, tmp_path):
 
     def refused(folder):
         return cli(
-            "convert",
-            f"transformers:{folder}",
-            "--pretrained",
-            "--calibrate",
-            story,
-            "--out",
-            tmp_path / "run",
+            f"convert transformers:{folder} --weights pretrained --calibrate {story} --out {tmp_path / 'run'}"
         ).message()
 
     wrong = llama(tmp_path / "wrong", words=tokenizer(size=50))
@@ -330,13 +333,7 @@ def test_networks_that_do_not_fit(cli, story, tmp_path):
 
 def test_an_image_network_takes_no_length(cli, tmp_path):
     found = cli(
-        "convert",
-        "bundled:cifar10-vit",
-        "--calibrate",
-        "bundled:cifar10-calibration",
-        "--length",
-        8,
-        "--out",
-        tmp_path / "r",
+        "convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --length 8 --out "
+        f"{tmp_path / 'r'}"
     )
     assert found.message() == "bundled:cifar10-vit reads no text, and --length is for text. Leave it out."

@@ -30,18 +30,7 @@ def parsed(words: list[str]) -> None:
 
 def test_from_a_network_to_its_page(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = (
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        4,
-        "--out",
-        "a run",
-    )
+    words = (f"convert {VIT} --preset sformer --calibrate {CALIBRATION} --limit 4 --out", "a run")
     words = following(cli(*words))
     assert words == ["onespike", "evaluate", "a run", "--data", TEST]
     words = following(cli(*words[1:], "--limit", 4))
@@ -58,14 +47,14 @@ WORDS = {
     "list models": ("list", "models", "cifar10"),
     "list presets": ("list", "presets"),
     "list passes": ("list", "passes"),
-    "verify": ("verify", "--trials", 1),
-    "verify a run": ("verify", "RUN", "--data", TEST, "--trials", 1),
+    "theorems": ("reproduce", "theorems", "--trials", 1),
+    "fields": ("list", "fields"),
     "inspect": ("inspect", "RUN"),
     "inspect --recipe": ("inspect", "RUN", "--recipe"),
     "report without images": ("report", "RUN"),
-    "compare": ("compare", "RUN", "RUN", *LIMIT),
+    "two runs": ("report", "RUN", "RUN", *LIMIT),
     "reproduce": ("reproduce", "list"),
-    "ablate": ("ablate", "RUN", *LIMIT, "--passes", "center"),
+    "doctor --passes": ("doctor", "RUN", *LIMIT, "--passes", "center"),
 }
 
 
@@ -103,8 +92,8 @@ def test_the_live_page_ends_by_ctrl_c(cli, vit_run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LiveServer, "serve_forever", interrupted)
-    result = cli("serve", vit_run, "--port", 0)
+    result = cli("serve", vit_run, "--address", 0)
     assert result.out.startswith(f"serving {vit_run} at http://127.0.0.1:") and "warning" not in result.err
     parsed(following(result))
-    assert "--port must be" in cli("serve", vit_run, "--port", 70000).message()
-    assert "other machines can reach" in cli("serve", vit_run, "--port", 0, "--host", "0.0.0.0").err
+    assert "--address ends in a port" in cli("serve", vit_run, "--address", 70000).message()
+    assert "other machines can reach" in cli("serve", vit_run, "--address", "0.0.0.0:0").err

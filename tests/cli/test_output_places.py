@@ -39,7 +39,7 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
     def work(*_: object, **__: object) -> None:
         pytest.fail("the work has started")
 
-    for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.search_run.search_run",
+    for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.searching.search_run",
                  "diagnosis.checkup", "studies.ablate.ablate_run", "reports.record.gather"):  # fmt: skip
         monkeypatch.setattr(f"onespike.{name}", work)
     file = tmp_path / "file"
@@ -53,9 +53,9 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
         ("evaluate", *data, "--picture", tmp_path): a_folder,
         ("search", *data, *json): a_folder,
         ("doctor", *data, *json): a_folder,
-        ("ablate", *data, *json): a_folder,
+        ("doctor", *data, *json, "--passes", "run"): a_folder,
         ("report", *data, "--out", file): a_file,
-        ("compare", *data, vit_run, "--out", file): a_file,
+        ("report", *data, vit_run, "--out", file): a_file,
         ("demo", "--out", file): a_file,
         ("reproduce", "table-energy", "--out", file): a_file,
         ("convert", VIT, "--preset", "sformer", "--calibrate", CALIBRATION, "--out", file / "in"): within,

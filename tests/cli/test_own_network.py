@@ -105,11 +105,11 @@ def test_every_command_takes_it(cli, run, model, tmp_path, monkeypatch):
         ("search", run, *FEW, "--trials", 2, "--objective", "kl"),
         ("export", run, "--format", "pt2", "--out", export, "--limit", 2),
         ("inspect", run),
-        ("compare", run, run, *FEW, "--out", tmp_path / "both"),
+        ("report", run, run, *FEW, "--out", tmp_path / "both"),
     ):
         done = cli(*words, "--model", model)
         assert done.code == 0, (words, done.err)
-        assert model in done.out or words[0] in ("report", "export", "search", "compare")
+        assert model in done.out or words[0] in ("report", "export", "search")
     assert export.is_file()
     assert (
         cli("run", model, *FEW, "--preset", "sformer", "--scale", 0.3, "--out", tmp_path / "whole").code == 0
@@ -126,7 +126,7 @@ def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
     record.write_text(record.read_text().replace(str(file), str(moved / file.name)))
     _run.cache_clear()
     ran = (file.with_name("ran").read_text(), (moved / "ran").read_text())
-    for words in (("evaluate", run, *FEW), ("inspect", run), ("serve", run, "--port", 0)):
+    for words in (("evaluate", run, *FEW), ("inspect", run), ("serve", run, "--address", 0)):
         assert cli(*words).code == 2
     contents = json.loads(record.read_text())
     contents.pop("sha256")
@@ -140,7 +140,7 @@ def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
 
 def test_a_neuron_of_the_file_is_known_in_time(cli, model, tmp_path):
     words = ("convert", model, "--calibrate", CALIBRATION, "--limit", 8, "--preset", "sformer")
-    assert cli(*words, "--neuron", "own-neuron", "--out", tmp_path / "run").code == 0
+    assert cli(*words, "--set", "neuron=own-neuron", "--out", tmp_path / "run").code == 0
     assert cli("evaluate", tmp_path / "run", *FEW, "--model", model).code == 0
 
 

@@ -32,8 +32,8 @@ def pair():
 
 
 def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
-    runs.save_run(tmp_path / "run", pair)
-    loaded = runs.load_run(tmp_path / "run")
+    runs.save(tmp_path / "run", pair)
+    loaded = runs.load(tmp_path / "run")
     x, _ = next(pair.loaded.batches(limit(list_images(TEST), 8), 8))
     with torch.inference_mode():
         assert torch.equal(pair.snn(x), loaded.snn(x))
@@ -70,16 +70,7 @@ def test_the_paper_s_preset_has_no_passes():
 )
 def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
     found = cli(
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        8,
-        "--out",
-        tmp_path / "run",
+        f"convert {VIT} --preset sformer --calibrate {CALIBRATION} --limit 8 --out {tmp_path / 'run'}",
         *options,
     )
     assert found.code == 2 and message in found.err
@@ -87,8 +78,8 @@ def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
 
 
 def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkeypatch):
-    runs.save_run(tmp_path / "run", few)
-    words = ("ablate", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
+    runs.save(tmp_path / "run", few)
+    words = ("doctor", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
     found = cli(*words)
     assert found.code == 0, found.err
@@ -114,17 +105,8 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkey
 
 
 def test_ablate_knows_images_by_their_contents(cli, tmp_path, few):
-    runs.save_run(tmp_path / "run", few)
-    words = (
-        "ablate",
-        tmp_path / "run",
-        "--data",
-        tmp_path / "images",
-        "--passes",
-        "nearest",
-        "--budget",
-        "0.3",
-    )
+    runs.save(tmp_path / "run", few)
+    words = (f"doctor {tmp_path / 'run'} --data {tmp_path / 'images'} --passes nearest --budget 0.3",)
     for index in range(4):
         noise(tmp_path / "images" / f"{index}.png", index)
     found = cli(*words)
@@ -138,8 +120,8 @@ def test_ablate_takes_as_few_images_as_convert(cli, tmp_path):
     """One batch of calibration images is parted there, too, for passes that judge by others."""
     items = limit(list_images(CALIBRATION), 6)
     recipe = preset("sformer", passes=("nearest", "allocate", "weigh"), budget=0.2)
-    runs.save_run(tmp_path / "run", runs.convert_network(load_model(VIT), items, recipe))
-    found = cli("ablate", tmp_path / "run", "--data", TEST, "--limit", 4)
+    runs.save(tmp_path / "run", runs.convert_network(load_model(VIT), items, recipe))
+    found = cli("doctor", tmp_path / "run", "--data", TEST, "--limit", 4, "--passes", "run")
     assert found.code == 0 and "weigh alone" in found.out, found.err
 
 
@@ -155,13 +137,13 @@ def test_ablate_and_convert_refuse_the_same_passes(cli, tmp_path):
         ),
     ):
         run = tmp_path / "-".join(options)
-        runs.save_run(run, runs.convert_network(load_model(VIT), items, preset("sformer", **options)))
-        assert cli("ablate", run, *words, passes).message().startswith(message)
+        runs.save(run, runs.convert_network(load_model(VIT), items, preset("sformer", **options)))
+        assert cli("doctor", run, *words, passes).message().startswith(message)
         with pytest.raises(UsageError, match=f"^{message}"):
             spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **options)
 
 
 def test_labels_that_are_not_there_judge_nothing(cli, tmp_path):
-    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--max-drop", "5%", "--validate")
+    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--max-drop", "5%", "--data")
     message = cli(*words, noise(tmp_path / "images" / "0.png", 0).parent, "--out", tmp_path / "run").message()
     assert message.startswith("max_drop: these labels do not say whether an answer is right.")

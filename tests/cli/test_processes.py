@@ -35,19 +35,10 @@ main()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
 def test_ctrl_c_while_calibrating(tmp_path):
-    words = (
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
-        CALIBRATION,
-        "--out",
-        tmp_path / "new" / "run",
-    )
+    out = tmp_path / "new" / "run"
+    words = f"convert {VIT} --preset sformer --weights random --calibrate {CALIBRATION} --out {out}".split()
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *map(str, words)],
+        [sys.executable, "-c", SLOW, *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # shells ignore it in the background
     )  # fmt: skip
@@ -108,8 +99,8 @@ def command(*words):
 import onespike.cli
 print(command("--help"))
 del sys.modules["typer"], sys.modules["rich"]
-print(command("--help"), command("verify", "--trials", "1"), command("list", "neurons"))
-print(command("convert", "timm:resnet18", "--preset", "sformer", "--random-weights", "--calibrate", "bundled:cifar10-test", "--out", "x"))
+print(command("--help"), command("reproduce", "theorems", "--trials", "1"), command("list", "neurons"))
+print(command("convert", "timm:resnet18", "--preset", "sformer", "--weights", "random", "--calibrate", "bundled:cifar10-test", "--out", "x"))
 """
 
 

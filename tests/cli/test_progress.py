@@ -37,9 +37,6 @@ def test_a_bar_on_a_terminal(monkeypatch):
 def test_a_line_stands_for_silence_and_makes_room(monkeypatch):
     """On a terminal: it appears after a while, goes before others speak, and stays away while there is a bar."""
     import io
-    import sys
-
-    from onespike.cli import status
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -47,25 +44,23 @@ def test_a_line_stands_for_silence_and_makes_room(monkeypatch):
 
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(status, "PATIENCE", 0.0)
-    with status.alive():
-        running = status._current
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress.alive():
+        running = progress._current
         running.tick()
         assert shown.getvalue().endswith("starting … 0 s")
-        status.clear()
-        assert shown.getvalue().endswith(status.CLEAR) and not running.shown
-        with status.bar("sampling"):
+        progress.clear_status()
+        assert shown.getvalue().endswith(progress.CLEAR) and not running.visible
+        with progress._in_place_of_status("sampling"):
             before = shown.getvalue()
             running.tick()
             assert shown.getvalue() == before
         running.tick()
         assert shown.getvalue().endswith("sampling: done, working on … 0 s")
-    assert shown.getvalue().endswith(status.CLEAR) and status._current is None
+    assert shown.getvalue().endswith(progress.CLEAR) and progress._current is None
 
 
 def test_no_line_where_nobody_looks(capsys):
-    from onespike.cli import status
-
-    with status.alive():
-        assert status._current is None
+    with progress.alive():
+        assert progress._current is None
     assert capsys.readouterr().err == ""

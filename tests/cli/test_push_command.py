@@ -15,16 +15,11 @@ def test_a_card_and_refusals(cli: Command, vit_run: Path, tmp_path: Path) -> Non
     assert cli("push", run, "me/vit").message() == (
         "a card names the license of the original network. Give it with --license NAME."
     )
-    assert cli("push", run, "--license", "mit").message() == (
-        "give a repository OWNER/NAME to upload to, or --card-only to upload nothing."
-    )
     assert not (run / "README.md").exists()
-    done = cli("push", run, "--license", "mit", "--card-only")
+    done = cli("push", run, "--license", "mit")
     assert done.code == 0, done.err
     assert "Not measured." in (run / "README.md").read_text()
     assert "onespike report RUN --data DIR" in done.err
-    assert cli("push", run, "me/vit", "--license", "mit", "--card-only").code == 0
-    assert 'from_pretrained("me/vit")' in (run / "README.md").read_text()
     assert cli("inspect", run).code == 0  # it is a run still
 
 
@@ -36,12 +31,12 @@ def test_figures_of_a_card(cli: Command, vit_run: Path, tmp_path: Path) -> None:
     assert cli("report", run, *data).code == 0
     assert cli("evaluate", run, *data, "--json", file).code == 0
     cards = []
-    for given in ((), ("--evaluation", file)):
-        assert cli("push", run, "--license", "mit", "--card-only", *given).code == 0
+    for given in ((), ("--json", file)):
+        assert cli("push", run, "--license", "mit", *given).code == 0
         cards.append((run / "README.md").read_text())
     assert cards[0] == cards[1] and "| network | top-1 % | 95 % |" in cards[0]
     file.write_text('{"task": "classification"}')
-    assert cli("push", run, "--license", "mit", "--card-only", "--evaluation", file).message() == (
+    assert cli("push", run, "--license", "mit", "--json", file).message() == (
         f"{file}: the file is damaged (at ann: field required). Measure again: onespike evaluate RUN --data DIR --json FILE"
     )
 
@@ -59,6 +54,7 @@ def test_an_upload_that_fails(
     monkeypatch.setattr(hub, "HfApi", Absent)
     shutil.copytree(vit_run, tmp_path / "run")
     result = cli("push", tmp_path / "run", "me/vit", "--license", "mit")
+    assert 'from_pretrained("me/vit")' in (tmp_path / "run" / "README.md").read_text()
     assert result.code == 2 and result.err.splitlines()[-1] == (
         "onespike: me/vit: the run cannot be uploaded (no answer). "
         "Check the name, your token and the network connection, then push again."

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from command_line import CALIBRATION, VIT
 
-from onespike.cli.recipe_options import recipe_of
-from onespike.recipe import PRESETS, Recipe, preset
-from onespike.runs.as_command import recipe_options
-from onespike.runs.recipe_file import read_recipe, recipe_text
+from onespike.cli.options import recipe_of
+from onespike.recipe import PRESETS, USUAL, Recipe, preset
+from onespike.runs.recipe_text import read_recipe, recipe_options, recipe_text
 from onespike.runtime.options import options
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
@@ -23,22 +22,22 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
 FIELDS = options(Recipe)
 WORDS = {
     "preset": "--preset ecmt-vit",
-    "neuron": "--neuron mtn",
-    "levels": "--levels mixed:64+8",
-    "rounding": "--rounding nearest",
+    "neuron": "--set neuron=mtn",
+    "levels": "--set levels=mixed:64+8",
+    "rounding": "--set rounding=nearest",
     "scale": "--scale 0.2718281828459045",
-    "percentile": "--percentile 0",
-    "domain": "--domain sided",
-    "softmax": "--softmax 0.0035",
-    "granularity": "--granularity channel",
-    "io": "--io spiking",
-    "include": "--include a* --include b*",
-    "exclude": "--exclude head:*",
-    "fold_batchnorm": "--fold-batchnorm no",
-    "factors": "--factor *.fc1:*=0.1 --factor a=b=3",
-    "steps": "--steps 2",
-    "placement": "--placement activation",
-    "fixed": "--fixed *.fc2:*=0.25,0",
+    "percentile": "--set percentile=0",
+    "domain": "--set domain=sided",
+    "softmax": "--set softmax=0.0035",
+    "granularity": "--set granularity=channel",
+    "io": "--set io=spiking",
+    "include": "--set include=a* --set include=b*",
+    "exclude": "--set exclude=head:*",
+    "fold_batchnorm": "--set fold_batchnorm=no",
+    "factors": "--set factors=*.fc1:*=0.1 --set factors=a=b=3",
+    "steps": "--set steps=2",
+    "placement": "--set placement=activation",
+    "fixed": "--set fixed=*.fc2:*=0.25,0",
     "passes": "--passes nearest,center",
     "budget": "--passes nearest --budget 0.2",
     "energy": "--passes nearest --energy binary",
@@ -47,14 +46,12 @@ WORDS = {
 WORDS = {name: words if name == "preset" else f"--preset sformer {words}" for name, words in WORDS.items()}
 
 
-def given(text: str) -> Recipe:
+def typed(text: str) -> Recipe:
     """The recipe of a command's words, as the command line reads them."""
-    words: dict = dict.fromkeys(FIELDS)
     pairs = text.split()
-    for flag, word in zip(pairs[::2], pairs[1::2], strict=True):
-        name = next(name for name, option in FIELDS.items() if option.name(name) == flag)
-        words[name] = [*(words[name] or []), word] if FIELDS[name].repeated else word
-    return recipe_of(words)
+    words = list(zip(pairs[::2], pairs[1::2], strict=True))
+    usual = {flag[2:].replace("-", "_"): [word] for flag, word in words if flag != "--set"}
+    return recipe_of(usual, [word for flag, word in words if flag == "--set"])
 
 
 def test_every_field_is_an_option():
@@ -63,7 +60,7 @@ def test_every_field_is_an_option():
 
 @pytest.mark.parametrize("name", WORDS)
 def test_words_and_recipes_are_two_forms_of_one_thing(name):
-    recipe = given(WORDS[name])
+    recipe = typed(WORDS[name])
     assert getattr(recipe, name) != getattr(Recipe(), name)
     assert " ".join(recipe_options(recipe)) == WORDS[name]
 
@@ -71,13 +68,13 @@ def test_words_and_recipes_are_two_forms_of_one_thing(name):
 def test_what_a_preset_sets_can_be_unset():
     recipe = preset("best", budget=None, passes=("nearest",))
     assert recipe_options(recipe) == ["--preset", "best", "--passes", "nearest", "--budget", "none"]
-    assert given(" ".join(recipe_options(recipe))) == recipe
+    assert typed(" ".join(recipe_options(recipe))) == recipe
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
 @pytest.mark.parametrize("name", WORDS)
 def test_a_file_gives_the_recipe_again(tmp_path, name, suffix):
-    recipe, file = given(WORDS[name]), tmp_path / f"recipe{suffix}"
+    recipe, file = typed(WORDS[name]), tmp_path / f"recipe{suffix}"
     record = {"version": 1, "preset": recipe.preset, **recipe.changes()}
     text = recipe_text(recipe)
     assert [line.partition(": ")[0] for line in text.splitlines()] == list(record)
@@ -121,21 +118,21 @@ def test_a_file_and_a_preset_are_two_starts(cli, tmp_path):
     assert cli(*words, "--recipe", missing, "--preset", "best").message() == (
         "--preset and --recipe both say where the recipe starts. Give one of them."
     )
-    assert cli(*words, "--factor", "a").message() == (
+    assert cli(*words, "--set", "factors=a").message() == (
         "'a' is not a glob with its numbers. Write for example '*.fc1:*=0.5'."
     )
 
 
 def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
     words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 2)
-    changes = ("--scale", 0.3, "--exclude", "head:*")
+    changes = ("--scale", 0.3, "--set", "exclude=head:*")
     assert cli(*words, "--preset", "sformer", *changes, "--out", tmp_path / "a").code == 0
     shown = cli("inspect", tmp_path / "a", "--recipe", "--json", tmp_path / "recipe.json")
     assert shown.out == "version: 1\npreset: sformer\nscale: 0.3\nexclude: ['head:*']\n"
     (tmp_path / "recipe.yaml").write_text(shown.out)
     for suffix in ("yaml", "json"):
         file, out = tmp_path / f"recipe.{suffix}", tmp_path / suffix
-        assert cli(*words, "--recipe", file, "--percentile", 2, "--out", out).code == 0
+        assert cli(*words, "--recipe", file, "--set", "percentile=2", "--out", out).code == 0
         recipe = json.loads((out / "run.json").read_text())["recipe"]
         assert (recipe["scale"], recipe["exclude"], recipe["percentile"]) == (0.3, ["head:*"], 2.0)
 
@@ -144,9 +141,10 @@ def test_listed_settings_can_be_typed(cli):
     """They lead from the first preset, which shows all its own, to each of the others."""
     lines = cli("list", "presets").out.splitlines()
     assert [line.split()[0] for line in lines[::3]] == list(PRESETS)
+    assert tuple(PRESETS)[:4] == USUAL
     for name, settings in zip(PRESETS, lines[2::3], strict=True):
         words = " ".join(word for word in shlex.split(settings.replace(" --passes ''", "")))
-        assert given(f"--preset sformer {words}") == preset(name).replace(preset="sformer"), name
+        assert typed(f"--preset sformer {words}") == preset(name).replace(preset="sformer"), name
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -41,20 +41,19 @@ def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     storage.load(run)  # the report has not damaged it
 
     other, out = shutil.copytree(run, tmp_path / "other"), tmp_path / "compared"
-    shown = cli("compare", run, other, "--out", out)
+    shown = cli("report", run, other, "--out", out)
     assert shown.code == 0 and shown.out.count(f"{record['evaluation']['energy'][record['energy']]:.3f}") == 2
     assert sorted(p.name for p in out.iterdir()) == [
         f"compare.{ending}" for ending in ("csv", "html", "json", "md", "tex")
     ]
     (other / "report" / "report.json").write_text("{")
-    assert "report.json: the file is damaged (" in cli("compare", run, other, "--out", out).message()
+    assert "report.json: the file is damaged (" in cli("report", run, other, "--out", out).message()
     shutil.rmtree(other / "report")
     assert (
-        cli("compare", run, other, "--out", out).message().startswith(f"{other}: it has no measured report.")
+        cli("report", run, other, "--out", out).message().startswith(f"{other}: it has no measured report.")
     )
-    assert cli("compare", run, "--out", out).message() == (
-        "compare needs two runs or more. Use `onespike report` for one."
-    )
+    message = cli("report", run, "--energy", "counts").message()
+    assert message == "--energy draws several runs, and there is one. Leave it out."
 
 
 def test_a_report_without_data_says_what_is_missing(cli, run, tmp_path):
@@ -77,35 +76,27 @@ def test_the_doctor(cli, run, images, tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", ["report", "doctor", "compare"])
+@pytest.mark.parametrize("command", ["report", "doctor", "report two"])
 def test_a_damaged_run_is_named(cli, run, images, command):
     weights = run / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    words = (run, run) if command == "compare" else (run,)
-    message = cli(command, *words, "--data", images).message()
+    words = (run, run) if command == "report two" else (run,)
+    message = cli(command.split()[0], *words, "--data", images).message()
     assert message.startswith(
         f"{run}: the run is damaged: weights.safetensors is not the file that was saved"
     )
 
 
 def test_a_normalization_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
-    given = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
+    given = ("--preprocess", "mean=0.5,0.5,0.5", "--preprocess", "std=0.5,0.5,0.5")
     words = (
-        "convert",
-        "bundled:cifar10-vit",
-        "--preset",
-        "sformer",
-        "--weights",
-        vit_weights,
-        "--calibrate",
-        images,
-        "--limit",
-        2,
+        f"convert bundled:cifar10-vit --preset sformer --weights {vit_weights} --calibrate "
+        f"{images} --limit 2",
     )
     out = tmp_path / "other"
     assert cli(*words, *given, "--out", out).code == 0
     record = json.loads((out / "run.json").read_text())
     assert record["network"]["normalization"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
     assert "then mean 0.5 0.5 0.5, std 0.5 0.5 0.5 instead" in cli("inspect", out).out
-    message = cli(*words, "--mean", "0.5", "--out", tmp_path / "x").message()
-    assert message == "--std takes three numbers, not None. Give both: --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5."
+    message = cli(*words, "--preprocess", "mean=0.5", "--out", tmp_path / "x").message()
+    assert message.startswith("--preprocess std takes numbers, not ''. Give both: ")

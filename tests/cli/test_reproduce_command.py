@@ -27,9 +27,9 @@ def test_an_unknown_study_names_the_closest(cli):
 
 def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
     words = (
-        "reproduce", "table-percentile", "--model", "bundled:cifar10-vit", "--weights", vit_weights, "--data",
-        "bundled:cifar10-test", "--calibrate", CALIBRATION, "--calibration-images", 4, "--limit", 6,
-        "--out", tmp_path / "out",
+        f"reproduce table-percentile --model bundled:cifar10-vit --weights {vit_weights} --data "
+        f"bundled:cifar10-test --calibrate {CALIBRATION} --images 4 --limit 6 --out "
+        f"{tmp_path / 'out'}",
     )  # fmt: skip
     result = cli(*words)
     assert result.code == 0, result.err
@@ -49,7 +49,7 @@ def test_a_study_with_weights_and_data_of_ones_own(cli, tmp_path, vit_weights):
 
 
 def test_a_study_is_repeated_over_calibrations(cli, tmp_path):
-    words = ("reproduce", "table-classification", "--calibration-images", 4, "--limit", 6, "--repeat", 2)
+    words = ("reproduce", "table-classification", "--images", 4, "--limit", 6, "--repeat", 2)
     result = cli(*words, "--seed", 1, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert "Scores are means over 2 calibrations on 4 images each" in " ".join(result.out.split())
@@ -67,7 +67,7 @@ def test_what_cannot_be_meant(cli, tmp_path):
         == "a network of your own is measured on images of your own. Give them with --data DIR."
     )
     assert (
-        cli("reproduce", "table-energy", "--calibration-images", 1, "--out", tmp_path).message()
+        cli("reproduce", "table-energy", "--images", 1, "--out", tmp_path).message()
         == "calibration needs at least 2 images, not 1. Try 64."
     )
 

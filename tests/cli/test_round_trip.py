@@ -78,20 +78,21 @@ def digest(pair: runs.NetworkPair, images: Path) -> str:
 
 def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     run, file = tmp_path / "runs" / "run", tmp_path / "result.json"
-    options = ("--scale", 0.3, "--levels", 4, "--percentile", 2, "--neuron", "sfn", "--rounding", "nearest")
+    options = (
+        "--scale",
+        0.3,
+        "--set",
+        "levels=4",
+        "--set",
+        "percentile=2",
+        "--set",
+        "neuron=sfn",
+        "--set",
+        "rounding=nearest",
+    )
     converted = cli(
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--weights",
-        vit_weights,
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        4,
-        "--out",
-        run,
+        f"convert {VIT} --preset sformer --weights {vit_weights} --calibrate {CALIBRATION} --limit "
+        f"4 --out {run}",
         *options,
     )
     assert converted.code == 0
@@ -146,19 +147,7 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
 
 def test_limit_is_evenly_spaced_and_recorded(cli, tmp_path, images):
     run = tmp_path / "run"
-    done = cli(
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
-        images,
-        "--limit",
-        4,
-        "--out",
-        run,
-    )
+    done = cli(f"convert {VIT} --preset sformer --weights random --calibrate {images} --limit 4 --out {run}")
     assert done.code == 0
     assert record(run)["data"] == {
         "source": str(images),
@@ -208,19 +197,7 @@ def test_inspect_shows_recipe_and_sites(cli, vit_run):
 @pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
 def test_other_libraries(cli, tmp_path, images, name):
     run, file = tmp_path / "run", tmp_path / "result.json"
-    done = cli(
-        "convert",
-        name,
-        "--preset",
-        "sformer",
-        "--random-weights",
-        "--calibrate",
-        images,
-        "--limit",
-        2,
-        "--out",
-        run,
-    )
+    done = cli(f"convert {name} --preset sformer --weights random --calibrate {images} --limit 2 --out {run}")
     assert done.code == 0, done.err
     assert f"network        {name} (random weights)\n" in done.out
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
@@ -229,8 +206,8 @@ def test_other_libraries(cli, tmp_path, images, name):
 
 def test_another_neuron(cli, tmp_path, images):
     run, file = tmp_path / "run", tmp_path / "result.json"
-    options = ("--neuron", "mtn", "--calibrate", images, "--limit", 2, "--out", run)
-    assert cli("convert", VIT, "--preset", "sformer", "--random-weights", *options).code == 0
+    options = ("--set", "neuron=mtn", "--calibrate", images, "--limit", 2, "--out", run)
+    assert cli("convert", VIT, "--preset", "sformer", "--weights", "random", *options).code == 0
     assert cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).code == 0
     assert figures_of(file).keys() == SCHEMA.keys()
     assert "dual-mtn, θ+=" in cli("inspect", run).out
@@ -241,12 +218,14 @@ def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, trans
     shutil.copytree(transformers_folder, source)
     run, file = tmp_path / "run", tmp_path / "result.json"
     spec = f"transformers:{source}"
-    done = cli("convert", spec, "--preset", "sformer", "--pretrained", "--calibrate", images, "--out", run)
+    done = cli(
+        "convert", spec, "--preset", "sformer", "--weights", "pretrained", "--calibrate", images, "--out", run
+    )
     assert done.code == 0, done.err
     pair = runs.convert_network(load_model(spec, pretrained=True), list_images(images), Recipe())
     shutil.rmtree(source)  # the run stands on its own
     assert {p.name for p in (run / "network").iterdir()} == {"config.json", "preprocessor_config.json"}
-    assert digest(runs.load_run(run), images) == digest(pair, images)
+    assert digest(runs.load(run), images) == digest(pair, images)
     evaluated = cli("evaluate", run, "--data", images, "--json", file)
     assert "note: 10 of these images were used for calibration, first 0/0.png\n" in evaluated.out
     assert f"\nnetwork        {spec} (pretrained weights)\n" in evaluated.out
@@ -267,19 +246,8 @@ def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_fol
     spec = VIT if kind == "bundled" else f"transformers:{transformers_folder}"
     run = place / "runs" / "run"
     done = cli(
-        "convert",
-        spec,
-        "--preset",
-        "sformer",
-        "--weights",
-        weights,
-        "--reference-weights",
-        "--calibrate",
-        images,
-        "--limit",
-        4,
-        "--out",
-        run,
+        f"convert {spec} --preset sformer --weights {weights} --reference-weights --calibrate "
+        f"{images} --limit 4 --out {run}"
     )
     assert done.code == 0, done.err
     relative = f"../../checkpoints/{weights.name}"
@@ -289,12 +257,12 @@ def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_fol
     loaded = load_model(spec, weights=weights)
     items = runs.choose(str(images), 4)
     expected = digest(runs.convert_network(loaded, items, Recipe()), images)
-    assert digest(runs.load_run(run), images) == expected
+    assert digest(runs.load(run), images) == expected
 
     moved = tmp_path / "moved"
     place.rename(moved)  # run and checkpoint together
     run, weights = moved / "runs" / "run", moved / "checkpoints" / weights.name
-    assert digest(runs.load_run(run), images) == expected
+    assert digest(runs.load(run), images) == expected
 
     start = f"{run}: the checkpoint {run / relative}, to which the run refers, "
     end = ". Put it back, or convert the network again."
@@ -315,7 +283,7 @@ from onespike import runs
 from onespike.tasks import batches, list_images
 
 torch.set_num_threads(1)
-pair = runs.load_run(Path(sys.argv[1]))
+pair = runs.load(Path(sys.argv[1]))
 inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.reading.transform, 4)))
 with torch.inference_mode():
     both = [network(inputs).numpy().tobytes() for network in (pair.ann, pair.snn)]
@@ -326,7 +294,7 @@ print(hashlib.sha256(b"".join(both)).hexdigest())
 def test_a_new_process_computes_the_same_bits(images, vit_run):
     command = [sys.executable, "-c", LOGITS, str(vit_run), str(images)]
     there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert there == digest(runs.load_run(vit_run), images)
+    assert there == digest(runs.load(vit_run), images)
 
 
 def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weights):
@@ -337,18 +305,8 @@ def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weigh
     for name in ("w.safetensors", "w.pt"):
         run = tmp_path / f"run-{name}"
         done = cli(
-            "convert",
-            VIT,
-            "--preset",
-            "sformer",
-            "--weights",
-            tmp_path / name,
-            "--calibrate",
-            images,
-            "--limit",
-            2,
-            "--out",
-            run,
+            f"convert {VIT} --preset sformer --weights {tmp_path / name} --calibrate {images} --limit "
+            f"2 --out {run}"
         )
         assert done.code == 0, done.err
         found.append(load_file(run / "weights.safetensors"))
@@ -357,18 +315,7 @@ def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weigh
 
 def test_a_device_map_is_read_by_convert_and_evaluate(cli, tmp_path, vit_weights, vit_run):
     """Weights of the blocks on disk: the same thresholds, and a map that is none is refused."""
-    words = (
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--weights",
-        vit_weights,
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        4,
-    )
+    words = (f"convert {VIT} --preset sformer --weights {vit_weights} --calibrate {CALIBRATION} --limit 4",)
     network = load_model(VIT, random_weights=True).model
     parts = [
         *(n for n, _ in network.named_children()),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import shlex
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from command_line import CALIBRATION, TEST, VIT
 
-from onespike.cli.plan import searches
+from onespike.cli.run import searches
 from onespike.recipe import preset
 from onespike.reports import record as report_record
 from onespike.runs import storage
-from onespike.runs.search_run import searched
+from onespike.runs.searching import searched
 from onespike.runtime.validated import sealed
 
 SMALL = ("run", VIT, "--data", TEST, "--limit", 6, "--images", 4)
@@ -26,18 +27,16 @@ def _brief(monkeypatch):
     monkeypatch.setattr(report_record, "DRAWN_SCALES", ())
 
 
-def planned(result) -> list[list[str]]:
-    """The commands that it says before it runs them."""
-    lines = [line for line in result.err.splitlines() if ": onespike " in line and line[:1].isdigit()]
-    return [shlex.split(line.partition(": onespike ")[2].removesuffix(" (done before)")) for line in lines]
+def stages(result) -> list[str]:
+    """The stages that it names before it runs them."""
+    return re.findall(r"^\d/\d: ([\w ]+?)(?: \(done before\))?$", result.err, re.MULTILINE)
 
 
 def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = cli(*SMALL, "--calibrate", CALIBRATION, "--passes", "nearest,center", "--budget", "0.3")
     assert result.code == 0, result.err
-    convert, report = planned(result)
-    assert convert[:2] == ["convert", VIT] and report[:2] == ["report", "cifar10-vit-spiking"]
+    assert stages(result) == ["convert", "report"]
     assert "done " in result.out and "top-1 accuracy, %: " in result.out
     assert "difference     " in result.out
     assert result.err.count("next: ") == 1
@@ -61,9 +60,9 @@ def test_without_images_to_calibrate_on_it_takes_a_part_and_measures_on_the_rest
 
 def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onespike.cli.plan.TRIALS", 2)
+    monkeypatch.setattr("onespike.cli.run.TRIALS", 2)
     result = cli(*SMALL, "--calibrate", CALIBRATION, "--out", "run", "--preset", "sformer")
-    assert [words[0] for words in planned(result)] == ["convert", "search", "report"]
+    assert stages(result) == ["convert", "search", "report"]
     assert result.code == 0, result.err
     found = searched(tmp_path / "run")
     assert len(found["trials"]) == 2
@@ -72,7 +71,7 @@ def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, monkeypat
 
 def test_a_search_leaves_images_to_measure_on(cli, tmp_path, images, monkeypatch):
     """All of them come from one folder: a part calibrates, another part is searched on, the rest is measured on."""
-    monkeypatch.setattr("onespike.cli.plan.TRIALS", 2)
+    monkeypatch.setattr("onespike.cli.run.TRIALS", 2)
     result = cli("run", VIT, "--data", images, "--out", tmp_path / "run", "--preset", "sformer")
     assert result.code == 0, result.err
     record = json.loads((tmp_path / "run/report/report.json").read_text())
@@ -108,10 +107,11 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
         assert result.err.splitlines()[-1].endswith("Run the same command again to go on.")
     before = (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns
     journal = tmp_path / ".run.plan.json"
-    assert json.loads(journal.read_text())["done"] == 1
+    record = json.loads(journal.read_text())
+    assert record["done"] == ["convert"]
     if stopped == "after":
-        journal.write_text(sealed({"commands": json.loads(journal.read_text())["commands"], "done": 0}))
-    other = cli(*words, "--percentile", 2)
+        journal.write_text(sealed({"request": record["request"], "done": []}))
+    other = cli(*words, "--set", "percentile=2")
     assert "run: a run with other options is there." in other.message()
     result = cli(*words)
     assert result.code == 0, result.err
@@ -161,7 +161,7 @@ def test_what_is_there_is_not_touched(cli, tmp_path):
 
 def test_damage_is_named(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / ".run.plan.json").write_text('{"commands": [], "done": 0}')
+    (tmp_path / ".run.plan.json").write_text('{"request": {}, "done": []}')
     message = cli(*SMALL, "--out", "run").message()
     assert message.startswith(".run.plan.json: the file is damaged") and "Remove it and run" in message
 
@@ -184,16 +184,45 @@ def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
-    typed = []
-    monkeypatch.setattr(
-        "onespike.cli.run._type", lambda words: typed.append(words) or Path("run").mkdir(exist_ok=True)
+    written = []
+    monkeypatch.setattr("onespike.runs.export_run.export", lambda *words, **_: written.append(words[1:3]))
+    monkeypatch.setattr("onespike.cli.export.exported", lambda *_: None)
+    assert cli(*SMALL, "--out", "run", "--format", "onxx").message().startswith("unknown format 'onxx'")
+    words = (
+        "--calibrate",
+        CALIBRATION,
+        "--preset",
+        "sformer",
+        "--scale",
+        0.3,
+        "--format",
+        "onnx",
+        "--format",
+        "pt2",
     )
-    monkeypatch.setattr("onespike.cli.run._summary", lambda *_: None)
-    assert cli(*SMALL, "--out", "run", "--export", "onxx").message().startswith("unknown format 'onxx'")
-    result = cli(*SMALL, "--out", "run", "--export", "onnx", "--export", "pt2")
+    result = cli(*SMALL, *words, "--out", "run")
     assert result.code == 0, result.err
-    out = ("run/export/network.onnx", "run/export/network.pt2")
-    assert typed[2:] == [
-        ("export", "run", "--format", "onnx", "--out", out[0]),
-        ("export", "run", "--format", "pt2", "--out", out[1]),
-    ]
+    assert stages(result) == ["convert", "report", "export onnx", "export pt2"]
+    assert written == [(name, Path(f"run/export/network.{name}")) for name in ("onnx", "pt2")]
+
+
+def test_the_network_is_loaded_once_and_images_are_decoded_once(cli, tmp_path, images, monkeypatch):
+    from onespike.adapters import base
+    from onespike.tasks import Classification, read_image
+
+    loads, decoded = [], []
+    load = base.ADAPTERS["bundled"].load
+    monkeypatch.setitem(
+        base.ADAPTERS,
+        "bundled",
+        dataclasses.replace(base.ADAPTERS["bundled"], load=lambda *a: loads.append(a) or load(*a)),
+    )
+    monkeypatch.setattr(
+        Classification, "load", lambda self, item: decoded.append(item.name) or read_image(item)
+    )
+    words = ("--calibrate", images, "--passes", "nearest,allocate", "--budget", 0.2)
+    result = cli(*SMALL, "--images", 10, *words, "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert len(loads) == 1
+    calibration = [name for name in decoded if name.endswith(".png")]
+    assert len(calibration) == len(set(calibration)) == 10

@@ -11,7 +11,7 @@ import pytest
 from command_line import noise
 
 from onespike import runs
-from onespike.runs import search_run as tune
+from onespike.runs import searching as tune
 from onespike.studies import demo
 
 SCENES, OTHERS = "bundled:scenes-calibration", "bundled:scenes-test"
@@ -24,13 +24,13 @@ def run(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("runs") / "scenes"
     pair = runs.convert_network(load_model("bundled:scenes"), runs.choose(SCENES, 8), preset("sformer"))
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
 def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
     search = ("search", run, "--data", SCENES, "--trials", 4, "--sampler", "grid", "--limit", 12)
-    done = cli(*search, "--pareto", "--json", tmp_path / "search.json")
+    done = cli(*search, "--energy", "counts", "--json", tmp_path / "search.json")
     assert done.code == 0, done.err
     assert "best λ" in done.out
     record = json.loads((tmp_path / "search.json").read_text())
@@ -39,7 +39,7 @@ def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
     assert record["best"]["value"] == max(values.values()) > values[1.0]
     energies = [row["energy"] for row in sorted(record["trials"], key=lambda row: row["scale"])]
     assert energies == sorted(energies, reverse=True)
-    pair = runs.load_run(run)
+    pair = runs.load(run)
     assert pair.recipe.scale == record["best"]["scale"]
     items, _ = tune.search_images(pair, SCENES, 12)
     assert not set(items.names) & set(pair.data["names"])
@@ -68,7 +68,7 @@ def test_a_report_shows_precision_and_pictures(cli, run, tmp_path):
     record = json.loads((page / "report.json").read_text())
     assert list(record["evaluation"]["snn"]) == ["bbox", "segm"]
     assert record["front"]["metric"] == "mask AP, %" and record["front"]["images"] == 12
-    assert record["front"]["chosen"] == pytest.approx(runs.load_run(run).recipe.scale)
+    assert record["front"]["chosen"] == pytest.approx(runs.load(run).recipe.scale)
     shown = record["examples"]
     assert len(shown) == 6 and not shown[0]["agree"]
     for example in shown:
@@ -89,13 +89,13 @@ def test_a_report_shows_precision_and_pictures(cli, run, tmp_path):
 
 def test_detectors_are_compared_by_precision(cli, run, vit_run, images, tmp_path):
     out = tmp_path / "compared"
-    assert cli("compare", run, run, "--data", OTHERS, "--limit", 4, "--out", out).code == 0
+    assert cli("report", run, run, "--data", OTHERS, "--limit", 4, "--out", out).code == 0
     assert "mask AP, %" in (out / "compare.html").read_text()
     assert "| run | network | ANN box AP | SNN box AP | ANN mask AP |" in (out / "compare.md").read_text()
     other = shutil.copytree(vit_run, tmp_path / "vit")
     for each, data in ((run, OTHERS), (other, images)):
         assert cli("report", each, "--data", data, "--limit", 4).code == 0
-    assert cli("compare", run, other, "--out", out).message() == (
+    assert cli("report", run, other, "--out", out).message() == (
         "compare: these runs have different tasks. Compare runs of one task at a time."
     )
 
@@ -113,36 +113,13 @@ def test_the_doctor_examines_a_detector(cli, run, tmp_path):
 
 def test_passes_of_a_detector_are_taken_apart(cli, run, tmp_path):
     words = ("--data", OTHERS, "--limit", 6, "--batch-size", 4, "--passes", "nearest,allocate")
-    done = cli("ablate", shutil.copytree(run, tmp_path / "run"), *words, "--json", tmp_path / "rows.json")
+    done = cli("doctor", shutil.copytree(run, tmp_path / "run"), *words, "--json", tmp_path / "rows.json")
     assert done.code == 0, done.err
     assert "mask AP, %" in done.out and "original: mask AP, %" in done.out
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["none", "nearest alone", "allocate alone", "all"]
     counts = [row["energy"]["counts"] for row in rows]
     assert max(counts) < 1.15 * min(counts)
-
-
-def test_steps_of_a_detector_by_kind_of_site(cli, run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tune.FOLDER))
-    search = (
-        "search",
-        copy,
-        "--data",
-        SCENES,
-        "--trials",
-        2,
-        "--sampler",
-        "grid",
-        "--limit",
-        6,
-        "--objective",
-        "kl",
-    )
-    done = cli(*search, "--per-site", "kind", "--json", tmp_path / "search.json")
-    assert done.code == 0, done.err
-    found = json.loads((tmp_path / "search.json").read_text())
-    assert found["objective"] == "kl" and found["per_site"]["by"] == "kind"
-    assert len(found["per_site"]["factors"]) > 3
 
 
 def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
@@ -173,9 +150,7 @@ def test_studies_take_the_networks_that_they_measure(cli, tmp_path):
     assert (
         message == "table-detection is about detection, and bundled:cifar10-vit is not. Give another --model."
     )
-    message = cli(
-        "reproduce", "table-classification", "--model", "bundled:scenes", "--out", tmp_path
-    ).message()
+    message = cli(f"reproduce table-classification --model bundled:scenes --out {tmp_path}").message()
     assert (
         message
         == "table-classification is about classification, and bundled:scenes is not. Give another --model."
@@ -184,7 +159,7 @@ def test_studies_take_the_networks_that_they_measure(cli, tmp_path):
 
 
 def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
-    words = ("reproduce", "table-detection", "--limit", 4, "--calibration-images", 4, "--out", tmp_path)
+    words = ("reproduce", "table-detection", "--limit", 4, "--images", 4, "--out", tmp_path)
     monkeypatch.setattr(
         "onespike.studies.reproduce.bench.Bench.searched", lambda *given, **named: {"scale": 0.3}
     )
@@ -199,7 +174,7 @@ def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
 def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
     choose = runs.choose_labeled
     monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: choose(loaded, data, None, 6))
-    done = cli("demo", "--task", "segmentation", "--out", tmp_path / "demo")
+    done = cli("demo", "segmentation", "--out", tmp_path / "demo")
     assert done.code == 0, done.err
     assert "ANN mask AP" in done.out
     assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == [
@@ -210,4 +185,4 @@ def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
     record = json.loads((tmp_path / "demo" / "demo.json").read_text())
     assert record["images"] == 6
     assert record["scale"] == pytest.approx(demo.SCENE_SCALE)
-    assert cli("demo", "--task", "boxes").message().startswith("unknown demo 'boxes'")
+    assert cli("demo", "boxes").message().startswith("unknown demo 'boxes'")

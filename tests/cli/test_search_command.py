@@ -34,24 +34,12 @@ def made(tmp_path_factory):
     pair = runs.convert_network(
         load_model(VIT, random_weights=True), runs.choose(CALIBRATION, 8), preset("sformer")
     )
-    runs.save_run(folder, pair)
+    runs.save(folder, pair)
     return folder
 
 
 def test_a_search_keeps_its_best_scale_in_the_run(cli, made, tmp_path):
-    words = (
-        "search",
-        made,
-        "--data",
-        TEST,
-        "--objective",
-        "kl",
-        "--sampler",
-        "grid",
-        "--pareto",
-        "--limit",
-        6,
-    )
+    words = (f"search {made} --data {TEST} --objective kl --sampler grid --energy counts", "--limit", 6)
     result = cli(*words, "--trials", 3, "--json", tmp_path / "s.json")
     assert result.code == 0, result
     record = json.loads((tmp_path / "s.json").read_text())
@@ -79,44 +67,24 @@ def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_pat
 
     recipe = preset("sformer", passes=("nearest",), energy="binary", scale=0.5)
     network, items = load_model(VIT, random_weights=True), runs.choose(CALIBRATION, 8)
-    runs.save_run(tmp_path / "run", runs.convert_network(network, items, recipe))
-    words = (
-        "search",
-        tmp_path / "run",
-        "--data",
-        TEST,
-        "--objective",
-        "kl",
-        "--sampler",
-        "grid",
-        "--limit",
-        4,
-    )
+    runs.save(tmp_path / "run", runs.convert_network(network, items, recipe))
+    words = (f"search {tmp_path / 'run'} --data {TEST} --objective kl --sampler grid --limit 4",)
     dear = cli(*words, "--trials", 2, "--json", tmp_path / "dear.json")
     spent = json.loads((tmp_path / "dear.json").read_text())["spent"]
     assert spent["column"] == "binary" and spent["after"] > 1.05 * spent["before"]
     after = beside("binary", spent["after"], spent["analog_share"])
     assert f"energy    {spent['before']:.3f} → {after} (binary, horowitz-45nm)" in dear.out
     assert "warning   the λ that is kept spends" in dear.out
-    cheap = cli(*words, "--trials", 1, "--storage", f"sqlite:///{tmp_path / 'other.db'}", "--pareto")
+    cheap = cli(
+        *words, "--trials", 1, "--storage", f"sqlite:///{tmp_path / 'other.db'}", "--energy", "binary"
+    )
     assert "energy (binary)" in cheap.out and "warning" not in cheap.out
 
 
 def test_calibration_images_are_skipped(cli, made, tmp_path):
     storage_url = f"sqlite:///{tmp_path / 'study.db'}"
     result = cli(
-        "search",
-        made,
-        "--data",
-        CALIBRATION,
-        "--objective",
-        "kl",
-        "--trials",
-        1,
-        "--limit",
-        300,
-        "--storage",
-        storage_url,
+        f"search {made} --data {CALIBRATION} --objective kl --trials 1 --limit 300 --storage {storage_url}"
     )
     assert result.code == 0, result
     kept = json.loads((made / "search" / "search.json").read_text())
@@ -130,21 +98,10 @@ def test_calibration_images_are_skipped(cli, made, tmp_path):
     (("--sampler", "random"), "unknown sampler 'random'. Known: gp, grid, tpe."),
     (("--budget", "0"), "the budget must be above 0, not 0. The paper's networks use 0.15 to 0.19."),
     (("--energy", "joule"), f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}."),
-    (("--per-site", "block"), "unknown per-site choice 'block'. Known: kind, site."),
     (("--trials", "0"), "trials must be at least 1, not 0. The paper uses 50."),
 ])  # fmt: skip
 def test_bad_options(cli, made, tmp_path, words, message):
-    given = (
-        "search",
-        made,
-        "--data",
-        TEST,
-        "--limit",
-        2,
-        "--storage",
-        f"sqlite:///{tmp_path / 'study.db'}",
-        *words,
-    )
+    given = (f"search {made} --data {TEST} --limit 2 --storage sqlite:///{tmp_path / 'study.db'}", *words)
     assert cli(*given).message() == message
 
 
@@ -172,22 +129,9 @@ main()
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
 def test_ctrl_c_keeps_the_finished_trials(cli, made, tmp_path):
     run = copied(made, tmp_path)
-    words = (
-        "search",
-        run,
-        "--data",
-        TEST,
-        "--objective",
-        "kl",
-        "--sampler",
-        "grid",
-        "--trials",
-        3,
-        "--limit",
-        2,
-    )
+    words = (f"search {run} --data {TEST} --objective kl --sampler grid --trials 3 --limit 2",)
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", SLOW, *words[0].split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     lines = iter(process.stderr.readline, "")
@@ -268,7 +212,7 @@ def test_the_commands_of_the_documentation_work_in_their_order(cli, tmp_path, mo
     page = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
     lines = re.findall(r"^    onespike (.*?)(?: +#.*)?$", page, re.MULTILINE)
     commands = [shlex.split(line) for line in lines if "postgresql" not in line]
-    assert [words[0] for words in commands] == ["convert", "search", "evaluate", *["search"] * 4]
+    assert [words[0] for words in commands] == ["convert", "search", "evaluate", *["search"] * 3]
     for words in commands:
         shorter = ["--trials", "2", "--limit", "4"] if words[0] == "search" else ["--limit", "8"]
         result = cli(*[CALIBRATION if word == "DIR" else word for word in words], *shorter)

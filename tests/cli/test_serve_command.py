@@ -27,7 +27,7 @@ def ask_on_and_on(port: int, answered: threading.Event) -> None:
 
 @pytest.mark.processes
 def test_it_ends_while_requests_run(vit_run: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "onespike", "serve", str(vit_run), "--port", "0"]
+    words = [sys.executable, "-m", "onespike", "serve", str(vit_run), "--address", "0"]
     settings = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         words, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

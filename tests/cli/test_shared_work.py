@@ -175,18 +175,7 @@ def test_evaluation_gives_the_same_numbers(cli, both, vit_run, images, tmp_path,
 def test_calibration_gives_equal_thresholds(cli, both, vit_weights, tmp_path):
     folder, results = both
     assert [code for code, _, _ in results[2]] == [0, 0], results[2]
-    words = (
-        "convert",
-        VIT,
-        "--preset",
-        "sformer",
-        "--weights",
-        vit_weights,
-        "--calibrate",
-        CALIBRATION,
-        "--limit",
-        10,
-    )
+    words = (f"convert {VIT} --preset sformer --weights {vit_weights} --calibrate {CALIBRATION} --limit 10",)
     assert cli(*words, "--batch-size", 4, "--out", tmp_path / "run").code == 0
     for name in ("run.json", "thresholds.safetensors", "weights.safetensors"):
         assert (folder / "run" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()

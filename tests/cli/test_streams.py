@@ -98,7 +98,7 @@ class Finder:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
-sys.argv = ["onespike", "verify", "--trials", "1"]
+sys.argv = ["onespike", "reproduce", "theorems", "--trials", "1"]
 runpy.run_module("onespike", run_name="__main__")
 """
 
@@ -107,7 +107,7 @@ runpy.run_module("onespike", run_name="__main__")
 @pytest.mark.parametrize("module", ["torch", "rich.console", "onespike.runs"])
 def test_an_interrupt_while_modules_are_imported(module):
     done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("MODULE", module)], capture_output=True)
-    message = b"onespike: interrupted, nothing was written. Run the same command again.\n"
+    message = b"onespike: interrupted, finished rows are kept. Run the same command again to go on.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, b"", message)
 
 
@@ -133,7 +133,7 @@ def test_too_little_memory(cli, monkeypatch, vit_run, text):
     def refuse(*_: object, **__: object) -> None:
         raise FAILURES[text](text)
 
-    monkeypatch.setattr("onespike.runs.evaluating.evaluate", refuse)
+    monkeypatch.setattr("onespike.runs.measuring.evaluate", refuse)
     message = "the device has too little memory. Give a smaller --batch-size."
     assert cli("evaluate", vit_run, "--data", TEST).message() == message
 

@@ -1,4 +1,4 @@
-"""The commands verify and list."""
+"""The theorems, the neurons that take part, and lists."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import sys
 from command_line import TEST
 
 
-def test_verify_with_and_without_a_run(cli, vit_run):
-    alone = cli("verify", "--trials", 2)
+def test_theorems_and_the_neurons_of_a_run(cli, vit_run):
+    alone = cli("reproduce", "theorems", "--trials", 2)
     assert alone.code == 0
     names = [line.split("  ")[0] for line in alone.out.splitlines()]
     assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
-    both = cli("verify", vit_run, "--data", TEST, "--trials", 2)
-    assert both.code == 0
-    assert both.out.startswith(alone.out)
-    assert "51 of 51 neurons reached\nsilent: none\n" in both.out
+    examined = cli("doctor", vit_run, "--data", TEST, "--limit", 4)
+    assert examined.code == 0
+    assert "51 of 51 neurons reached\nsilent: none\n" in examined.out
 
 
-def test_verify_fails_if_a_claim_does_not_hold(cli, monkeypatch):
+def test_it_fails_if_a_claim_does_not_hold(cli, monkeypatch):
     from onespike.studies.theory import Row
 
     row = Row("theorem 9", "1 = 2", 3, 2, -1.0, "x = 0")
     monkeypatch.setattr("onespike.studies.theory.check_all", lambda trials, seed: [row])
-    failed = cli("verify")
+    failed = cli("reproduce", "theorems")
     assert failed.code == 1
     assert "theorem 9 does not hold: x = 0" in failed.out
 
@@ -39,9 +38,11 @@ def test_lists(cli):
         "dual-mtn",
     ]
     presets = cli("list", "presets").out
-    assert re.match(r"sformer +The paper's method to the letter; seconds\.\n  ViT-Tiny: ", presets)
-    assert "\n  --neuron sfn --levels mixed:8 --rounding paper --scale 0.25 " in presets
-    assert "\n  --scale 0.252 --softmax 0.0035\n" in presets
+    assert presets.startswith("fast ")
+    assert re.search(r"\nsformer +The paper's method to the letter; seconds\.\n  ViT-Tiny: ", presets)
+    assert "--set percentile=  " in cli("list", "fields").out.replace("P: ", "  P: ")
+    assert "\n  --set neuron=sfn --set levels=mixed:8 --set rounding=paper --scale 0.25 " in presets
+    assert "\n  --scale 0.252 --set softmax=0.0035\n" in presets
 
 
 def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):

@@ -59,7 +59,7 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
 
 def test_recipes_and_profiles_can_be_read(tmp_path):
     from onespike.energy import profile
-    from onespike.runs.recipe_file import read_recipe
+    from onespike.runs.recipe_text import read_recipe
 
     recipes = [text for page in PAGES for text in blocks(page, "yaml")]
     profiles = [text for page in PAGES for text in blocks(page, "json")]

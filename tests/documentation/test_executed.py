@@ -42,7 +42,7 @@ ELSEWHERE = {
     'make bench BENCH="--goals --budget 1400"': HOURS,
     'make bench BENCH="--budget 1500"': HOURS,
     "onespike demo": "takes the bundled networks whole: tests/cli/test_demo.py runs it on few images",
-    "onespike demo --task segmentation": "likewise: tests/cli/test_scenes_command.py",
+    "onespike demo segmentation": "likewise: tests/cli/test_scenes_command.py",
     "onespike reproduce all": "takes minutes: tests/test_reproduce.py runs every study",
     "onespike search run --data DIR --trials 50 --resume --storage postgresql+psycopg://USER@HOST/DATABASE": (
         "needs a server: tests/test_postgresql.py starts one"
@@ -50,13 +50,13 @@ ELSEWHERE = {
     "onespike evaluate run --tasks piqa,arc_easy --limit 200 --batch-size 8": (
         "fetches questions: tests/cli/test_language_command.py asks some of its own"
     ),
-    "onespike evaluate run --tasks mine --task-folder tasks": (
+    "onespike evaluate run --tasks mine --data tasks": (
         "needs lm_eval: tests/cli/test_language_command.py runs it where that is installed"
     ),
     "onespike push RUN OWNER/NAME --license apache-2.0": (
         "needs an evaluation of that run: tests/test_hub.py pushes one"
     ),
-    "onespike ablate run --data bundled:cifar10-test --budget 0.12": (
+    "onespike doctor run --data bundled:cifar10-test --passes run --budget 0.12": (
         "is about the bundled network: tests/cli/test_pass_runs.py takes it on few images"
     ),
     "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
@@ -72,7 +72,7 @@ ELSEWHERE = {
 """Command → why it does not run here. An entry that no page has any more fails."""
 SCRIPTS = (
     "detector_memory.py", "exports.py", "fetch_language.py", "front.py", "headline.py",
-    "integer_accuracy.py", "pass_cost.py", "per_site.py", "processors.py", "rotation.py", "scale.py",
+    "integer_accuracy.py", "pass_cost.py", "processors.py", "rotation.py", "scale.py",
     "search_vit_tiny.py", "speed.py", "yolo11_coco.py",
 )  # fmt: skip
 """Benchmarks that take HOURS or fetch weights, with any options."""
@@ -83,17 +83,13 @@ SIZES = {
     "evaluate": FEW,
     "search": "--limit 8 --trials 2",
     "doctor": FEW,
-    "ablate": "--limit 6 --passes nearest,center",
     "report": FEW,
-    "compare": FEW,
-    "benchmark": "--limit 4 --forms original,eager,integer",
-    "reproduce": "--limit 4 --calibration-images 4",
-    "generate": "--tokens 4",
-    "verify": "--trials 1",
+    "reproduce": "--limit 4 --images 4",
+    "generate": "--length 4",
     "benchmarks/language.py": "--windows 2 --calibration-windows 2 --length 16 --calibration-length 16",
 }
 """Command → options that keep it small; of an option that is given twice the last counts."""
-REPLACED = {"MODEL": "timm:vit_small_patch16_224 --pretrained", "TEXT": "'the cat'", "FORMAT": "onnx"}
+REPLACED = {"MODEL": "timm:vit_small_patch16_224 --weights pretrained", "TEXT": "'the cat'", "FORMAT": "onnx"}
 NAMES = {"export": "onnx", "reproduce": "table-percentile"}
 
 
@@ -138,7 +134,7 @@ def stand_in_runs(tmp_path_factory, stand_ins) -> dict[str, Path]:
         }
         for kind, (loaded, data) in networks.items():
             items = runs.choose(str(stand_ins / data), 4, loaded.task)
-            runs.save_run(folder / kind, runs.convert_network(loaded, items, Recipe(), batch_size=2))
+            runs.save(folder / kind, runs.convert_network(loaded, items, Recipe(), batch_size=2))
             found[kind] = folder / kind
     return found
 
@@ -158,7 +154,7 @@ def small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(timm, "create_model", lambda name, **_: small_vit())
     patch.setattr(torchvision.models, "get_model", lambda name, **_: small_detector())
     patch.setattr(record, "DRAWN_SCALES", (0.5,))
-    patch.setattr("onespike.cli.plan.TRIALS", 2)
+    patch.setattr("onespike.cli.run.TRIALS", 2)
     few = Preset("two passes", settings={"passes": ("nearest", "center"), "budget": 0.4, "energy": "binary"})
     patch.setitem(PRESETS, DEFAULT, few)
     patch.setattr(LiveServer, "serve_forever", interrupted)

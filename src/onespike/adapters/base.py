@@ -186,7 +186,7 @@ def load_model(
     return loaded
 
 
-OPTIONS = "--weights FILE, --pretrained (the published weights) or --random-weights (untrained)"
+OPTIONS = "weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)"
 
 
 def require(package: str, extra: str, wanted_by: str) -> ModuleType:

@@ -11,12 +11,8 @@ from onespike.cli import evaluate as evaluate
 from onespike.cli import generate as generate
 from onespike.cli import search as search
 from onespike.cli import doctor as doctor
-from onespike.cli import ablate as ablate
 from onespike.cli import report as report
 from onespike.cli import serve as serve
-from onespike.cli import compare as compare
 from onespike.cli import export as export
-from onespike.cli import benchmark as benchmark
 from onespike.cli import push as push
-from onespike.cli import verify as verify
 from onespike.cli import reproduce as reproduce

@@ -10,10 +10,9 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from contextvars import ContextVar
-from functools import cache, partial, wraps
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,9 +21,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import interruptible, loading, output, refuse, say
-from onespike.cli.status import alive
+from onespike.cli import interruptible, loading, output, refuse, renamed, say
+from onespike.cli.options import RECIPE_OPTIONS, Word, recipe_of, typed
+from onespike.cli.progress import alive
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
+from onespike.recipe import Recipe
+from onespike.runtime.options import options as fields_of
 from onespike.runtime.processes import launched
 from onespike.runtime.provenance import COMMAND
 
@@ -41,7 +43,7 @@ def refuse_several(device_map: str | None) -> None:
 def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """Print our warnings as one line, like errors; those of other packages only where Python was asked for them."""
     if issubclass(category, OnespikeWarning):
-        say(str(message), "onespike: warning")
+        say(as_options(str(message)), "onespike: warning")
     elif sys.warnoptions:
         otherwise(message, category, *place, **more)
 
@@ -56,8 +58,8 @@ class Commands(TyperGroup):
         # about damaged metadata, which is not used; damaged pixels are an error
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         warnings.simplefilter("always", OnespikeWarning)
-        shown, logged = warnings.showwarning, logging.root.manager.disable
-        warnings.showwarning = partial(_warn, shown)
+        show, logged = warnings.showwarning, logging.root.manager.disable
+        warnings.showwarning = partial(_warn, show)
         logging.disable(logging.WARNING)  # notices of other packages: ours are warnings and errors
         try:
             processes = processes_of()
@@ -66,7 +68,7 @@ class Commands(TyperGroup):
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
                 return super().main(*args, **kwargs)
         except OnespikeError as error:
-            refuse(str(error))
+            refuse(as_options(str(error)))
         finally:
             logging.disable(logged)
 
@@ -86,27 +88,33 @@ class Commands(TyperGroup):
             message = _message(error)
             if message is None:
                 raise
-            say(as_options(message, self._options(ctx)))
+            say(as_options(message))
             processes.wait()
             raise typer.Exit(2) from error
 
-    def _options(self, ctx: Any) -> set[str]:
-        """Return the names of all commands' parameters that have an option."""
-        commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        options = (o for command in commands if command for p in command.params for o in p.opts)
-        return {o.removeprefix("--").replace("-", "_") for o in options if o.startswith("--")}
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in renamed.COMMANDS:
+            raise UsageError(f"`onespike {cmd_name}` is now: {renamed.COMMANDS[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
 
 
 class Page(TyperCommand):
-    """A help page with options in panels: basic ones first, then those that name a panel."""
+    """A command that knows earlier spellings; its help shows basic options first, then those that name a panel."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        existing = {option for param in self.params for option in param.opts}
+        for word in args:
+            if message := renamed.spelled_now(word, existing):
+                raise UsageError(message)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if (shown := param.get_help_record(ctx)) is not None:
+            if (row := param.get_help_record(ctx)) is not None:
                 argument = param.param_type_name == "argument"
                 panel = getattr(param, "rich_help_panel", None) or "Basic"
-                panels.setdefault("Arguments" if argument else f"{panel} options", []).append(shown)
+                panels.setdefault("Arguments" if argument else f"{panel} options", []).append(row)
         if list(panels) in (["Basic options"], ["Arguments", "Basic options"]):
             panels["Options"] = panels.pop("Basic options")
         for title in sorted(panels, key=lambda title: (title != "Arguments", title != "Basic options")):
@@ -114,25 +122,43 @@ class Page(TyperCommand):
                 formatter.write_dl(panels[title])
 
 
-def as_options(message: str, options: set[str]) -> str:
+ARGUMENT = re.compile(r"(?<!--set )(?<!--preprocess )\b([a-z_]+)=(\[[^]]*\]|'[^']*'|[\w%:/*-]*(?:\.\w+)*)")
+"""An argument in a message of the library, as Python writes it: `name=value`, or `name=` alone."""
+
+
+@cache
+def option_names() -> dict[str, str]:
+    """Return how each argument of the library is typed: an option of some command, or --set for a recipe's field."""
+    import_module("onespike.cli.app")
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    names = [option for command in commands for param in command.params for option in param.opts]
+    typed = {name.removeprefix("--").replace("-", "_"): name for name in names if name.startswith("--")}
+    typed = {name: f"--set {name}" for name, field in fields_of(Recipe).items() if not field.usual} | typed
+    typed |= {name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")}
+    return typed | {"pretrained": "--weights pretrained", "random_weights": "--weights random"}
+
+
+def as_options(message: str) -> str:
     """Return a message of the library in the command line's spelling: its arguments are options here.
 
-    >>> as_options("Use attention='sdpa', or exclude=['a:gru', 'b:gru'].", {"attention", "exclude"})
-    'Use --attention sdpa, or --exclude a:gru --exclude b:gru.'
-    >>> as_options("Take resume=True, or fold_batchnorm=False.", {"resume", "fold_batchnorm"})
-    'Take --resume, or --fold-batchnorm no.'
+    >>> as_options("Use attention='sdpa', or exclude=['a:gru', 'b:gru']. Leave limit= out.")
+    'Use --attention sdpa, or --set exclude=a:gru --set exclude=b:gru. Leave --limit out.'
+    >>> as_options("Take resume=True, or fold_batchnorm=False.")
+    'Take --resume, or --set fold_batchnorm=no.'
     """
 
     def option(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        if name not in options:
+        name, text = match.groups()
+        typed = option_names().get(name)
+        if typed is None:
             return match[0]
-        if value in ("True", "False"):
-            return f"--{name.replace('_', '-')}" + ("" if value == "True" else " no")
-        words = re.findall(r"'([^']*)'", value) or [value]
-        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(word)}" for word in words)
+        option, _, field = typed.partition(" ")
+        if (text == "True" and option != "--set") or (not text and not field):
+            return typed
+        values = re.findall(r"'([^']*)'", text) or [{"True": "yes", "False": "no", "": "…"}.get(text, text)]
+        return " ".join(f"{option} {shlex.quote(f'{field}={v}' if field else v)}" for v in values)
 
-    return re.sub(r"\b([a-z_]+)=(\['[^]]*\]|'[^']*'|[0-9.]*[0-9]|True|False)", option, message)
+    return ARGUMENT.sub(option, message)
 
 
 def _message(error: Exception) -> str | None:
@@ -177,21 +203,8 @@ def onespike(
 ) -> None:
     """Convert pretrained PyTorch networks to single-timestep spiking networks.
 
-    Start with: onespike demo
+    Start with: onespike demo. The usual presets are fast (the default), best, text and sformer (the paper's method).
     """
-
-
-_followed: ContextVar[bool] = ContextVar("_followed", default=False)
-
-
-@contextmanager
-def following() -> Iterator[None]:
-    """Suppress the `next:` line of a command that another command runs."""
-    token = _followed.set(True)
-    try:
-        yield
-    finally:
-        _followed.reset(token)
 
 
 def _priced(profile: str | None) -> AbstractContextManager[None]:
@@ -205,14 +218,6 @@ def _priced(profile: str | None) -> AbstractContextManager[None]:
 
 TAKE_RUNS: set[str] = set()
 """The commands that load a run: they take --model, too."""
-Named = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="The network of a run that holds no code, as python:FILE.py:FACTORY: no file is run unless you name it.",
-    ),
-]
 
 
 def _named(model: str | None, takes_run: bool) -> AbstractContextManager[None]:
@@ -239,45 +244,54 @@ def command(
     shared: bool = False,
     interrupted: str = NOTHING_WRITTEN,
     needs: str = "onespike.runs",
-) -> Callable[[Callable[..., Next]], Callable[..., None]]:
+    **differences: Word,
+) -> Callable[[Callable[..., Next]], Callable[..., Next]]:
     """Register a command whose help ends with these examples, which are not wrapped.
 
-    It returns the next command, which is printed last, on standard error. All launched processes run a
-    `shared` command, each its part; only the first runs any other. A command's imports happen when it runs, since
+    Its positional parameters are arguments, its keyword-only ones options as `OPTIONS` describes them, or as
+    `differences` does. It returns the next command, which is printed last, on standard error. All launched processes
+    run a `shared` command, each its part; only the first runs any other. A command's imports happen when it runs, since
     a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
     """
     title = "Example:" if len(examples) == 1 else "Examples:"
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
 
-    def register(function: Callable[..., Next]) -> Callable[..., None]:
+    def register(function: Callable[..., Next]) -> Callable[..., Next]:
         INTERRUPTED[name or function.__name__] = interrupted
         signature = inspect.signature(function, eval_str=True)
-        takes_run = bool({"run", "runs"} & signature.parameters.keys())
-
-        @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> None:
-            with alive(), loading():
-                import_module(needs)
-            if not _followed.get():
-                COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
-            model = kwargs.pop("model", None) if takes_run else kwargs.get("model")
-            if shared or processes_of().is_main:
-                with alive(), output.collected(), _priced(kwargs.get("profile")), _named(model, takes_run):
-                    words = function(*args, **kwargs)
-                    if processes_of().is_main:
-                        output.tables(kwargs.get("json_file"))
-                sys.stdout.flush()  # results come before
-                if not _followed.get():
-                    say(shlex.join(map(str, ("onespike", *words, *_again(model, words)))), start="next")
-
-        run.__annotations__ = dict(function.__annotations__)
+        declared = dict(signature.parameters)
+        takes_run = bool({"run", "runs"} & declared.keys())
+        takes_recipe = any(parameter.annotation is Recipe for parameter in declared.values())
         if takes_run:
             TAKE_RUNS.add(name or function.__name__)
-            added = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Named)
-            every = (*signature.parameters.values(), added)
-            run.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
-            run.__annotations__["model"] = Named
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            declared["model"] = inspect.Parameter("model", keyword, default=None, annotation=str | None)
+
+        def run(**values: Any) -> None:
+            with alive(), loading():
+                import_module(needs)
+            COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
+            model = values.pop("model", None) if takes_run else values.get("model")
+            if not (shared or processes_of().is_main):
+                return
+            with alive(), output.collected(), _priced(values.get("profile")), _named(model, takes_run):
+                if takes_recipe:
+                    texts = {field: values.pop(field) for field in RECIPE_OPTIONS}
+                    changes, file = texts.pop("changes"), texts.pop("file")
+                    fields = {field: [text] for field, text in texts.items() if text is not None}
+                    values["recipe"] = recipe_of(fields, changes, file)
+                words = function(**values)
+                if processes_of().is_main:
+                    output.tables(values.get("json_file"))
+            sys.stdout.flush()  # results come before
+            say(shlex.join(map(str, ("onespike", *words, *_again(model, words)))), start="next")
+
+        parameters = list(typed(declared, differences))
+        run.__doc__ = function.__doc__
+        run.__name__ = function.__name__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         app.command(name, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
-        return run
+        return function
 
     return register

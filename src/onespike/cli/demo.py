@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import FOLDER, unused
+from onespike.cli.options import unused
 from onespike.cli.progress import progress
 from onespike.errors import unknown
 
 
-@command("onespike demo --out my-demo", "onespike demo --task segmentation")
-def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for figures and JSON.", callback=FOLDER)
-    ] = Path("onespike-demo"),
-    task: Annotated[
-        str, typer.Option(metavar="KIND", help="classification or segmentation.")
-    ] = "classification",
-) -> Next:
+@command("onespike demo --out my-demo", "onespike demo segmentation")
+def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> Next:
     """Convert a bundled network and measure it.
 
     The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Accuracy
@@ -36,7 +26,7 @@ def demo(
     output.network(pair)
     output.sites(pair.snn, brief=True)
     output.line()
-    output.evaluation(result, pair.loaded.published_top1)
+    output.measured(result.to_dict(), result.steps, pair.loaded.published_top1)
     output.line()
     output.line(f"written to {out}: {', '.join(files)}")
     calibration = ("--calibrate", pair.data["source"])

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of, refuse_several
-from onespike.cli.options import (
-    FILE,
-    Annotations,
-    BatchSize,
-    Device,
-    DeviceMap,
-    HeldOut,
-    Json,
-    Limit,
-    MaybeData,
-    Prices,
-    Repeat,
-    RunFolder,
-    Seed,
-    given,
-)
+from onespike.cli.options import Word, words
 from onespike.cli.progress import progress
 from onespike.errors import UsageError
 from onespike.runtime.atomic import write_atomically
@@ -40,45 +23,32 @@ if TYPE_CHECKING:
     "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
     "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json --picture both.png",
     "onespike evaluate run --data text.txt --limit 32 --batch-size 4",
+    "onespike evaluate run --data imagenet/val --format eager,onnx-integer",
     shared=True,
+    format=Word(
+        "A,B", "Instead, forms by score, time and size: all, original, eager, compiled, integer, onnx, …"
+    ),
 )
 def evaluate(
-    run: RunFolder,
-    data: MaybeData = None,
-    annotations: Annotations = None,
-    limit: Limit = None,
-    held_out: HeldOut = False,
-    batch_size: BatchSize = 16,
-    device: Device = "cpu",
-    device_map: DeviceMap = None,
-    sites: Annotated[bool, typer.Option("--sites", help="Also show the ledger of each site.")] = False,
-    integer: Annotated[
-        bool, typer.Option("--integer", help="Weights as 8-bit integers, multiplied with integer spikes.")
-    ] = False,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Also measure the network with 8-bit weights, and W8A8 and W4A4 quantization of the original.",
-        ),
-    ] = False,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", help="Instead of --data: tasks of lm-evaluation-harness, such as piqa,arc_easy."
-        ),
-    ] = None,
-    task_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with your task files for --tasks.")
-    ] = None,
-    repeat: Repeat = None,
-    seed: Seed = None,
-    profile: Prices = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw both networks' answers on the first images.", callback=FILE),
-    ] = None,
-    json_file: Json = None,
+    run: Path,
+    *,
+    data: str | None = None,
+    annotations: Path | None = None,
+    limit: int | None = None,
+    held_out: bool = False,
+    batch_size: int = 16,
+    device: str = "cpu",
+    device_map: str | None = None,
+    sites: bool = False,
+    integer: bool = False,
+    compare: bool = False,
+    format: str | None = None,
+    tasks: str | None = None,
+    repeat: int | None = None,
+    seed: int | None = None,
+    profile: str | None = None,
+    picture: Path | None = None,
+    json_file: Path | None = None,
 ) -> Next:
     """Measure a run on labeled images, or on text.
 
@@ -87,14 +57,16 @@ def evaluate(
     """
     from onespike import runs
     from onespike.deploy.integer import optimize_
-    from onespike.runs.search_run import measurable, searched
+    from onespike.runs.searching import measurable, searched
     from onespike.runtime.devices import in_blocks
     from onespike.tasks import check
 
     if tasks is not None:
-        return _asked(run, tasks, task_folder, data, limit, batch_size, device, json_file)
+        return _asked(run, tasks, data, limit, batch_size, device, json_file)
     if data is None:
         raise UsageError("evaluate: there is nothing to measure on. Give --data DIR, or --tasks NAMES.")
+    if format is not None:
+        return _forms(run, format, data, annotations, limit, batch_size, json_file)
     refuse_several(device_map)
     if in_blocks(device_map) and (integer or compare):
         raise UsageError(
@@ -106,38 +78,33 @@ def evaluate(
     drawn = repeat is not None or seed is not None
     if drawn and processes_of().count > 1:
         raise UsageError("--repeat calibrates in one process. Leave torchrun out.")
-    pair = runs.load_run(run, device=device, device_map=device_map)
+    pair = runs.load(run, device=device, device_map=device_map)
     task = pair.loaded.task
     items = measurable(run, pair, data, annotations, limit, held_out=held_out)
     metric = runs.metric_for(pair, items)
     if picture is not None:
         check(task, "picture")
-    for purpose, used in (
-        ("calibration", pair.data),
-        ("the search", {"sha256": searched(run).get("used", ())}),
-    ):
-        seen = runs.overlap(used, items)
-        if seen:
+    search = {"sha256": searched(run).get("used", ())}
+    for purpose, used in (("calibration", pair.data), ("the search", search)):
+        if seen := runs.overlap(used, items):
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
-    if (found := runs.estimate_of(pair.loaded, pair.ann, items, batch_size)) is not None:
-        output.line(f"blocks         {found}")
+    if (cost := runs.estimate_of(pair.ann, runs.Inputs(items, pair.loaded), batch_size)) is not None:
+        output.line(f"blocks         {cost}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
     result = runs.evaluate_pair(
         pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
     )
-    rows = _compared(pair, items, result, batch_size) if compare else []
-    again = None
+    more: dict[str, Any] = {}
+    if compare:
+        more["compared"] = _compared(pair, items, result, batch_size)
     if drawn:
-        again = runs.evaluate_again(
-            pair, items, repeat or 1, seed or 0, batch_size=batch_size, progress=progress,
+        more["calibrations"] = runs.evaluate_again(
+            pair, items, 1 if repeat is None else repeat, seed or 0, batch_size=batch_size, progress=progress,
             finish=optimize_ if integer else lambda snn: None,
         )  # fmt: skip
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:
-            more = ({"compared": rows} if compare else {}) | (
-                {} if again is None else {"calibrations": again}
-            )
             output.figures(json_file, result.to_dict() | more)
         if picture is not None and processes_of().is_main:
             write_atomically(picture, task.picture(items, metric))
@@ -145,25 +112,62 @@ def evaluate(
         output.network(pair)
         output.sites(pair.snn, brief=True)
         output.line()
-        output.evaluation(result, pair.loaded.published_top1)
-        if again is not None:
-            output.again(again, task.unit)
+        output.measured(result.to_dict(), result.steps, pair.loaded.published_top1)
+        if drawn:
+            output.again(more["calibrations"], task.unit)
         if compare:
             output.line()
-            output.compared(rows, result.prices.name)
+            output.compared(more["compared"], result.prices.name)
         if sites:
             output.line()
             output.ledger(result)
     if picture is not None:
         output.line(f"picture        {picture}")
-    return "report", run, *given(data=data, annotations=annotations, limit=limit)
+    return "report", run, *words(data=data, annotations=annotations, limit=limit)
+
+
+def _forms(
+    run: Path,
+    format: str,
+    data: str,
+    annotations: Path | None,
+    limit: int | None,
+    batch_size: int,
+    json_file: Path | None,
+) -> Next:
+    """Compare the forms of a run: they take turns on the same batch, and the best of five times counts."""
+    from onespike import runs
+    from onespike.runs.benchmark_run import benchmark_pair
+
+    pair = runs.load(run)
+    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+    names = None if format == "all" else format.split(",")
+    rows = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=progress)
+    output.figures(json_file, [row.to_dict() for row in rows])
+    done = [row for row in rows if not row.refused]
+    output.rows(
+        ("form", done[0].title if done else "score", f"ms per batch of {min(batch_size, len(items))}", "MB"),
+        [
+            (
+                row.form,
+                f"{row.score:.2f}" if row.score is not None else "–",
+                f"{row.milliseconds:.1f}",
+                f"{(row.bytes or 0) / 1e6:.2f}",
+            )
+            for row in done
+        ],
+        left=1,
+    )
+    for row in rows:
+        if row.refused:
+            output.line(f"{row.form}: {row.refused}")
+    return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
 
 
 def _asked(
     run: Path,
     names: str,
-    folder: Path | None,
-    data: str | None,
+    folder: str | None,
     limit: int | None,
     batch_size: int,
     device: str,
@@ -176,14 +180,13 @@ def _asked(
     from onespike.energy.metering import metered
     from onespike.tasks import check
 
-    if data is not None:
-        raise UsageError("--data and --tasks both say what to measure on. Give one of them.")
-    pair = runs.load_run(run, device=device)
+    pair = runs.load(run, device=device)
     check(pair.loaded.task, "tasks")
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     with metered(pair.snn) as ledger:
         rows = harness(
-            pair.loaded, {"ann": pair.ann, "snn": pair.snn}, wanted, folder=folder, limit=limit, batch_size=batch_size
+            pair.loaded, {"ann": pair.ann, "snn": pair.snn}, wanted, folder=None if folder is None else Path(folder),
+            limit=limit, batch_size=batch_size,
         )  # fmt: skip
     ratio = ledger.ratio(pair.recipe.energy)
     asked = [dataclasses.asdict(row) for row in rows]
@@ -206,8 +209,8 @@ def _asked(
 
 
 def _compared(pair: NetworkPair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
+    from onespike import runs
     from onespike.runs.comparison import compare_pair
-    from onespike.studies.ablate import calibration_images
 
-    calibration = calibration_images(pair)
+    calibration = runs.calibration_images(pair.loaded, pair.data)
     return compare_pair(pair, items, calibration, result, batch_size=batch_size, progress=progress)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import BatchSize, RunFolder, tried
+from onespike.cli.options import Word
 from onespike.runtime.atomic import try_new_folder
 
 if TYPE_CHECKING:
@@ -17,58 +15,55 @@ if TYPE_CHECKING:
 
 
 @command(
-    "onespike export run --format onnx --out network.onnx --verify imagenet/val",
+    "onespike export run --format onnx --out network.onnx --data imagenet/val",
     "onespike export run --format onnx --integer --out network-int8.onnx",
     "onespike export run --format pt2 --out network.pt2",
+    out=Word("FILE", "The new file (or folder).", None, try_new_folder),
+    data=Word("DIR", "Inputs to compare on; the run's calibration inputs if not given."),
+    limit=Word("N", "How many of them."),
 )
 def export(
-    run: RunFolder,
-    format: Annotated[str, typer.Option(metavar="NAME", help="One of `onespike list formats`.")],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The new file (or folder).", callback=tried(try_new_folder)),
-    ],
-    verify: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Inputs to compare on; the run's calibration inputs if not given."),
-    ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="How many of them.")] = 16,
-    integer: Annotated[
-        bool | None,
-        typer.Option(
-            "--integer/--float", help="Spikes times 8-bit weights, or float32 throughout.", show_default=False
-        ),
-    ] = None,
-    batch_size: BatchSize = 4,
+    run: Path,
+    *,
+    format: str,
+    out: Path,
+    data: str | None = None,
+    limit: int = 16,
+    integer: bool = False,
+    batch_size: int = 4,
 ) -> Next:
     """Write a run for another runtime, and compare every spike there.
 
     The file is read back by its runtime, run on real inputs, and compared with the network: spikes of
     every site and answers. Differences are printed and written beside it, as FILE.verified.json.
     """
-    from onespike.runs.export_run import export_run
+    from onespike import runs
+    from onespike.deploy.exports.base import prepare
+    from onespike.runs.export_run import export_pair
 
-    done = export_run(run, format, out, data=verify, limit=limit, integer=integer, batch_size=batch_size)
-    shown(done)
-    return ("benchmark", run, "--data", verify) if verify else ("list", "formats")
+    form = True if integer else None  # some formats are always on integers
+    prepare(format, form, out)  # an impossible format is refused before anything is loaded
+    pair = runs.load(run)
+    exported(export_pair(pair, format, out, data=data, limit=limit, integer=form, batch_size=batch_size))
+    return ("evaluate", run, "--data", data, "--format", "all") if data else ("list", "formats")
 
 
-def shown(done: Exported) -> None:
+def exported(done: Exported) -> None:
     """Print what was written, and the result of the comparison."""
     from onespike.deploy.exports.base import report_of
 
-    found = done.comparison
+    compared = done.comparison
     output.line(f"written to     {done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)")
-    output.line(f"run by         {done.runtime}, on {found.inputs} inputs")
-    from_ = f", which go back to {found.origins}" if found.differ else ""
-    output.line(f"spike counts   {found.counts} compared, {found.differ} differ{from_}")
-    for site, (compared, differ, largest) in list(found.sites.items())[:5]:
-        output.line(f"               {site}: {differ} of {compared}, by at most {largest}")
-    if len(found.sites) > 5:
-        output.line(f"               and at {len(found.sites) - 5} more sites: see {report_of(done.file)}")
+    output.line(f"run by         {done.runtime}, on {compared.inputs} inputs")
+    from_ = f", which go back to {compared.origins}" if compared.differ else ""
+    output.line(f"spike counts   {compared.counts} compared, {compared.differ} differ{from_}")
+    for site, (counts, differ, largest) in list(compared.sites.items())[:5]:
+        output.line(f"               {site}: {differ} of {counts}, by at most {largest}")
+    if len(compared.sites) > 5:
+        output.line(f"               and at {len(compared.sites) - 5} more sites: see {report_of(done.file)}")
     output.line(
-        f"answers        {found.answers_differ} of {found.inputs} differ; outputs differ by at most "
-        f"{found.output_difference:.2g} of {found.output_largest:.3g}"
+        f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
+        f"{compared.output_difference:.2g} of {compared.output_largest:.3g}"
     )
     times = done.milliseconds
     output.line(

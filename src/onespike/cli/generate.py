@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Device, Json, Prices, RunFolder
+from onespike.cli.options import Word
 from onespike.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,30 +17,24 @@ if TYPE_CHECKING:
 
 
 @command(
-    'onespike generate run --prompt "Once upon a time" --stream',
-    'onespike generate run --prompt "The cat" --prompt "One day" --json text.json',
+    'onespike generate run "Once upon a time" --stream',
+    'onespike generate run "The cat" "One day" --json text.json',
+    length=Word("N", "The largest number of tokens to write."),
 )
 def generate(
-    run: RunFolder,
-    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="What to continue; may be repeated.")],
-    tokens: Annotated[int, typer.Option(metavar="N", help="The largest number of tokens to write.")] = 64,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Show every token as it is written, with its spikes and energy.")
-    ] = False,
-    original: Annotated[
-        bool, typer.Option("--original", help="Also show what the original network writes.")
-    ] = False,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="0 takes the best token; above 0, tokens are sampled.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sampling.")] = 0,
-    cache: Annotated[str, typer.Option(metavar="KIND", help="dynamic or static.")] = "dynamic",
-    energy: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The energy column; the run's by default.")
-    ] = None,
-    profile: Prices = None,
-    device: Device = "cpu",
-    json_file: Json = None,
+    run: Path,
+    prompts: list[str],
+    *,
+    length: int = 64,
+    stream: bool = False,
+    original: bool = False,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    cache: str = "dynamic",
+    energy: str | None = None,
+    profile: str | None = None,
+    device: str = "cpu",
+    json_file: Path | None = None,
 ) -> Next:
     """Continue prompts with the spiking network.
 
@@ -54,36 +47,36 @@ def generate(
     from onespike.evaluation.generation import CACHES, write
     from onespike.tasks import check
 
-    if tokens < 1:
-        raise UsageError(f"--tokens must be at least 1, not {tokens}.")
+    if length < 1:
+        raise UsageError(f"--length must be at least 1, not {length}.")
     if temperature < 0:
         raise UsageError(f"--temperature must not be below 0, and is {temperature:g}.")
     if cache not in CACHES:
         raise unknown("cache", cache, CACHES)
-    if stream and len(prompt) > 1:
-        raise UsageError("--stream shows one text as it is written. Give one --prompt, or leave it out.")
-    prices, pair = prices_of(), runs.load_run(run, device=device)
+    if stream and len(prompts) > 1:
+        raise UsageError("--stream shows one text as it is written. Give one text, or leave it out.")
+    prices, pair = prices_of(), runs.load(run, device=device)
     task: Any = pair.loaded.task
     check(task, "generate")
-    batch, column = task.prompts(prompt, tokens), energy or pair.recipe.energy
-    shown = _Stream(task, column) if stream else None
+    batch, column = task.prompts(prompts, length), energy or pair.recipe.energy
+    screen = _Stream(task, column) if stream else None
     written = write(
-        pair.snn, batch, tokens, column=column, cache=cache, temperature=temperature, seed=seed, prices=prices,
-        report=shown.took if shown else lambda spent: None, streamer=shown,
+        pair.snn, batch, length, column=column, cache=cache, temperature=temperature, seed=seed or 0, prices=prices,
+        report=screen.took if screen else lambda spent: None, streamer=screen,
     )  # fmt: skip
     texts = [task.said(ids) for ids in written.ids]
     other = []
     if original:
-        given = {k: v.to(written.ids.device) for k, v in batch.items()}
-        found = pair.ann.generate(**given, max_new_tokens=tokens, do_sample=False, disable_compile=True)  # type: ignore[operator]
-        other = [task.said(ids) for ids in found]
+        moved = {k: v.to(written.ids.device) for k, v in batch.items()}
+        answers = pair.ann.generate(**moved, max_new_tokens=length, do_sample=False, disable_compile=True)  # type: ignore[operator]
+        other = [task.said(ids) for ids in answers]
     record = {
-        "prompts": prompt, "texts": texts, "original": other, "column": column, "profile": prices.name,
+        "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": prices.name,
         "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),
         "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
     }  # fmt: skip
     output.figures(json_file, record)
-    for text in texts if shown is None else ():
+    for text in texts if screen is None else ():
         output.line(text)
         output.line()
     for text in other:
@@ -102,7 +95,7 @@ class _Stream:
     """Print tokens as transformers delivers them: the prompt first, then one at a time, its figures below."""
 
     def __init__(self, task: Any, column: str) -> None:
-        self.task, self.column, self.shown = task, column, ""
+        self.task, self.column, self.printed = task, column, ""
         self.ids: list[int] = []
         self.last: Spent | None = None
 
@@ -115,8 +108,8 @@ class _Stream:
         if text.endswith("�"):  # part of a character
             return
         self._say(ERASE)
-        print(text.removeprefix(self.shown), end="", flush=True)
-        self.shown = text
+        print(text.removeprefix(self.printed), end="", flush=True)
+        self.printed = text
         if self.last is not None:
             tokens = max(self.last.tokens, 1)
             each = self.last.energy_pj / tokens / 1e6

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import JSON, RunFolder, unused
+from onespike.cli.options import Word, try_json, unused
 
 
-@command("onespike inspect run", "onespike inspect run --recipe > recipe.yaml")
-def inspect(
-    run: RunFolder,
-    recipe: Annotated[
-        bool,
-        typer.Option("--recipe", help="Print its recipe alone, as YAML for `onespike convert --recipe`."),
-    ] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write its recipe to this file, as JSON for the same.",
-            callback=JSON,
-        ),
-    ] = None,
-) -> Next:
+@command(
+    "onespike inspect run",
+    "onespike inspect run --recipe > recipe.yaml",
+    json_file=Word(
+        "FILE", "Write its recipe to this file, as JSON for the same.", None, try_json, ("--json",)
+    ),
+)
+def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -> Next:
     """Show a run and the table of its sites.
 
     It prints the recipe, the source of the thresholds, what spikes, and what stays analog and why.
     """
     from onespike import runs
     from onespike.runs import storage
-    from onespike.runs.as_command import convert_command
-    from onespike.runs.recipe_file import recipe_record, recipe_text
+    from onespike.runs.recipe_text import convert_command, recipe_record, recipe_text
 
-    pair = runs.load_run(run)
+    pair = runs.load(run)
     output.figures(json_file, recipe_record(pair.recipe))
     if recipe:
         print(recipe_text(pair.recipe), end="")

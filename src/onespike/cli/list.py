@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,27 +15,25 @@ from onespike.cli.commands import Next, command
 from onespike.cli.options import unused
 from onespike.errors import LoadError, unknown
 from onespike.recipe import PRESETS, Recipe
-from onespike.runtime.options import options
+from onespike.runtime.options import options, words_of
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
 TRY = {
-    "neurons": ("--preset", "sformer", "--neuron", "mtn"),
+    "fields": ("--preset", "sformer", "--set", "percentile=2"),
+    "neurons": ("--preset", "sformer", "--set", "neuron=mtn"),
     "passes": ("--passes", "nearest,allocate"),
     "presets": ("--preset", "best"),
 }
 
 
 @command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
-def list_names(
-    what: Annotated[str, typer.Argument(metavar="columns|formats|models|neurons|passes|presets|profiles")],
-    contains: Annotated[str, typer.Argument(metavar="TEXT", help="Show only names that contain this.")] = "",
-) -> Next:
+def list_names(what: str, contains: str = "") -> Next:
     """List presets, models, passes and other names."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
-    found = [(name, about) for name, about in LISTS[what]() if contains in name]
-    width = max((len(name) for name, _ in found), default=0)
-    for name, about in found:
+    listed = [(name, about) for name, about in LISTS[what]() if contains in name]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, about in listed:
         output.line(f"{name:<{width}} {about}".rstrip())
     return (*FIRST, *TRY.get(what, ()), "--out", unused(Path("run")))
 
@@ -65,21 +62,26 @@ def _passes() -> Iterator[tuple[str, str]]:
     return ((name, (function.__doc__ or "").strip().splitlines()[0]) for name, function in PASSES.items())
 
 
+def _fields() -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(Recipe):
+        option = options(Recipe)[field.name]
+        name = f"--{field.name.replace('_', '-')}" if option.usual else f"--set {field.name}="
+        yield name, f"{option.metavar}: {option.help} Default: {field.default!r}."
+
+
 def _presets() -> Iterator[tuple[str, str]]:
     """Yield what each preset is, its measured cost and loss, and its settings as options.
 
-    The first preset shows the settings that all others start from.
+    `sformer` shows the settings that all others start from. The usual presets come first.
     """
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
-    known_options = options(Recipe)
-    for name, known in PRESETS.items():
-        given = (known.settings or start).items()
-        settings = shlex.join(w for field, value in given for w in known_options[field].words(field, value))
-        measured = known.measured
+    for name, preset in PRESETS.items():
+        settings = shlex.join(words_of(Recipe, preset.settings or start))
+        measured = preset.measured
         if re.search(r"(counts|binary) 0?\.\d+\.$", measured):
             measured = f"{measured[:-1]} of all MACs."
-        measured = f"{measured} ({known.page})" if known.page else "Not measured here."
-        yield name, "\n".join((known.about, f"  {measured}", f"  {settings}"))
+        measured = f"{measured} ({preset.page})" if preset.page else "Not measured here."
+        yield name, "\n".join((preset.about, f"  {measured}", f"  {settings}"))
 
 
 def _columns() -> Iterator[tuple[str, str]]:
@@ -97,13 +99,14 @@ def _profiles() -> Iterator[tuple[str, str]]:
 def _formats() -> Iterator[tuple[str, str]]:
     from onespike.deploy.exports import FORMATS
 
-    for name, known in FORMATS.items():
-        forms = " and ".join("integer" if form else "float" for form in known.forms)
-        yield name, f"{known.about} ({forms} form)"
+    for name, format in FORMATS.items():
+        forms = " and ".join("integer" if form else "float" for form in format.forms)
+        yield name, f"{format.about} ({forms} form)"
 
 
 LISTS = {
     "columns": _columns,
+    "fields": _fields,
     "formats": _formats,
     "models": _models,
     "profiles": _profiles,

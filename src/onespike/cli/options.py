@@ -1,33 +1,25 @@
-"""Options that several commands share."""
+"""Every option of the command line, once: its placeholder, its meaning, and what is checked before the work starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from onespike.errors import LoadError, UsageError
+from onespike.recipe import DEFAULT, Recipe, preset
 from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
+from onespike.runtime.options import options, parse_field
 from onespike.runtime.validated import SEAL, parse
 
-P = TypeVar("P", bound=Path | None)
+if TYPE_CHECKING:
+    from onespike.adapters import LoadedModel
 
-
-def tried(attempt: Callable[[Path], None]) -> Callable[[P], P]:
-    """Return an option's callback: a place that cannot be written is refused before the work starts."""
-
-    def check(path: P) -> P:
-        if path is not None:
-            attempt(path)
-        return path
-
-    return check
-
-
-DEVICE = "Device"
-"""The panel of the help for options on where a network runs and in which batches."""
+DEVICE, RECIPE = "Device", "Recipe"
+"""Panels of the help: where a network runs and in which batches, and how it is converted."""
 
 
 def try_json(path: Path) -> None:
@@ -48,111 +40,194 @@ def try_json(path: Path) -> None:
         raise UsageError(f"{path} exists and holds no figures. Choose another --json or remove it.")
 
 
-FILE, FOLDER, NEW_FOLDER, JSON = (tried(a) for a in (try_file, try_folder, try_new_folder, try_json))
+class Word(NamedTuple):
+    """An option or argument: a flag has no placeholder, and a place to write to is tried first."""
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG, bundled:NAME or python:FILE.py:FACTORY.",
-    ),
-]
-Weights = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A local checkpoint: .safetensors, .pth, .pt or .bin.")
-]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Fetch the published weights.")]
-RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Convert an untrained network.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR", help="Folder with one sub-folder per class, bundled:cifar10-test, or a text file."
-    ),
-]
-MaybeData = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR", help="Images to measure on: one sub-folder per class, or see --annotations; or a text."
-    ),
-]
-Annotations = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="COCO's instances JSON; --data is then its image folder.")
-]
-Limit = Annotated[
-    int | None, typer.Option(metavar="N", help="Use N inputs, evenly spaced over the sorted list.")
-]
-HeldOut = Annotated[
-    bool, typer.Option("--held-out", help="Leave out inputs that calibration or a search has used.")
-]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Inputs per forward pass.", rich_help_panel=DEVICE)]
-Device = Annotated[str, typer.Option(metavar="D", help="cpu, cuda, cuda:1, mps, …", rich_help_panel=DEVICE)]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MAP",
-        help="auto, balanced, sequential or a JSON file: accelerate's device maps; blocks or blocks:8GB: one block at a time.",
-        rich_help_panel=DEVICE,
-    ),
-]
-Repeat = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Calibrate N times on inputs drawn at random, and show the spread of the score.",
-    ),
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="What these inputs are drawn by; 0 by default.")]
-Json = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        "--out",
-        metavar="FILE",
-        help="Write the figures to this file; the tables, if it ends in .csv or .tex.",
-        callback=JSON,
-    ),
-]
-
-Prices = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME|FILE",
-        help="Prices of the energy ratios: see `onespike list profiles`, or give a JSON file.",
-    ),
-]
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `onespike convert` wrote.")]
-Length = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Tokens of one window (or of a text, at most), for networks that read text."
-    ),
-]
-Mean = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Normalize inputs with this mean, not the library's.")
-]
-Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="And with this standard deviation.")]
+    metavar: str
+    help: str
+    panel: str | None = None
+    attempt: Callable[[Path], None] | None = None
+    names: tuple[str, ...] = ()
 
 
-def numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Parse `0.5,0.5,0.5` as numbers; mean and deviation are given together."""
-    try:
-        return tuple(float(part) for part in (text or "").split(","))
-    except ValueError:
-        raise UsageError(
-            f"--{name} takes three numbers, not {text!r}. Give both: --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5."
-        ) from None
+ARGUMENTS = {
+    "contains": Word("TEXT", "Show only names that contain this."),
+    "model": Word(
+        "MODEL",
+        "timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG, bundled:NAME or python:FILE.py:FACTORY.",
+    ),
+    "name": Word("NAME", "A study, `all`, `theorems`, or `list` for their names."),
+    "prompts": Word("TEXT...", "What to continue."),
+    "repository": Word(
+        "OWNER/NAME", "A repository on the Hugging Face Hub; without one, only the card is written."
+    ),
+    "run": Word("RUN", "A folder that `onespike convert` wrote."),
+    "runs": Word("RUN...", "Folders that `onespike convert` wrote."),
+    "task": Word("TASK", "classification or segmentation."),
+    "what": Word("columns|fields|formats|models|neurons|passes|presets|profiles", ""),
+}
+OPTIONS = {
+    "address": Word(
+        "[HOST:]PORT",
+        "Where to listen; port 0 is any free one, and with another HOST other machines can reach the page.",
+    ),
+    "annotations": Word("FILE", "COCO's instances JSON; --data is then its image folder."),
+    "attention": Word("KIND", "sdpa or eager."),
+    "batch_size": Word("N", "Inputs per forward pass.", DEVICE),
+    "budget": Word("RATIO", "The largest energy ratio allowed, of all MACs of the original."),
+    "cache": Word("KIND", "dynamic or static."),
+    "calibrate": Word("DIR", "Unlabeled images, bundled:cifar10-calibration, or a text file."),
+    "compare": Word("", "Also measure the network with 8-bit weights, and W8A8 and W4A4 of the original."),
+    "compiled": Word("", "Compile the network once; pays off over many trials.", names=("--compile",)),
+    "data": Word("DIR", "Images, one sub-folder per class or see --annotations; bundled:cifar10-test; or a text."),
+    "device": Word("D", "cpu, cuda, cuda:1, mps, …", DEVICE),
+    "device_map": Word(
+        "MAP",
+        "auto, balanced, sequential or a JSON file: accelerate's device maps; blocks or blocks:8GB: one block at a time.",
+        DEVICE,
+    ),
+    "energy": Word("COLUMN", "The energy column: see `onespike list columns`; the run's by default."),
+    "format": Word("NAME", "One of `onespike list formats`."),
+    "fresh": Word("", "Forget the trials of an earlier search with these options."),
+    "held_out": Word("", "Leave out inputs that calibration or a search has used."),
+    "images": Word("N", "How many inputs calibrate."),
+    "integer": Word("", "Weights as 8-bit integers, multiplied with integer spikes."),
+    "json_file": Word(
+        "FILE",
+        "Write the figures to this file; the tables, if it ends in .csv or .tex.",
+        attempt=try_json,
+        names=("--json", "--out"),
+    ),
+    "length": Word("N", "Tokens of one window (or of a text, at most), for networks that read text."),
+    "license": Word("NAME", "License of the original network: apache-2.0, mit, … Converted weights keep it."),
+    "limit": Word("N", "Use N inputs, evenly spaced over the sorted list."),
+    "model": Word("MODEL", "The network of a run that holds no code, as python:FILE.py:FACTORY; that file is run."),
+    "objective": Word("NAME", "kl (no labels), or one of the network's task: accuracy and the like, the default."),
+    "original": Word("", "Also show what the original network writes."),
+    "out": Word("DIR", "The folder to write.", attempt=try_folder),
+    "passes": Word("NAMES", "Instead, each of these passes alone, left out, and all; `run`: those of the run."),
+    "picture": Word("FILE", "Draw both networks' answers on the first images.", attempt=try_file),
+    "preprocess": Word("WHAT=VALUE", "Not the library's: resize=N, crop=N, mean=R,G,B, std=R,G,B; may be repeated."),
+    "profile": Word("NAME|FILE", "Prices of the ratios: see `onespike list profiles`, or give a JSON file."),
+    "public": Word("", "Make a new repository public."),
+    "recipe": Word("", "Print its recipe alone, as YAML for `onespike convert --recipe`."),
+    "reference_weights": Word("", "Store the path and SHA-256 of --weights instead of a copy."),
+    "repeat": Word("N", "Calibrate N times on inputs drawn at random, and show the spread of the score."),
+    "resume": Word("", "Continue a search; give the same options again."),
+    "sampler": Word("NAME", "gp, tpe or grid."),
+    "seed": Word("N", "Seed of what is drawn at random; 0 by default."),
+    "sites": Word("", "Also show each site."),
+    "storage": Word("URL", "An optuna storage to share; by default a file in the run."),
+    "stream": Word("", "Show every token as it is written, with its spikes and energy."),
+    "tasks": Word("NAMES", "Instead, tasks of lm-evaluation-harness; --data is then a folder with your own ones."),
+    "temperature": Word("T", "0 takes the best token; above 0, tokens are sampled."),
+    "trials": Word("N", "How many λ are tried, or random cases of a claim."),
+    "weights": Word("FILE|pretrained|random", "A local checkpoint (.safetensors, .pth, .pt or .bin), the published weights, or none."),
+}  # fmt: skip
+RECIPE_OPTIONS = {
+    name: Word(option.metavar, option.help, RECIPE) for name, option in options(Recipe).items() if option.usual
+} | {
+    "changes": Word(
+        "FIELD=VALUE",
+        "Any other field of the recipe: see `onespike list fields`; may be repeated.",
+        RECIPE,
+        names=("--set",),
+    ),
+    "file": Word(
+        "FILE",
+        "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.",
+        RECIPE,
+        names=("--recipe",),
+    ),
+}  # fmt: skip
 
 
-def given(**options: object) -> tuple[str, ...]:
-    """Return options as the words of a command; None means not given.
+def typed(
+    parameters: Mapping[str, inspect.Parameter], differences: Mapping[str, Word]
+) -> Iterator[inspect.Parameter]:
+    """Yield a command's parameters as typer reads them: positional ones are arguments, keyword-only ones options.
 
-    >>> given(data="photos", limit=None, batch_size=2)
+    A parameter `recipe` of type Recipe becomes the options of a recipe.
+    """
+    for name, parameter in parameters.items():
+        if parameter.annotation is Recipe:
+            for field, word in RECIPE_OPTIONS.items():
+                kind = (
+                    list[str] | None if field == "changes" else Path | None if field == "file" else str | None
+                )
+                yield _typed(
+                    inspect.Parameter(field, parameter.KEYWORD_ONLY, default=None, annotation=kind), word
+                )
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            yield _typed(parameter, differences[name] if name in differences else OPTIONS[name])
+        else:
+            word = ARGUMENTS[name]
+            info = typer.Argument(metavar=word.metavar, help=word.help)
+            yield _annotated(parameter, info).replace(kind=parameter.KEYWORD_ONLY)
+
+
+def _typed(parameter: inspect.Parameter, word: Word) -> inspect.Parameter:
+    def callback(path: Path | None) -> Path | None:
+        if path is not None and word.attempt is not None:
+            word.attempt(path)
+        return path
+
+    names = word.names or (f"--{parameter.name.replace('_', '-')}",)
+    option = typer.Option(
+        *names,
+        metavar=word.metavar or None,
+        help=word.help,
+        rich_help_panel=word.panel,
+        callback=callback if word.attempt else None,
+    )
+    return _annotated(parameter, option)
+
+
+def _annotated(parameter: inspect.Parameter, info: Any) -> inspect.Parameter:
+    kind: Any = parameter.annotation
+    return parameter.replace(annotation=Annotated[kind, info])
+
+
+def recipe_of(
+    fields: dict[str, list[str]], changes: list[str] | None = None, file: Path | None = None
+) -> Recipe:
+    """Return the recipe of a preset or a file, with the fields of the options and of --set; mistakes are found here."""
+    for change in changes or ():
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set {change}: a field and its value are missing. Write --set percentile=2.")
+        fields.setdefault(name.strip().replace("-", "_"), []).append(value)
+    values = {name: parse_field(Recipe, name, texts) for name, texts in fields.items()}
+    from onespike.passes import check_recipe
+    from onespike.runs.recipe_text import read_recipe
+
+    if file is None:
+        recipe = preset(values.pop("preset", DEFAULT), **values)
+    elif "preset" in values:
+        raise UsageError("--preset and --recipe both say where the recipe starts. Give one of them.")
+    else:
+        recipe = read_recipe(file).replace(**values)
+    return recipe.replace(passes=check_recipe(recipe))
+
+
+def load_network(model: str, weights: str | None, length: int | None = None, **more: Any) -> LoadedModel:
+    """Load the network that MODEL, --weights and --length name."""
+    from onespike.adapters import load_model
+
+    kinds = {"pretrained": {"pretrained": True}, "random": {"random_weights": True}, None: {}}
+    source: Any = kinds[weights] if weights in kinds else {"weights": Path(str(weights))}
+    loaded = load_model(model, **source, **more)
+    return loaded if length is None else loaded.with_length(length)
+
+
+def words(**values: object) -> tuple[str, ...]:
+    """Return options as the words of a command; None means that it is left out.
+
+    >>> words(data="photos", limit=None, batch_size=2)
     ('--data', 'photos', '--batch-size', '2')
     """
-    known = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
-    return tuple(str(word) for pair in known.items() for word in pair)
+    named = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None}
+    return tuple(str(word) for pair in named.items() for word in pair)
 
 
 def held_out(calibration: str) -> str | None:
@@ -172,3 +247,6 @@ def unused(path: Path) -> Path:
         number += 1
         tried = path.with_name(f"{path.name}-{number}")
     return tried
+
+
+NEW_RUN = Word("RUN", "The run directory to write; it must not exist.", attempt=try_new_folder)

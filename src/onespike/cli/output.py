@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.cli import status
+from onespike.cli.progress import clear_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ WIDTH = 160  # for tables in a file or a pipe, which have no width
 
 def console(stderr: bool = False) -> Console:
     """Return the console for results, or for notes."""
-    status.clear()
+    clear_status()
     return _console(stderr)
 
 
@@ -161,13 +161,8 @@ def _analog(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{r['site']} ({r['neuron'].removeprefix('analog: ')})" for r in rows if not r["spikes"])
 
 
-def evaluation(result: Evaluation, published: float | None = None) -> None:
-    """Print the task's figures, and the energy ledger with the meaning of its columns."""
-    measured(result.to_dict(), result.steps, published)
-
-
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
-    """Print the same of a stored evaluation."""
+    """Print the task's figures, and the energy ledger with the meaning of its columns, of an evaluation."""
     from onespike.energy.columns import DEFINITION, READINGS
     from onespike.reports.tables import dearer, fairness
     from onespike.tasks import task_of
@@ -221,7 +216,7 @@ def energy(record: Mapping[str, Any]) -> None:
 
 def again(found: Mapping[str, Any], unit: str) -> None:
     """Print how far the score and the energy depend on the inputs of calibration."""
-    from onespike.runs.repeated import spelled
+    from onespike.runs.measuring import spelled
 
     line()
     line(

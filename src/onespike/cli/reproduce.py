@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Annotations, BatchSize, Device, Limit, Pretrained, Prices, Repeat, Seed
+from onespike.cli.options import Word, load_network
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
@@ -26,70 +26,66 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
     "onespike reproduce list",
     "onespike reproduce table-ablation",
     "onespike reproduce table-detection",
+    "onespike reproduce theorems --trials 1000",
     "onespike reproduce table-energy --model timm:vit_base_patch16_224 \\\n    --weights vit.safetensors --data imagenet/val",
     interrupted="finished rows are kept. Run the same command again to go on.",
+    model=Word("MODEL", "As in `onespike convert`; a bundled one by default."),
+    data=Word("DIR", "Labeled images; the bundled ones by default."),
+    calibrate=Word("DIR", "Images for calibration and searches; by default taken out of --data."),
+    images=Word("N", "Images for calibration; a search takes as many."),
+    out=Word("DIR", "Folder for results and finished rows."),
 )
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A study, `all`, or `list` for their names.")],
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="As in `onespike convert`; a bundled one by default.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="A local checkpoint.")] = None,
-    pretrained: Pretrained = False,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Labeled images; the bundled ones by default.")
-    ] = None,
-    annotations: Annotations = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Images for calibration and searches; by default taken out of --data.",
-        ),
-    ] = None,
-    calibration_images: Annotated[
-        int, typer.Option(metavar="N", help="Images for calibration; a search takes as many.")
-    ] = 64,
-    repeat: Repeat = None,
-    seed: Seed = None,
-    limit: Limit = None,
-    batch_size: BatchSize = 50,
-    device: Device = "cpu",
-    profile: Prices = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for results and finished rows.")
-    ] = None,
+    name: str,
+    *,
+    model: str | None = None,
+    weights: str | None = None,
+    data: str | None = None,
+    annotations: Path | None = None,
+    calibrate: str | None = None,
+    images: int = 64,
+    trials: int = 200,
+    repeat: int | None = None,
+    seed: int | None = None,
+    limit: int | None = None,
+    batch_size: int = 50,
+    device: str = "cpu",
+    profile: str | None = None,
+    out: Path | None = None,
 ) -> Next:
     """Measure a table or figure of the paper again.
 
     CSV, LaTeX, JSON, Markdown and figures are written to the --out folder, with the paper's numbers beside ours. Every
-    finished row is kept there, so that the same command resumes an interrupted study.
+    finished row is kept there, so that the same command resumes an interrupted study. `theorems` tests equation 5,
+    Theorems 1 to 3 and the fire function on random cases in exact arithmetic; the exit code is 1 if one does not hold.
     """
     from onespike import runs
-    from onespike.adapters import load_model
     from onespike.runtime.devices import check_device, place_
     from onespike.studies.reproduce import STUDIES, Bench, run_study
     from onespike.studies.reproduce.study import cell, columns_of
 
+    if name == "theorems":
+        return _theorems(trials, seed or 0)
     if name == "list":
-        found = [(study.name, study.title) for study in STUDIES.values()]
-        output.rows(("study", "what it shows"), found, left=2)
+        titles = [(study.name, study.title) for study in STUDIES.values()]
+        titles.append(("theorems", "The paper's claims, on random cases in exact arithmetic"))
+        output.rows(("study", "what it shows"), titles, left=2)
         return "reproduce", next(iter(STUDIES))
     name = name.replace("quantis", "quantiz")
     if name not in STUDIES and name != "all":
-        raise unknown("study", name, (*STUDIES, "all"))
+        raise unknown("study", name, (*STUDIES, "all", "theorems"))
     if model is not None and data is None and not model.startswith("bundled:"):
         raise UsageError(
             "a network of your own is measured on images of your own. Give them with --data DIR."
         )
-    if calibration_images < 2:
-        raise UsageError(f"calibration needs at least 2 images, not {calibration_images}. Try 64.")
+    if images < 2:
+        raise UsageError(f"calibration needs at least 2 images, not {images}. Try 64.")
     check_device(device)
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):
         spec = model or f"bundled:{study.network}"
         place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
         try_folder(place)
-        loaded = load_model(spec, weights=weights, pretrained=pretrained)
+        loaded = load_network(spec, weights)
         if study.task not in (None, loaded.task.name):
             reason = f"{study.name} is about {study.task}, and {spec} is not. Give another --model."
             if name != "all":
@@ -97,13 +93,15 @@ def reproduce(
             output.line(reason)
             continue
         count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
-        sets = _images(loaded, data, annotations, calibrate, calibration_images, count)
-        runs.check_forward(loaded, place_(loaded.model, device), sets[0])
+        sets = _images(loaded, data, annotations, calibrate, images, count)
+        runs.check_forward(place_(loaded.model, device), runs.Inputs(sets[0], loaded))
         draws: list[Items] = []
         first = sets[0]
         if repeat is not None or seed is not None:
             source = _labeled(loaded, data, annotations, calibrate)
-            first, *draws = runs.draws(source, len(first), repeat or 1, seed or 0, sets[1:])
+            first, *draws = runs.draws(
+                source, len(first), 1 if repeat is None else repeat, seed or 0, sets[1:]
+            )
         bench = Bench(loaded, first, *sets[1:], place, batch_size=batch_size, progress=progress, draws=draws)
         rows, files = run_study(study, bench)
         every = columns_of(rows)
@@ -118,6 +116,18 @@ def reproduce(
         output.line()
     later = [*STUDIES, "list"]
     return "reproduce", "list" if name == "all" else later[later.index(name) + 1]
+
+
+def _theorems(trials: int, seed: int) -> Next:
+    from onespike.studies import theory
+
+    if trials < 1:
+        raise UsageError(f"trials must be at least 1, not {trials}. Try 200.")
+    claims = theory.check_all(trials, seed)
+    output.theorems(claims)
+    if not all(row.holds for row in claims):
+        raise typer.Exit(1)
+    return ("demo",)
 
 
 def _images(
@@ -135,10 +145,10 @@ def _images(
 
     if calibrate is not None:
         check(loaded.task, "calibrate")
-    found = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
+    test = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
     apart = calibrate is not None or data is None
     calibration = _labeled(loaded, data, annotations, calibrate, 2 * each) if apart else None
-    return split(found, calibration, each, count)
+    return split(test, calibration, each, count)
 
 
 def _labeled(

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
-
-import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Device, Prices, RunFolder
 from onespike.errors import UsageError
 
 
 @command(
-    "onespike serve run", "onespike serve run --port 8080 --device cuda", interrupted="the page is closed."
+    "onespike serve run", "onespike serve run --address 8080 --device cuda", interrupted="the page is closed."
 )
 def serve(
-    run: RunFolder,
-    port: Annotated[int, typer.Option(metavar="N", help="The port to listen on; 0 for any free one.")] = 8765,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The address to listen on; with another one, other machines can reach the page.",
-        ),
-    ] = "127.0.0.1",
-    profile: Prices = None,
-    device: Device = "cpu",
+    run: Path, *, address: str = "127.0.0.1:8765", profile: str | None = None, device: str = "cpu"
 ) -> Next:
     """Open a page on which a run answers.
 
@@ -39,11 +26,13 @@ def serve(
     from onespike.energy.profiles import profile as prices_of
     from onespike.reports.live import Session
     from onespike.reports.server import HERE, LiveServer
-    from onespike.runs import load_run
+    from onespike.runs import load
 
+    host, _, number = address.rpartition(":")
+    host, port = host or "127.0.0.1", int(number) if number.isdecimal() else -1
     if not 0 <= port < 2**16:
-        raise UsageError(f"--port must be from 0 to 65535, not {port}.")
-    pair = load_run(run, device=device)
+        raise UsageError(f"--address ends in a port from 0 to 65535, not {number}.")
+    pair = load(run, device=device)
     with (
         TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         LiveServer(Session(run, pair, prices_of(), folder), host, port) as server,

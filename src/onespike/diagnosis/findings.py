@@ -13,7 +13,7 @@ from onespike.diagnosis.measurement import PROBE_IMAGES, Checkup, checkup
 from onespike.energy.columns import beside
 from onespike.errors import UsageError
 from onespike.runs import Progress, no_progress
-from onespike.runs.in_memory import in_memory
+from onespike.runs.pair import in_memory
 from onespike.tasks import Task
 
 MOST_FINDINGS = 5

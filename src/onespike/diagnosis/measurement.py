@@ -22,7 +22,7 @@ from onespike.evaluation.pairwise import pairwise
 from onespike.neurons import Neuron
 from onespike.recipe import Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
-from onespike.runs.one_call import spike
+from onespike.runs.pipeline import spike
 from onespike.runtime.batches import count, split
 from onespike.sites import Site
 from onespike.tasks import Headline, Items, limit

@@ -14,7 +14,7 @@ from onespike.errors import UsageError
 from onespike.passes.chaining import check_recipe
 from onespike.recipe import PRESETS
 from onespike.runs import NetworkPair
-from onespike.runs.as_command import convert_command, spike_call
+from onespike.runs.recipe_text import convert_command, spike_call
 from onespike.runs.storage import WEIGHTS
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,6 @@ def commands(
             "evaluate": "onespike.evaluate(model, snn, other_batches)",
             "search": search,
             "normalization": "",
-            "per site": search,
         }
     else:
         stored = run / WEIGHTS
@@ -56,7 +55,6 @@ def commands(
             "evaluate": shlex.join(("onespike", "evaluate", str(run), "--data", "OTHER-IMAGES")),
             "search": shlex.join((*searching, "--objective", "kl", "--trials", "12")),
             "normalization": shlex.join(("onespike", "convert", pair.loaded.spec, "--help")),
-            "per site": shlex.join((*searching, "--per-site", "kind")),
         }
     if better is not None:
         words["normalization"] = again(normalization=NORMALIZATIONS.get(better))
@@ -67,12 +65,15 @@ def commands(
             **({"budget": round(best["energy"], 3)} if spends else {"scale": best["scale"]})
         )
     else:  # neurons without λ have nothing to search
-        words["search"] = words["per site"] = words["calibration"]
+        words["search"] = words["calibration"]
     if kinds:
         worst = min(kinds, key=lambda kind: kinds[kind])
         words["kind"] = again(exclude=(*pair.recipe.exclude, worst))
     reaching = tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES)))
-    for name, changes in {"passes": {"passes": PASSES}, "outliers": {"passes": reaching}, **VARIANTS}.items():
+    per_site = tuple(dict.fromkeys((*pair.recipe.passes, "allocate")))
+    words["per site"] = words["search"]
+    passes = {"passes": PASSES, "outliers": reaching, "per site": per_site}
+    for name, changes in {**{name: {"passes": names} for name, names in passes.items()}, **VARIANTS}.items():
         with suppress(UsageError):  # several timesteps and some neurons take no passes
             check_recipe(pair.recipe.replace(**changes))
             words[name] = again(**changes)

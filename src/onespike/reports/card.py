@@ -12,8 +12,8 @@ from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import LoadError, UsageError
 from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
-from onespike.runs.own import own_class
-from onespike.runs.recipe_file import recipe_text
+from onespike.runs.pair import class_of
+from onespike.runs.recipe_text import recipe_text
 from onespike.runtime.atomic import write_atomically
 
 CARD, CONFIG = "README.md", "config.json"
@@ -75,7 +75,7 @@ def write_card(
     head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
     text = in_markdown(
         "card.md", **values([record]), head=head, spec=spec, recipe=recipe, recipe_text=recipe_text(recipe),
-        samples=run.thresholds.provenance.get("samples"), repository=repository, own=own_class(run),
+        samples=run.thresholds.provenance.get("samples"), repository=repository, own=class_of(run),
     )  # fmt: skip
     write_atomically(folder / CARD, text)
     config = {"library_name": "onespike", "network": spec, "recipe": recipe.to_dict()}

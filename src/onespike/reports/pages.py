@@ -22,7 +22,7 @@ from onespike.reports import plots
 from onespike.reports.record import VERSION, gather
 from onespike.reports.tables import dearer, fairness, figure
 from onespike.runs import Progress, no_progress
-from onespike.runs.in_memory import in_memory
+from onespike.runs.pair import in_memory
 from onespike.runtime.atomic import try_folder, write_atomically
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.validated import sealed

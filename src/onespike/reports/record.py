@@ -19,9 +19,8 @@ from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Answered, pairwise
 from onespike.evaluation.side_by_side import at_scale
 from onespike.runs import NetworkPair, Progress, no_progress
-from onespike.runs.as_command import convert_command, spike_call
-from onespike.runs.recipe_file import recipe_text
-from onespike.runs.search_run import searched
+from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
+from onespike.runs.searching import searched
 from onespike.runtime.provenance import made, versions
 from onespike.runtime.remembered import Once
 from onespike.sites import Site

@@ -22,8 +22,8 @@ from onespike.errors import OnespikeError, UsageError, out_of_memory, unknown
 from onespike.evaluation.pairwise import pairwise
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
-from onespike.runs.evaluating import metric_for
 from onespike.runs.export_run import facts_of
+from onespike.runs.measuring import metric_for
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, count
 from onespike.runtime.devices import state_of

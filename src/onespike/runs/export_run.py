@@ -7,11 +7,9 @@ from typing import Any
 
 from onespike.conversion.network import scale_of
 from onespike.deploy.exports import Exported, export
-from onespike.deploy.exports.base import prepare
 from onespike.errors import UsageError
 from onespike.runs.inputs import batches_of, choose, without
 from onespike.runs.pair import NetworkPair
-from onespike.runs.saving import load_run
 from onespike.runtime.provenance import versions
 from onespike.tasks import limit as evenly
 
@@ -48,8 +46,8 @@ def real_inputs(pair: NetworkPair, data: str | None, count: int, batch_size: int
     return list(batches_of(items, pair.loaded, batch_size))
 
 
-def export_run(
-    folder: Path,
+def export_pair(
+    pair: NetworkPair,
     format: str,
     out: Path,
     *,
@@ -58,9 +56,7 @@ def export_run(
     integer: bool | None = None,
     batch_size: int = 4,
 ) -> Exported:
-    """Export the network of a run; an impossible format is refused before anything is loaded."""
-    prepare(format, integer, out)
-    pair = load_run(folder)
+    """Export the network of a run, and compare it on these inputs or on those of its calibration."""
     inputs = real_inputs(pair, data, limit, batch_size)
     return export(
         pair.snn, format, out, inputs,

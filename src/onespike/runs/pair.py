@@ -1,17 +1,41 @@
-"""A network and its converted copy, side by side."""
+"""A network and its converted copy, side by side: in memory, as a folder, and from a folder or the Hub."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from onespike.adapters import LoadedModel
+from onespike.adapters import (
+    LoadedModel,
+    Reading,
+    load_checkpoint_,
+    load_model,
+    normalization,
+    renormalized,
+    resized,
+)
+from onespike.adapters.base import first_line, require
+from onespike.adapters.user_file import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
-from onespike.conversion.network import convert
+from onespike.conversion import network
+from onespike.conversion.network import Conversion, Network, conversion_of, is_rounded, revert_
+from onespike.errors import DataError, LoadError, UsageError
 from onespike.recipe import Recipe
+from onespike.runs import storage
+from onespike.runtime.batches import call, count, take, to
+from onespike.runtime.devices import check_device, in_blocks, place_
+from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.validated import understood
+from onespike.tasks import Item, Items, Numbers, Task, infer
 
 
 @dataclass(frozen=True)
@@ -30,3 +54,228 @@ def with_recipe(pair: NetworkPair, recipe: Recipe) -> NetworkPair:
     """Return the same network and thresholds, converted by another recipe."""
     snn = convert(pair.ann, pair.thresholds, recipe, share_weights=True)
     return dataclasses.replace(pair, snn=snn, recipe=recipe)
+
+
+def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
+    return _keepable(network.convert_(model, thresholds, recipe))
+
+
+def convert(
+    model: Network, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
+) -> Network:
+    return _keepable(network.convert(model, thresholds, recipe, share_weights=share_weights))
+
+
+convert_.__doc__, convert.__doc__ = network.convert_.__doc__, network.convert.__doc__
+
+
+def _keepable(snn: Network) -> Network:
+    """Give a converted network the method `save_pretrained`, in place of one that knows the original only."""
+    snn.__dict__["save_pretrained"] = partial(_save_network, snn)
+    return snn
+
+
+def save(folder: Path | str, pair: NetworkPair | nn.Module, *, reference_weights: Path | None = None) -> Path:
+    """Write a network and how it was converted into a new folder: JSON and safetensors.
+
+    Args:
+        folder: must not exist.
+        pair: a pair, which an adapter can rebuild from its folder, or a converted network of any class, which is
+            given to `load` or `from_pretrained` again, with any weights.
+        reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
+    """
+    if isinstance(pair, nn.Module):
+        return _save_network(pair, folder)
+    loaded, reading = pair.loaded, pair.loaded.reading
+    optional = {
+        "length": reading.length,
+        "size": reading.size,
+        "normalization": None if reading.replaced is None else normalization(reading.transform),
+    }
+    storage.save(
+        Path(folder),
+        model=pair.ann,
+        network={
+            "spec": loaded.spec,
+            "weights": loaded.weights,
+            "attention": loaded.attention,
+            "preprocessing": reading.preprocessing,
+            "published_top1": loaded.published_top1,
+            **{name: value for name, value in optional.items() if value is not None},
+        },
+        recipe=pair.recipe,
+        thresholds=pair.thresholds,
+        data=pair.data,
+        reference_weights=reference_weights,
+        configuration=loaded.save_configuration,
+    )
+    return Path(folder)
+
+
+def _save_network(snn: nn.Module, folder: Path | str) -> Path:
+    """Write a converted network of any class into a new folder; `onespike.from_pretrained(folder, model)` reads it."""
+    require("safetensors", "cli", "save")
+    ann, conversion = _original(snn)
+    storage.save(
+        Path(folder),
+        model=ann,
+        network={"spec": _class(snn), "weights": "own", "attention": None, "preprocessing": ""},
+        recipe=conversion.recipe,
+        thresholds=conversion.thresholds,
+        data={"source": "Python", "names": [], "sha256": []},
+    )
+    return Path(folder)
+
+
+def _class(model: nn.Module) -> str:
+    return f"{OWN}{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
+    """Return the network before its conversion, which must give all of this network again."""
+    conversion = conversion_of(snn)
+    if is_rounded(snn):
+        raise UsageError(
+            "save: this network was made for integer inference, and its weights are rounded. Save the converted network "
+            "that it was made from; after loading, onespike.optimize makes the same integers of it."
+        )
+    if any(tensor.is_meta for tensor in snn.state_dict().values()):
+        raise UsageError("save: the weights of this network are not in memory. Save its pair instead.")
+    ann = revert_(copy.deepcopy(snn))
+    again = convert(ann, conversion.thresholds, conversion.recipe, share_weights=True).state_dict()
+    wanted = snn.state_dict()
+    changed = [name for name, tensor in wanted.items() if not torch.equal(again[name], tensor)]
+    if changed:
+        raise UsageError(
+            f"save: {len(changed)} tensors changed after the conversion, {changed[0]} the first, and a folder holds the "
+            "original and how it was converted. Keep this network with torch.save(snn.state_dict(), FILE)."
+        )
+    return ann, conversion
+
+
+def load(
+    folder: Path | str,
+    model: nn.Module | str | None = None,
+    *,
+    device: str = "cpu",
+    device_map: str | None = None,
+) -> NetworkPair:
+    """Read what `save`, `save_pretrained` or `onespike convert` wrote; the logits are the same to the bit.
+
+    Nothing in it is unpickled. A folder that a converted network was saved into from Python holds its weights and not
+    its code: give a `model` of the same class, which receives the weights, or its name: `python:FILE.py:FACTORY`.
+    """
+    check_device(device)
+    run, model = storage.load(Path(folder)), NAMED.get() if model is None else model
+    with understood(Path(folder), storage.REMEDY):
+        if model is None and (name := class_of(run)):
+            raise LoadError(
+                f"{run.folder}: this run holds the weights of a {name} without its code. Give one: "
+                "onespike.from_pretrained(FOLDER, model), or --model python:FILE.py:FACTORY, which runs that file."
+            )
+        if isinstance(model, nn.Module):
+            load_checkpoint_(model, run.weights_file)
+            loaded = LoadedModel(model, run.network["spec"], Reading(no_transform, ""))
+        else:
+            loaded = _load_network(run, model or run.network["spec"], on_disk=in_blocks(device_map))
+        ann = place_(loaded.model, device, device_map)
+        snn = convert(ann, run.thresholds, run.recipe, share_weights=True)
+    return NetworkPair(loaded, ann, snn, run.recipe, run.thresholds, run.data)
+
+
+def class_of(run: storage.Run) -> str | None:
+    """Return the class of a network that Python made, whose code a run does not hold; None if an adapter loads it."""
+    spec: str = run.network["spec"]
+    return spec.removeprefix(OWN) if spec.startswith(OWN) else None
+
+
+def _load_network(run: storage.Run, spec: str, on_disk: bool = False) -> LoadedModel:
+    attention, configuration = run.network["attention"], run.folder / storage.CONFIGURATION
+    if spec == run.network["spec"] and configuration.is_dir():
+        spec = f"{spec.partition(':')[0]}:{configuration}"
+    if on_disk:
+        loaded = load_model(spec, weights=run.weights_file, attention=attention, on_disk=True)
+    elif run.holds_weights:  # under the names that the network has in memory
+        loaded = load_model(spec, random_weights=True, attention=attention)
+        load_checkpoint_(loaded.model, run.weights_file)
+    else:  # under the names that their publisher gave them
+        loaded = load_model(spec, weights=run.weights_file, attention=attention)
+    if size := run.network.get("size"):
+        loaded = resized(loaded, *size)
+    if replaced := run.network.get(
+        "normalization", run.network.get("normalisation")
+    ):  # earlier runs: with an s
+        loaded = renormalized(loaded, *replaced)
+    if length := run.network.get("length"):
+        loaded = loaded.with_length(length)
+    named = run.network["spec"] if configuration.is_dir() else spec
+    facts: dict[str, Any] = {k: run.network.get(k) for k in ("weights", "published_top1")}
+    return dataclasses.replace(loaded, spec=named, **facts)
+
+
+def from_pretrained(
+    name: Path | str, model: nn.Module | str | None = None, *, revision: str | None = None
+) -> NetworkPair:
+    """Load like `load` from a folder, or from a repository `OWNER/NAME` on the Hugging Face Hub."""
+    if Path(name).is_dir():
+        return load(name, model)
+    hub = require("huggingface_hub", "transformers", f"from_pretrained {name}")
+    try:
+        folder = hub.snapshot_download(str(name), revision=revision)
+    except Exception as error:  # any exception of a hub client: offline, no such repository, no permission
+        raise LoadError(
+            f"{name}: neither a folder nor a repository that can be fetched ({first_line(error)}). "
+            "Check the name and the network connection."
+        ) from error
+    return load(folder, model)
+
+
+def no_transform(image: Any) -> NoReturn:
+    raise UsageError("a network that was saved in Python states no preprocessing. Give it batches.")
+
+
+@dataclass(frozen=True)
+class InMemory(Reading):
+    """Batches in memory; an item's content is its batch and its row there."""
+
+    held: tuple[Any, ...] = ()
+
+    def batches(
+        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        """Return the loader's batches, or parts of them; no batch is joined with another, since they may differ in form."""
+        for number, group in groupby(items, key=lambda item: item.content[0]):
+            members = list(group)
+            for start in range(0, len(members), batch_size):
+                chosen = members[start : start + batch_size]
+                labels = [item.label for item in chosen if item.label is not None]
+                inputs = take(self.held[number], torch.tensor([item.content[1] for item in chosen]))
+                yield inputs, torch.tensor(labels) if len(labels) == len(chosen) else None
+
+
+def in_memory(
+    model: nn.Module, snn: nn.Module, loader: Iterable[tuple[Any, Any]], task: Task | None = None
+) -> tuple[NetworkPair, Items]:
+    """Return both networks as a pair, and the loader's (inputs, labels) as its items: what every command takes."""
+    conversion, held, items = conversion_of(snn), list[Any](), list[Item]()
+    for number, (inputs, labels) in enumerate(loader):
+        held.append(inputs)
+        for row in range(count(inputs)):
+            label = None if labels is None else int(labels[row])
+            name = f"input {len(items)}"
+            items.append(Item(name, label, Path(name), row=len(items), content=(number, row)))
+    if not items:
+        raise DataError("the loader gives no inputs. Give at least one batch of (inputs, labels).")
+    if task is None:
+        with evaluating(model):
+            meaning = infer(call(model, to(take(held[0], slice(0, 2)), device_of(model))))
+        if isinstance(meaning, Numbers):
+            raise UsageError(
+                "the network's output is not scores of classes. Give its task: a subclass of tasks.Task."
+            )
+        task = cast(Task, meaning)  # scores of classes have one
+    reading = InMemory(no_transform, "as the loader gives it", held=tuple(held))
+    loaded = LoadedModel(model, _class(model), reading, task, "own")
+    data = {"source": "Python", "names": [], "sha256": []}
+    pair = NetworkPair(loaded, model, snn, conversion.recipe, conversion.thresholds, data)
+    return pair, Items("Python", tuple(items))

@@ -16,7 +16,6 @@ from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
-from onespike.runs.schema import RunRecord
 from onespike.runtime.atomic import atomic_directory, damage, digests, sha256, write_atomically
 from onespike.runtime.devices import save_weights
 from onespike.runtime.validated import read_version, sealed, understood
@@ -31,6 +30,58 @@ EARLIER = {"center": "centre"}
 
 
 REMEDY = "Convert the network again."
+
+
+@dataclass(frozen=True)
+class Network:
+    spec: str
+    weights: str
+    attention: str | None
+    weights_file: str
+    preprocessing: str = ""
+    published_top1: float | None = None
+    size: tuple[int, int] | None = None
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    role: str
+    levels: tuple[int, ...]
+    largest: float
+    shape: tuple[int, ...]
+    calls: float
+    macs: float
+    rounding: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    samples: int
+    observer: str = ""
+    passes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    source: str
+    names: tuple[str, ...]
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The schema of a run's record."""
+
+    network: Network
+    recipe: Recipe
+    sites: dict[str, Facts]
+    uncovered: tuple[tuple[str, str, float], ...]
+    folds: dict[str, str]
+    provenance: Provenance
+    data: Data
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,15 +117,8 @@ def save(
 ) -> None:
     """Write a run directory; it appears under its name only when it is complete.
 
-    Args:
-        folder: the new directory.
-        model: the original network, whose weights are stored.
-        network: how to rebuild it: `spec`, `attention`, `preprocessing`, ….
-        recipe: how it was converted.
-        thresholds: the result of calibration.
-        data: which images calibration used.
-        reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
-        configuration: writes whatever else the adapter needs to rebuild the network into a folder.
+    `network` says how to rebuild it, `reference_weights` stores a relative path to a checkpoint and its SHA-256 instead
+    of the weights, and `configuration` writes whatever else the adapter needs into a folder.
     """
     from safetensors.torch import save_file
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,33 +12,47 @@ from onespike.errors import UsageError, unknown
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its placeholder, meaning and heading in the help, and how a word becomes the field's value.
+    """How a field is written on the command line: its placeholder and meaning in the help, and how a word becomes its value.
 
     Where it may be repeated, the field is a tuple, and each word gives one element; other tuples are one word with
-    commas. `flag` is the option's name, if it differs from the field's.
+    commas. A `usual` field has an option of its own; the others are given by `--set FIELD=VALUE`.
     """
 
     metavar: str
     help: str
-    panel: str
     read: Callable[[str], Any] = str
     repeated: bool = False
     choices: tuple[str, ...] = ()
-    flag: str | None = None
+    usual: bool = False
 
-    def name(self, field: str) -> str:
-        return self.flag or "--" + field.replace("_", "-")
 
-    def words(self, field: str, value: Any) -> list[str]:
-        """Return the words that give a field this value.
+def words_of(record: Any, values: Mapping[str, Any]) -> list[str]:
+    """Return the words that give the fields of a record these values."""
+    words = list[str]()
+    for name, value in values.items():
+        option = options(record)[name]
+        for one in value if option.repeated else (value,):
+            words += (
+                [f"--{name.replace('_', '-')}", _text(one)]
+                if option.usual
+                else ["--set", f"{name}={_text(one)}"]
+            )
+    return words
 
-        >>> Option("GLOB", "…", "Recipe", repeated=True).words("include", ("a*", "b*"))
-        ['--include', 'a*', '--include', 'b*']
-        >>> Option("λ", "…", "Recipe", float).words("scale", 0.1 + 0.2)
-        ['--scale', '0.30000000000000004']
-        """
-        values = value if self.repeated else (value,)
-        return [word for one in values for word in (self.name(field), _text(one))]
+
+def parse_field(record: Any, name: str, words: Sequence[str]) -> Any:
+    """Return the value of a field that is given by these words; each word of a repeated field is one element."""
+    option = options(record).get(name)
+    if option is None:
+        raise unknown("recipe field", name, options(record))
+    if option.repeated:
+        return tuple(map(option.read, words))
+    if len(words) > 1:
+        raise UsageError(f"{name} has one value, and {' and '.join(words)} are given. Give one of them.")
+    try:
+        return option.read(words[0])
+    except ValueError:
+        raise _no_number(name, option, words[0]) from None
 
 
 def declared(default: Any, *option: Any, **more: Any) -> Any:
@@ -59,18 +73,18 @@ def settle(record: Any) -> None:
     for name, option in options(record).items():
         value = getattr(record, name)
         settled = tuple(value) if isinstance(value, list) else value
-        kind = "a whole number" if option.read is int else "a number"
-        refusal = UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
         if isinstance(value, str) and (option.repeated or option.read is not str):
-            try:
-                settled = (option.read(value),) if option.repeated else option.read(value)
-            except ValueError:
-                raise refusal from None
+            settled = parse_field(record, name, [value])
         if option.read in (int, float) and (
             type(settled) is bool or not isinstance(settled, (int, option.read))
         ):
-            raise refusal
+            raise _no_number(name, option, value)
         object.__setattr__(record, name, settled)
+
+
+def _no_number(name: str, option: Option, value: Any) -> UsageError:
+    kind = "a whole number" if option.read is int else "a number"
+    return UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
 
 
 def _text(value: Any) -> str:
@@ -119,9 +133,10 @@ def share_or_none(word: str) -> float | None:
 
 
 def yes_or_no(word: str) -> bool:
-    if word not in ("yes", "no"):
+    answers = {"yes": True, "no": False, "True": True, "False": False}
+    if word not in answers:
         raise unknown("answer", word, ("yes", "no"))
-    return word == "yes"
+    return answers[word]
 
 
 def names(word: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes,
 from onespike.passes.budget import check_budget, fit, target
 from onespike.recipe import PRESETS, Recipe
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
-from onespike.runs.contents import images_digest, network_digest
+from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.validated import parse, read_sealed, sealed, understood
@@ -111,7 +111,7 @@ def ablate_run(
         device: where both networks run.
         progress: progress(title, total) wraps the batches of a long stage.
     """
-    pair = runs.load_run(folder, device=device)
+    pair = runs.load(folder, device=device)
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
     if runs.overlap(pair.data, items):
         raise DataError(f"{data}: calibration has used some of these images. Give other ones.")

@@ -26,8 +26,8 @@ from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
 from onespike.runs.comparison import compared, rivals, spiking_rivals
-from onespike.runs.contents import images_digest, network_digest
-from onespike.runs.repeated import spread
+from onespike.runs.inputs import images_digest, network_digest
+from onespike.runs.measuring import spread
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of

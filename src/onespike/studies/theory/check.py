@@ -1,4 +1,4 @@
-"""All claims over many random cases: the table of the theorems."""
+"""All claims over many random cases: the table of `onespike reproduce theorems`."""
 
 # ruff: noqa: N806 (M is the paper's name)
 from __future__ import annotations

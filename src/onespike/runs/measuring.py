@@ -1,4 +1,4 @@
-"""Calibration again, on other inputs: how far a figure depends on those that were drawn."""
+"""A pair of networks and inputs → figures: once, and again on other draws of calibration inputs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,45 @@ from typing import Any
 import torch
 from torch import nn
 
-from onespike.conversion.network import convert
-from onespike.energy.ledger import or_none
+from onespike.energy.ledger import Ledger, or_none
 from onespike.errors import DataError, UsageError
-from onespike.passes import no_progress, prepare
+from onespike.evaluation.side_by_side import Evaluation, evaluate
+from onespike.passes import no_progress
 from onespike.passes.base import Progress
-from onespike.runs.contents import digest
-from onespike.runs.evaluating import evaluate_pair
-from onespike.runs.inputs import Inputs, batches_of, choose, overlap, steps, without
+from onespike.runs.inputs import Inputs, batch_count, choose, digest, overlap, without
 from onespike.runs.pair import NetworkPair
-from onespike.runtime.processes import ALONE
-from onespike.tasks import Items
+from onespike.runs.pipeline import spike
+from onespike.runtime.processes import ALONE, Processes
+from onespike.tasks import Items, Metric
+
+
+def metric_for(pair: NetworkPair, items: Items) -> Metric:
+    """Return the metric of the network's task on these inputs."""
+    return pair.loaded.task.metric(items)
+
+
+def evaluate_pair(
+    pair: NetworkPair,
+    items: Items,
+    *,
+    metric: Metric | None = None,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+    title: str = "evaluating",
+    processes: Processes = ALONE,
+    ledger: Ledger | None = None,
+) -> Evaluation:
+    """Evaluate both networks over the images, in one pass."""
+    items = pair.loaded.task.named(items)
+    return evaluate(
+        pair.ann,
+        pair.snn,
+        pair.loaded.batches(items, batch_size, processes.part),
+        metric or metric_for(pair, items),
+        progress=progress(title, batch_count(items, batch_size, processes)),
+        processes=processes,
+        ledger=ledger,
+    )
 
 
 def draws(source: Items, count: int, repeat: int, seed: int, apart: Sequence[Items] = ()) -> list[Items]:
@@ -28,6 +56,8 @@ def draws(source: Items, count: int, repeat: int, seed: int, apart: Sequence[Ite
 
     As long as the inputs suffice, no two choices share one: choices that do would differ too little.
     """
+    if repeat < 1:
+        raise UsageError(f"repeat must be at least 1, not {repeat}. Leave repeat= out for one calibration.")
     used = {"sha256": [digest(item) for items in apart for item in items]}
     pool = without(source, overlap(used, source))
     if count >= len(pool):
@@ -80,14 +110,8 @@ def evaluate_again(
 ) -> dict[str, Any]:
     """Calibrate a run's network anew on as many inputs as it had, and measure each result on the same inputs.
 
-    Args:
-        pair: the networks of the run.
-        items: the inputs to measure on; calibration gets none of them.
-        repeat: how many calibrations.
-        seed: what the calibration inputs are drawn by.
-        batch_size: inputs per forward pass.
-        progress: progress(title, total) wraps the batches of a long stage.
-        finish: what else is done to each spiking network, such as integers of its weights.
+    The inputs to measure on are never drawn. `finish` is what else is done to each spiking network, such as integers of
+    its weights.
     """
     if pair.recipe.max_drop is not None:
         raise UsageError(
@@ -97,16 +121,9 @@ def evaluate_again(
     source, count = choose(pair.data["source"], None, loaded.task), len(pair.data["names"])
     scores, ratios, title = list[float | None](), list[float | None](), ""
     for number, drawn in enumerate(draws(source, count, repeat, seed, (items,)), 1):
-        thresholds = prepare(
-            pair.ann,
-            batches_of(drawn, loaded, batch_size),
-            Inputs(drawn, loaded),
-            pair.recipe,
-            total=steps(drawn, batch_size, ALONE),
-            progress=progress,
-            task=loaded.task,
-        )
-        snn = convert(pair.ann, thresholds, pair.recipe, share_weights=True)
+        snn = spike(
+            pair.ann, Inputs(drawn, loaded), pair.recipe, share_weights=True, progress=progress, task=loaded.task
+        )  # fmt: skip
         finish(snn)
         result = evaluate_pair(
             dataclasses.replace(pair, snn=snn), items, batch_size=batch_size, progress=progress,

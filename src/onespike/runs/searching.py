@@ -1,4 +1,4 @@
-"""Search on a run: its images, its record, and the resulting λ (and steps) written back into the run."""
+"""Search for λ: of a network in memory, or of a run, whose trials and result are kept in its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from onespike import runs
+from onespike.conversion.network import set_scale_
 from onespike.energy.columns import searchable
 from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
@@ -22,21 +22,86 @@ from onespike.passes import no_progress
 from onespike.passes.base import Progress
 from onespike.recipe import Recipe, preset
 from onespike.runs import storage
-from onespike.runs.allocation import Allocation, allocate
-from onespike.runs.contents import digest, images_digest
-from onespike.runs.pair import NetworkPair
+from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
+from onespike.runs.pair import NetworkPair, in_memory, with_recipe
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.scale_search import Report, Search, Trial, search
+from onespike.scale_search import Report, Search, Trial
+from onespike.scale_search import search as search_scale
 from onespike.scale_search.objective import ScaleObjective
-from onespike.tasks import Items, Objective, Score, Task, check
+from onespike.tasks import Items, Objective, Task, check
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
 SHARE = 0.02
 """The paper's split: 2 % of the images, here at least 100."""
+
+
+def search(
+    model: nn.Module,
+    snn: nn.Module,
+    loader: Iterable[tuple[Any, Any]],
+    *,
+    objective: str | None = None,
+    trials: int = 50,
+    sampler: str = "gp",
+    budget: float | None = None,
+    energy: str | None = None,
+    task: Task | None = None,
+    progress: Progress = no_progress,
+) -> Search:
+    """Find the best λ of a converted network and set it there.
+
+    Args:
+        model: the original network.
+        snn: its converted copy.
+        loader: (inputs, labels) that neither calibration nor a later evaluation sees; labels may be None.
+        objective: `kl`, which needs no labels, or another of the task; by default its accuracy where there are labels.
+        trials: how many λ are tried.
+        sampler: `gp`, `tpe` or `grid`.
+        budget: the largest energy ratio allowed.
+        energy: the energy column; that of the recipe by default.
+        task: the meaning of the output; classification by default.
+        progress: progress(title, total) wraps the batches of a long stage.
+    """
+    pair, items = in_memory(model, snn, loader, task)
+    column = None if budget is None else energy or pair.recipe.energy
+    name = objective or pair.loaded.task.objective(items)
+    if name not in pair.loaded.task.objectives:
+        raise unknown("objective", name, pair.loaded.task.objectives)
+    aim = pair.loaded.task.objectives[name]
+    feed = progress("original network", len(items))(pair.loaded.batches(items, len(items)))
+    result = search_scale(
+        objective_of(pair, items, feed, aim, column),
+        trials=trials,
+        maximize=aim.maximize,
+        fixed=_fixed(pair),
+        sampler=sampler,
+        budget=budget,
+    )
+    set_scale_(snn, result.best.scale)
+    return result
+
+
+def _fixed(pair: NetworkPair) -> tuple[float, float]:
+    """Return the λ that every search tries: 1, and the preset's."""
+    return 1.0, preset(pair.recipe.preset).scale
+
+
+def objective_of(
+    pair: NetworkPair,
+    items: Items,
+    batches: Iterable[tuple[Any, Any]],
+    objective: Objective,
+    energy: str | None = None,
+    compiled: bool = False,
+) -> ScaleObjective:
+    """Return a run's network as a function of λ, on batches of these images."""
+    return ScaleObjective(
+        pair.ann, pair.snn, batches, objective, lambda: objective.score(items), energy, compiled
+    )
 
 
 @dataclass(frozen=True)
@@ -73,13 +138,12 @@ class Outcome:
     forwards: int
     seconds: float
     spent: Spent
-    per_site: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         def row(trial: Trial) -> dict[str, Any]:
             return {name: value for name, value in dataclasses.asdict(trial).items() if name != "number"}
 
-        record = {
+        return {
             "trials": [row(t) for t in self.search.trials],
             "best": row(self.search.best),
             "seconds": self.seconds,
@@ -92,7 +156,6 @@ class Outcome:
             "front": [row(t) for t in self.search.front()],
             "spent": dataclasses.asdict(self.spent),
         }
-        return record if self.per_site is None else {**record, "per_site": self.per_site}
 
 
 def search_images(
@@ -104,11 +167,11 @@ def search_images(
     is given up, and spikes are counted on them.
     """
     if labeled or annotations is not None:
-        everything = runs.choose_labeled(pair.loaded, data, annotations)
+        everything = choose_labeled(pair.loaded, data, annotations)
     else:
-        everything = runs.choose(data, None, pair.loaded.task)
-    seen = set(runs.overlap(pair.data, everything))
-    free = runs.without(everything, seen)
+        everything = choose(data, None, pair.loaded.task)
+    seen = set(overlap(pair.data, everything))
+    free = without(everything, seen)
     if not free:
         raise DataError(f"{data}: calibration has used all of its inputs. Give other ones.")
     count = max(round(SHARE * len(free)), 100) if count is None else count
@@ -154,10 +217,10 @@ def measurable(
 ) -> Items:
     """Return inputs to measure a run on; `held_out` leaves out what calibration or a search has used."""
     if not held_out:
-        return runs.choose_labeled(pair.loaded, data, annotations, count)
-    items = runs.choose_labeled(pair.loaded, data, annotations)
+        return choose_labeled(pair.loaded, data, annotations, count)
+    items = choose_labeled(pair.loaded, data, annotations)
     for used in (pair.data, {"sha256": searched(folder).get("used", ())}):
-        items = runs.without(items, runs.overlap(used, items))
+        items = without(items, overlap(used, items))
     if not items:
         raise DataError(f"{data}: calibration or a search has used all of its inputs. Give other ones.")
     return items if count is None else limit_items(items, count)
@@ -165,6 +228,7 @@ def measurable(
 
 def search_run(
     folder: Path,
+    pair: NetworkPair,
     data: str,
     *,
     annotations: Path | None = None,
@@ -173,21 +237,18 @@ def search_run(
     sampler: str = "gp",
     budget: float | None = None,
     energy: str | None = None,
-    front: bool = False,
-    per_site: str | None = None,
     limit: int | None = None,
     batch_size: int = 16,
-    device: str = "cpu",
     compiled: bool = False,
     url: str | None = None,
     resume: bool = False,
     fresh: bool = False,
     report: Report = lambda trial, done, total: None,
     progress: Progress = no_progress,
-) -> Outcome:
-    """Search λ of a run on separate images, store every trial, and keep the best λ in the run.
+) -> tuple[Outcome, NetworkPair]:
+    """Search λ of a run on separate images, store every trial, and keep the best λ in the run; return its new pair.
 
-    The objective must be one that the network's task has.
+    The objective must be one that the network's task has. Energy is measured if there is a budget, or a column for it.
     """
     started = time.perf_counter()
     if energy is not None and energy not in searchable():
@@ -196,43 +257,36 @@ def search_run(
         raise UsageError(
             f"the budget must be above 0, not {budget:g}. The paper's networks use 0.15 to 0.19."
         )
-    if per_site not in (None, "site", "kind"):
-        raise unknown("per-site choice", per_site, ("site", "kind"))
-    pair = runs.load_run(folder, device=device)
     try_file(folder / FOLDER / RECORD)
     task = pair.loaded.task
     _check_task(task, pair.loaded.spec, objective, compiled)
-    given, own = pair.snn, pair.recipe.energy
+    before_search, own_column = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
-        pair = runs.with_recipe(pair, pair.recipe.replace(factors=()))
+        pair = with_recipe(pair, pair.recipe.replace(factors=()))
     labeled = objective is None or task.objectives[objective].labeled
     items, available = search_images(pair, data, limit, annotations, labeled)
-    column = (energy or own) if budget is not None or front or per_site else None
+    column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or task.objective(items)
     aim = task.objectives[objective]
-    inputs = pair.loaded.batches(items, batch_size)
-    shown = progress("original network", -(-len(items) // batch_size))(inputs)
-    measure = objective_of(pair, items, shown, aim, column, compiled)
-    before, _ = _energy(given, measure.parts[0][0], own)
-    place = folder / FOLDER
+    feed = progress("original network", -(-len(items) // batch_size))(pair.loaded.batches(items, batch_size))
+    measure = objective_of(pair, items, feed, aim, column, compiled)
+    before, _ = _energy(before_search, measure.parts[0][0], own_column)
+    place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
     place.mkdir(exist_ok=True)
     # each request is a separate study, so that one run may be searched in several ways
     prices = None if profile().name == DEFAULT else profile().name
-    parts = (
-        objective, sampler, budget and f"{budget:g}", column, "pareto" if front else None, per_site, prices
-    )  # fmt: skip
-    asked = [str(part) for part in parts if part is not None]
-    found = search(
+    parts = (objective, sampler, budget and f"{budget:g}", column, prices)
+    result = search_scale(
         measure,
         trials=trials,
         maximize=aim.maximize,
-        fixed=(1.0, preset(pair.recipe.preset).scale),
+        fixed=_fixed(pair),
         sampler=sampler,
         budget=budget,
         storage=url or f"sqlite:///{place / STUDY}",
-        name="-".join(["onespike", _identity(folder)[:16], *asked]),
+        name="-".join(["onespike", identity[:16], *(str(part) for part in parts if part is not None)]),
         identity={
-            "run": _identity(folder),
+            "run": identity,  # the thresholds, and through them the network and its calibration
             "objective": objective,
             "images": images_digest(items),
             "sampler": sampler,
@@ -243,15 +297,14 @@ def search_run(
         fresh=fresh,
         report=report,
     )
-    chosen = None if per_site is None else allocate(pair, measure, found, per_site, items, batch_size)
-    recipe = _kept(pair, found, chosen)
-    after, analog = _energy(runs.with_recipe(pair, recipe).snn, measure.parts[0][0], own)
+    pair = with_recipe(pair, pair.recipe.replace(scale=result.best.scale))
+    after, analog = _energy(pair.snn, measure.parts[0][0], own_column)
     outcome = Outcome(
-        found, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
-        Spent(own, before, after, pair.recipe.budget, analog), None if chosen is None else chosen.to_dict(),
+        result, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
+        Spent(own_column, before, after, pair.recipe.budget, analog),
     )  # fmt: skip
-    _keep(folder, items, outcome, recipe)
-    return outcome
+    _keep(folder, items, outcome, pair.recipe)
+    return outcome, pair
 
 
 def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
@@ -260,43 +313,15 @@ def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, flo
     return or_none(ledger.ratio(column)), ledger.analog_share
 
 
-def _kept(pair: NetworkPair, found: Search, chosen: Allocation | None) -> Recipe:
-    """Return the recipe of the best λ, or of the steps that are better."""
-    if chosen is not None and chosen.better:
-        return pair.recipe.replace(scale=chosen.scale, factors=chosen.factors)
-    return pair.recipe.replace(scale=found.best.scale, factors=())
-
-
 def _check_task(task: Task, spec: str, objective: str | None, compiled: bool) -> None:
     """Refuse objectives and options that the network's task does not have."""
     if objective is not None and objective not in task.objectives:
-        known = " or ".join(task.objectives)
+        names = " or ".join(task.objectives)
         raise UsageError(
-            f"search: the objective of {spec} is {known}, not {objective}. Leave --objective out."
+            f"search: the objective of {spec} is {names}, not {objective}. Leave objective= out."
         )
     if compiled:
         check(task, "compile")
-
-
-def objective_of(
-    pair: NetworkPair,
-    items: Items,
-    batches: Iterable[tuple[Any, Any]],
-    objective: Objective,
-    energy: str | None = None,
-    compiled: bool = False,
-) -> ScaleObjective:
-    """Return a run's network as a function of λ, on batches of these images."""
-
-    def score() -> Score:
-        return objective.score(items)
-
-    return ScaleObjective(pair.ann, pair.snn, batches, objective, score, energy, compiled)
-
-
-def _identity(folder: Path) -> str:
-    """Return what stays the same while λ changes: the thresholds, and through them the network and its calibration."""
-    return sha256(folder / storage.THRESHOLDS)
 
 
 def _keep(folder: Path, items: Items, outcome: Outcome, recipe: Recipe) -> None:

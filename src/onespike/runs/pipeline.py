@@ -1,0 +1,218 @@
+"""The one pipeline: a network and unlabeled inputs → calibration, passes, and a spiking copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onespike import recipe as recipes
+from onespike.adapters import LoadedModel
+from onespike.adapters.base import first_line
+from onespike.conversion.network import Network, conversion_of
+from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, out_of_memory
+from onespike.passes import no_progress, prepare
+from onespike.passes.base import Progress
+from onespike.passes.budget import spent_by
+from onespike.passes.parts import Parts
+from onespike.passes.tolerance import by_labels
+from onespike.recipe import Recipe
+from onespike.runs.inputs import Inputs, batch_count, batches_of, digest
+from onespike.runs.pair import NetworkPair, convert
+from onespike.runtime.batches import call, inputs_of, to
+from onespike.runtime.devices import place_
+from onespike.runtime.forward import check_network, device_of, estimate, evaluating
+from onespike.runtime.processes import ALONE, Processes
+from onespike.runtime.provenance import versions
+from onespike.tasks import Inferred, Items, Meaning
+from onespike.tasks.inputs import check_batch_size
+
+DEPTHWISE = 0.2
+"""Share of depthwise convolutions above which the user is told that a network needs passes."""
+
+
+def spike(
+    model: Network,
+    batches: Iterable[Any],
+    preset: str | Recipe = recipes.DEFAULT,
+    *,
+    share_weights: bool = False,
+    progress: Progress = no_progress,
+    task: Meaning | None = None,
+    validation: Iterable[tuple[Any, Any]] | None = None,
+    folder: Path | None = None,
+    processes: Processes = ALONE,
+    provenance: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Network:
+    """Calibrate a network, run the recipe's passes and convert a copy; the network itself stays unchanged.
+
+    `snn.save_pretrained(FOLDER)` keeps the copy, and `from_pretrained(FOLDER, model)` brings it back.
+
+    Args:
+        model: any network.
+        batches: unlabeled inputs, as for `calibrate`; a `DataLoader` works, its labels are ignored.
+        preset: a preset's name, see `onespike list presets`, or a recipe.
+        share_weights: let the copy's weights use the same memory, for networks that fit only once.
+        progress: progress(title, total) wraps the batches of a long stage.
+        task: the meaning of the network's output, for passes; by default inferred from its form: classes for scores of
+            shape (inputs, classes), numbers with noise otherwise.
+        validation: (inputs, labels) that judge `max_drop` by accuracy; without them the last calibration inputs do.
+        folder: where a long pass keeps what it needs to resume.
+        processes: the processes that share the calibration.
+        provenance: facts about the inputs, to be kept with the thresholds.
+        **changes: fields of the recipe that differ from the preset's.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> type(spike(model, torch.randn(64, 2).split(16), "sformer", scale=0.2))
+    <class 'torch.nn.modules.container.Sequential'>
+    """
+    recipe = recipes.preset(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
+    if validation is not None and recipe.max_drop is None:
+        raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
+    check_network("spike", model)
+    stream: Iterable[Any]
+    inputs: Sequence[Any]
+    if isinstance(batches, Inputs):
+        inputs, stream, total = batches, batches.stream(processes), batches.total(processes)
+    else:
+        inputs = [inputs_of(model, batch) for batch in batches]  # passes read them several times
+        if recipe.passes:
+            inputs = Parts(inputs, task or Inferred())
+        stream, total = inputs, len(inputs)
+    thresholds = prepare(
+        model,
+        stream,
+        inputs,
+        recipe,
+        total=total,
+        folder=folder,
+        progress=progress,
+        provenance=provenance,
+        processes=processes,
+        task=task,
+        judge=None if validation is None else by_labels(model, validation, task or Inferred()),
+    )
+    return convert(model, thresholds, recipe, share_weights=share_weights)
+
+
+def convert_network(
+    loaded: LoadedModel,
+    items: Items,
+    recipe: Recipe,
+    *,
+    batch_size: int = 16,
+    device: str = "cpu",
+    device_map: str | None = None,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
+    work: Path | None = None,
+    validation: Items | None = None,
+    told: Callable[[str], None] = lambda estimate: None,
+) -> NetworkPair:
+    """`spike` for a loaded network and a list of images: the pair of both networks, and what it was made from.
+
+    Calibration and passes cut the images into parts of their own; `batch_size` is for labeled images in `validation`,
+    which judge the recipe's `max_drop`. A long pass keeps what it needs to resume in the folder `work`. What the network
+    spends on the last calibration images is kept with the thresholds. Of a network in blocks, `told` is given what it
+    takes before anything else is computed.
+    """
+    check_batch_size(batch_size)
+    recipe = _of_backbone(recipe, loaded)
+    ann, inputs = place_(loaded.model, device, device_map), Inputs(items, loaded)
+    check_forward(ann, inputs, told)
+    if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
+        warnings.warn(
+            f"{loaded.spec}: {100 * share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
+            "passes such networks lose most of their accuracy. Take preset='fast'.",
+            OnespikeWarning,
+            stacklevel=2,
+        )
+    labeled = None
+    if validation is not None:
+        labeled = loaded.batches(loaded.task.named(validation), batch_size)
+    snn = spike(
+        ann,
+        inputs,
+        recipe,
+        share_weights=True,
+        progress=progress,
+        task=loaded.task,
+        validation=labeled,
+        folder=work if processes.is_main else None,
+        processes=processes,
+        provenance={"attention": loaded.attention, "device": device, "versions": versions()},
+    )
+    thresholds = conversion_of(snn).thresholds
+    if "energy" not in thresholds.provenance and processes.is_main:
+        energy = spent_by(snn, inputs, recipe.energy).to_dict()
+        thresholds = dataclasses.replace(thresholds, provenance={**thresholds.provenance, "energy": energy})
+    data = {"source": items.source, "names": list(items.names), "sha256": [digest(item) for item in items]}
+    return NetworkPair(loaded, ann, snn, recipe, thresholds, data)
+
+
+def depthwise_share(model: nn.Module) -> float:
+    """Return the share of a network's convolutions that have one filter per channel.
+
+    >>> depthwise_share(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))
+    0.5
+    """
+    every = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return sum(m.groups == m.in_channels > 1 for m in every) / max(len(every), 1)
+
+
+def check_forward(
+    ann: nn.Module, inputs: Inputs, told: Callable[[str], None] = lambda estimate: None
+) -> None:
+    """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours.
+
+    A network in blocks goes as far as its first block, with a whole batch, to see what it takes.
+    """
+    loaded = inputs.loaded
+    try:
+        with evaluating(ann), torch.inference_mode():
+            cost = estimate_of(ann, inputs)
+            if cost is None:
+                call(ann, to(inputs.one(), device_of(ann)))
+            else:
+                told(cost)
+    except OnespikeError:
+        raise
+    except Exception as error:  # any exception of a network and its preprocessing
+        if out_of_memory(error):
+            raise
+        raise LoadError(
+            f"{loaded.spec}: the network fails on {inputs.items[0].name} after its own preprocessing "
+            f"({loaded.reading.preprocessing}): {first_line(error)}. Correct its configuration."
+        ) from error
+
+
+def estimate_of(ann: nn.Module, inputs: Inputs, batch_size: int | None = None) -> str | None:
+    """What a network in blocks takes for these inputs, by default in the parts of passes; None for one in memory."""
+    size = batch_size or inputs.size
+
+    def forward() -> Any:
+        return call(ann, to(next(batches_of(inputs.items, inputs.loaded, size)), device_of(ann)))
+
+    with evaluating(ann):
+        return estimate(ann, forward, batch_count(inputs.items, size))
+
+
+def _of_backbone(recipe: Recipe, loaded: LoadedModel) -> Recipe:
+    """Return the recipe with the sites of a detector's backbone in place of `include=backbone`."""
+    if "backbone" not in recipe.include:
+        return recipe
+    if len(recipe.include) > 1:
+        raise UsageError(
+            "include='backbone' and other globs of include both say what spikes. Give one of them."
+        )
+    if not loaded.backbone:
+        raise UsageError(f"{loaded.spec} has no backbone apart from the rest. Leave include='backbone' out.")
+    return recipe.replace(include=loaded.backbone)

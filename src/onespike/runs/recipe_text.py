@@ -1,0 +1,150 @@
+"""A recipe as text: an editable file, the words of a command, and a call in Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from onespike.adapters import normalization
+from onespike.errors import UsageError, unknown
+from onespike.recipe import DEFAULT, PRESETS, VERSION, Recipe
+from onespike.runs.pair import NetworkPair
+from onespike.runtime.options import options, words_of
+from onespike.runtime.validated import parse
+
+REMEDY = "Write it as `onespike inspect RUN --recipe` does."
+
+
+def recipe_record(recipe: Recipe) -> dict[str, Any]:
+    """Return the contents of a recipe file: the preset, and the fields that differ from it.
+
+    >>> recipe_record(Recipe(scale=0.5))
+    {'version': 1, 'preset': 'sformer', 'scale': 0.5}
+    """
+    record = {"version": VERSION, "preset": recipe.preset, **recipe.changes()}
+    plain: dict[str, Any] = json.loads(json.dumps(record))
+    return plain
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return a recipe file in YAML, one field per line.
+
+    >>> print(recipe_text(Recipe(scale=0.3, exclude=("head:*",))), end="")
+    version: 1
+    preset: sformer
+    scale: 0.3
+    exclude: ['head:*']
+    """
+    lines = []
+    for name, value in recipe_record(recipe).items():
+        dumped = _yaml().safe_dump(value, allow_unicode=True, default_flow_style=True, width=math.inf)
+        lines.append(f"{name}: " + dumped.removesuffix("...\n"))
+    return "".join(lines)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read the recipe in a YAML or JSON file; missing fields are the preset's."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(
+            f"{path}: the recipe cannot be read ({reason}). Give a YAML or JSON file."
+        ) from error
+    record = _parsed(path, text)
+    for name in ("made", "versions"):  # how a command made the file
+        record.pop(name, None)
+    if record.pop("version", VERSION) != VERSION:
+        raise UsageError(f"{path}: this onespike reads recipes of version {VERSION}. {REMEDY}")
+    start, fields = record.get("preset", Recipe.preset), options(Recipe)
+    for name in record:
+        if name not in fields:
+            raise UsageError(f"{path}: {unknown('recipe field', str(name), fields)}")
+    if not isinstance(start, str) or start not in PRESETS:
+        raise UsageError(f"{path}: {unknown('preset', str(start), PRESETS)}")
+    record = {"preset": start, **PRESETS[start].settings, **record}
+    return parse(Recipe, json.dumps(record, default=str), path, REMEDY, UsageError)
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    """Parse JSON as JSON: numbers with exponents make it invalid YAML."""
+    try:
+        record = json.loads(text) if path.suffix == ".json" else _plain(text)
+        json.dumps(record, default=str)
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, _yaml().YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise UsageError(f"{path}: this is no valid {kind}{line}. {REMEDY}") from error
+    if not isinstance(record, dict):
+        raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
+    return record
+
+
+def _plain(text: str) -> Any:
+    """Parse YAML without aliases: with them a short text can stand for an endless one."""
+    for token in _yaml().scan(text):
+        if isinstance(token, _yaml().AliasToken):
+            raise _yaml().MarkedYAMLError(problem="an alias", problem_mark=token.start_mark)
+    return _yaml().safe_load(text)
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as absent:
+        raise UsageError("recipe files need PyYAML. Install it with: pip install 'onespike[cli]'") from absent
+    return yaml
+
+
+def recipe_options(recipe: Recipe) -> list[str]:
+    """Return the options of `onespike convert` that lead from the preset to this recipe.
+
+    >>> recipe_options(Recipe(scale=0.3, exclude=("*fc1:*",)))
+    ['--preset', 'sformer', '--scale', '0.3', '--set', 'exclude=*fc1:*']
+    """
+    words = [] if recipe.preset == DEFAULT else ["--preset", recipe.preset]
+    return words + words_of(Recipe, recipe.changes())
+
+
+def spike_call(**changes: Any) -> str:
+    """Return the call that converts a network in Python again, with other recipe fields.
+
+    >>> spike_call(scale=0.3)
+    'onespike.spike(model, batches, recipe.replace(scale=0.3))'
+    """
+    fields = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+    return f"onespike.spike(model, batches, recipe{f'.replace({fields})' if fields else ''})"
+
+
+def convert_command(
+    pair: NetworkPair,
+    out: Path | str,
+    *,
+    images: int | None = None,
+    weights: Path | None = None,
+    **changes: Any,
+) -> str:
+    """Return the `onespike convert` that makes this run, or a similar one with other recipe fields or more images.
+
+    The run's own weights may replace the file that it was made from, which may be gone.
+    """
+    loaded, words = pair.loaded, ["onespike", "convert", pair.loaded.spec]
+    if weights is not None and loaded.weights not in ("pretrained", "bundled"):
+        words += ["--weights", str(weights)]
+    elif loaded.weights not in ("bundled", "own"):
+        words += ["--weights", loaded.weights]
+    replaced = None if loaded.reading.replaced is None else normalization(loaded.reading.transform)
+    images_as: dict[str, str] = {}
+    if (stated := changes.pop("normalization", replaced)) is not None:
+        for name, values in zip(("mean", "std"), stated, strict=True):
+            images_as[name] = ",".join(f"{v:g}" for v in values)
+    if loaded.reading.size is not None:
+        images_as |= dict(zip(("resize", "crop"), map(str, loaded.reading.size), strict=True))
+    words += [word for name, value in images_as.items() for word in ("--preprocess", f"{name}={value}")]
+    words += [] if loaded.reading.length is None else ["--length", str(loaded.reading.length)]
+    words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]
+    return shlex.join([*words, *recipe_options(pair.recipe.replace(**changes)), "--out", str(out)])
