@@ -236,7 +236,7 @@ def test_a_network_from_its_files(tmp_path):
 def test_files_of_another_network(tmp_path):
     folder, other = llama(tmp_path / "one"), llama(tmp_path / "other", hidden_size=32)
     (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(LoadError, match=r"of another architecture .* without --device-map blocks\.$"):
+    with pytest.raises(LoadError, match=r"of another architecture .* without device_map=blocks\.$"):
         load_model(f"transformers:{folder}", pretrained=True, on_disk=True)
 
 
@@ -311,4 +311,4 @@ def test_weights_that_exceed_the_memory_of_the_process(tmp_path):
     assert done.returncode == 0, done.stderr
     figures, message = done.stdout.splitlines()
     assert figures == f"410692608 {12 * 11 + 1}"
-    assert "its weights do not fit into memory" in message and message.endswith(": --device-map blocks.")
+    assert "its weights do not fit into memory" in message and message.endswith(": device_map=blocks.")

@@ -158,7 +158,7 @@ def test_images_serve_one_purpose_each():
     names = [set(items.names) for items in (calibration, held, test)]
     assert [len(n) for n in names] == [20, 20, 100]
     assert not names[0] & names[1] | names[0] & names[2] | names[1] & names[2]
-    with pytest.raises(DataError, match=r"41 images are too few .* Give at least 43, or --calibrate DIR\."):
+    with pytest.raises(DataError, match=r"41 images are too few .* Give at least 43, or calibrate=DIR\."):
         split(limit(source, 41), None, 21, None)
     same = split(source, limit(source, 40), 20, None)  # --calibrate and --data name one folder
     assert [len(items) for items in same] == [20, 20, len(source) - 40]

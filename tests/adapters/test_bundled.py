@@ -45,7 +45,7 @@ def test_weights_that_are_not_installed(monkeypatch, tmp_path):
     monkeypatch.setattr(bundled, "IN_PACKAGE", tmp_path)
     monkeypatch.setattr(bundled, "IN_REPOSITORY", tmp_path)
     with pytest.raises(
-        LoadError, match=r"not part of this installation\. Clone .* or give them with --weights FILE"
+        LoadError, match=r"not part of this installation\. Clone .* or give them with weights=FILE"
     ):
         load_model("bundled:cifar10-resnet18")
 

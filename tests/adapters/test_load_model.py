@@ -99,7 +99,7 @@ def test_a_missing_package_names_its_extra(monkeypatch, package, spec, extra):
 def test_published_weights_without_a_network():
     for spec in ("timm:resnet18", "transformers:nobody/nothing"):
         with pytest.raises(
-            LoadError, match=rf"^{spec}: the published weights cannot be fetched \(.*--weights FILE\.$"
+            LoadError, match=rf"^{spec}: the published weights cannot be fetched \(.*weights=FILE\.$"
         ):
             load_model(spec, pretrained=True)
 

@@ -15,7 +15,7 @@ from onespike.recipe import preset
 from onespike.runs.pipeline import convert_network
 from onespike.runs.recipe_text import convert_command
 
-DOUBT = "IMAGENET1K_V1 --resize 256 --crop 224, IMAGENET1K_V2 --resize 232 --crop 224"
+DOUBT = "IMAGENET1K_V1 resize=256 crop=224, IMAGENET1K_V2 resize=232 crop=224"
 
 
 def photo(width: int, height: int) -> Image.Image:
@@ -46,9 +46,9 @@ def test_what_is_not_given_is_the_networks_own():
     assert (given.size, usual.size) == ((40, 32), (32, 32))
     assert given.transform(photo(64, 48)).shape == (3, 32, 32)
     for pair in ((16, 32), (0, 0), (10**6, 8)):
-        with pytest.raises(UsageError, match="Give for example --resize 256 --crop 224"):
+        with pytest.raises(UsageError, match="Give for example resize=256 crop=224"):
             resized(loaded, *pair)
-    with pytest.raises(UsageError, match="Leave out --resize"):
+    with pytest.raises(UsageError, match="Leave out resize="):
         resized(dataclasses.replace(loaded, reading=Reading(lambda image: {"pixels": 1}, "")), 8, 8)
 
 

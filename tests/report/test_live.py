@@ -207,7 +207,7 @@ def test_a_page_that_is_closed_while_networks_run(server, session, png, capfd):
 
 
 def test_a_place_that_is_taken(server, session):
-    with pytest.raises(OnespikeError, match="Choose another --port"):
+    with pytest.raises(OnespikeError, match="Choose another port"):
         LiveServer(session, port=server.server_address[1])
 
 

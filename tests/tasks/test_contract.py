@@ -132,7 +132,7 @@ class TestDetection(TaskContract):
     def test_without_annotations_it_asks_for_them(self):
         plain = list_images("bundled:cifar10-test")
         assert self.task.objective(plain) == "kl"
-        with pytest.raises(DataError, match=r"boxes are scored with annotations. Give --annotations FILE"):
+        with pytest.raises(DataError, match=r"boxes are scored with annotations. Give annotations=FILE"):
             self.task.metric(plain)
 
 

@@ -87,7 +87,7 @@ class LoadedModel:
     def with_length(self, length: int) -> LoadedModel:
         """Return the same network for this many tokens per input."""
         if self.reading.of_length is None:
-            raise UsageError(f"{self.spec} reads no text, and --length is for text. Leave it out.")
+            raise UsageError(f"{self.spec} reads no text, and length= is for text. Leave it out.")
         reading, task = self.reading.of_length(length)
         return dataclasses.replace(self, reading=reading, task=task)
 
@@ -222,7 +222,7 @@ def built(spec: str, source: Source, build: Callable[[], nn.Module]) -> nn.Modul
 def cannot_download(spec: str, error: Exception) -> LoadError:
     return LoadError(
         f"{spec}: the published weights cannot be fetched ({first_line(error)}). "
-        "Check the network connection, or give a local checkpoint with --weights FILE."
+        "Check the network connection, or give a local checkpoint with weights=FILE."
     )
 
 

@@ -111,7 +111,7 @@ def weights_file(name: str) -> Path:
             return file
     raise LoadError(
         f"bundled:{name}: its weights are not part of this installation. Clone the repository, where they are "
-        f"weights/{name}.safetensors, and install from there, or give them with --weights FILE."
+        f"weights/{name}.safetensors, and install from there, or give them with weights=FILE."
     )
 
 

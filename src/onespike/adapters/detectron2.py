@@ -86,7 +86,7 @@ def _check_weights(spec: str, source: Source) -> None:
     if source.pretrained or pickled:
         raise LoadError(
             f"{spec}: detectron2 publishes its weights as pickles, which may hold code and are never opened. Where you "
-            "trust one, convert it and give it with --weights FILE.pth: "
+            "trust one, convert it and give it with weights=FILE.pth: "
             "tensors = {k: torch.as_tensor(v) for k, v in pickle.load(file, encoding='latin1')['model'].items()}; "
             "torch.save(tensors, 'FILE.pth')"
         )

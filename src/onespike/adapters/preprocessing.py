@@ -83,15 +83,15 @@ def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
     """Return the same network with another mean and standard deviation."""
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
-            "a normalization is three means and three positive deviations, such as --mean 0.5,0.5,0.5."
+            "a normalization is three means and three positive deviations, such as mean=0.5,0.5,0.5."
         )
     if loaded.spec.startswith("python:"):
-        raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out --mean.")
+        raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out mean=.")
     reading = loaded.reading
     old, transform = normalization(reading.transform), reading.transform
     if old is None:
         raise UsageError(
-            f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out --mean."
+            f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out mean=."
         )
     new = (tuple(float(m) for m in mean), tuple(float(s) for s in std))
     return _with_reading(
@@ -114,14 +114,14 @@ def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> Loaded
     usual, parts = reading.transform(Image.new("RGB", (64, 48))), normalization(reading.transform)
     if parts is None or not isinstance(usual, Tensor) or usual.dim() != 3:
         raise UsageError(
-            f"{loaded.spec}: its transform makes no image of one size. Leave out --resize and --crop."
+            f"{loaded.spec}: its transform makes no image of one size. Leave out resize= and crop=."
         )
     crop = usual.shape[-1] if crop is None else crop
     resize = crop if resize is None else resize
     if not 1 <= crop <= resize <= LARGEST_SIDE:
         raise UsageError(
-            f"--resize is the shorter side and --crop a part of it, from 1 to {LARGEST_SIDE} pixels, not {resize} and "
-            f"{crop}. Give for example --resize 256 --crop 224."
+            f"resize= is the shorter side and crop= a part of it, from 1 to {LARGEST_SIDE} pixels, not {resize} and "
+            f"{crop}. Give for example resize=256 crop=224."
         )
     kind = "bicubic" if "bicubic" in reading.preprocessing else "bilinear"
     return _with_reading(

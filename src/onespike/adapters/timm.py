@@ -41,7 +41,7 @@ def load(name: str, source: Source) -> LoadedModel:
         raise unknown(f"tag of timm:{architecture}", tag, tags)
     if source.pretrained and not timm.is_model_pretrained(name):
         raise LoadError(
-            f"{spec}: timm publishes no weights for this model. Give a local checkpoint with --weights FILE."
+            f"{spec}: timm publishes no weights for this model. Give a local checkpoint with weights=FILE."
         )
     model = built(spec, source, lambda: timm.create_model(name, pretrained=source.pretrained))
     if source.file:

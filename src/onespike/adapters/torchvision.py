@@ -66,7 +66,7 @@ def _doubt(every: Any) -> str:
     sizes = {w.name: (w.transforms().resize_size[0], w.transforms().crop_size[0]) for w in every}
     if len(set(sizes.values())) < 2:
         return ""
-    return ", ".join(f"{name} --resize {resize} --crop {crop}" for name, (resize, crop) in sizes.items())
+    return ", ".join(f"{name} resize={resize} crop={crop}" for name, (resize, crop) in sizes.items())
 
 
 def _classifier(model: Any, published: Any, doubt: str) -> tuple[Reading, Task]:

@@ -81,7 +81,7 @@ def context_of(config: Any, tokenizer: Any, model: nn.Module) -> int:
 def checked(spec: str, length: int | None, context: int, usual: int) -> int:
     """Return the requested number of tokens, if the network can take so many."""
     if length is not None and not 2 <= length <= context:
-        raise UsageError(f"--length must be from 2 to {context}, the context of {spec}, not {length}.")
+        raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
     return min(context, usual) if length is None else length
 
 

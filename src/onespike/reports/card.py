@@ -60,7 +60,7 @@ def write_card(
     if not run.holds_weights:
         raise UsageError(
             f"{folder}: the run refers to a checkpoint elsewhere, and a repository holds its weights. "
-            "Convert without --reference-weights."
+            "Convert without reference_weights=."
         )
     recipe, spec = run.recipe, run.network["spec"]
     record = {

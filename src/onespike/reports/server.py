@@ -43,7 +43,7 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((host, port), Handler)
         except OSError as error:
             raise UsageError(
-                f"{host}:{port}: {error.strerror or error}. Choose another --port, or 0 for any."
+                f"{host}:{port}: {error.strerror or error}. Choose another port, or 0 for any."
             ) from error
         self.session, self.samples = session, session.samples()
         self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for

@@ -95,7 +95,7 @@ def benchmark_pair(
     items = pair.loaded.task.named(items)
     batches = list(pair.loaded.batches(items, batch_size))
     if count(batches[0][0]) < 2:
-        raise UsageError("benchmark: at least two inputs are needed. Give a larger --limit or --batch-size.")
+        raise UsageError("benchmark: at least two inputs are needed. Give a larger limit= or batch_size=.")
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for network in (pair.ann, pair.snn):

@@ -233,11 +233,11 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
 
 
 REFUSALS = {
-    "annotations": "this network {0}, and has no use for boxes. Leave --annotations out.",
+    "annotations": "this network {0}, and has no use for boxes. Leave annotations= out.",
     "generate": "generate: this network {0}, and writes no text. Leave it to a language model.",
-    "normalization": "--mean and --std are for images, and this network reads text. Leave them out.",
-    "picture": "--picture draws boxes, and this network {0}. Leave it out.",
-    "tasks": "--tasks asks questions of a language model, and this network {0}. Leave it out.",
+    "normalization": "mean= and std= are for images, and this network reads text. Leave them out.",
+    "picture": "picture= draws boxes, and this network {0}. Leave it out.",
+    "tasks": "tasks= asks questions of a language model, and this network {0}. Leave it out.",
 }
 
 

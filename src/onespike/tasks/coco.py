@@ -50,7 +50,7 @@ def read_coco(file: Path | str) -> Coco:
     try:
         text = file.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file. Give the instances JSON with --annotations FILE.") from error
+        raise DataError(f"{file}: no such file. Give the instances JSON with annotations=FILE.") from error
     except OSError as error:
         raise DataError(f"{file}: the file cannot be read ({error.strerror}). {INSTANCES}") from error
     record = parse(
@@ -87,7 +87,7 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
         return Items(str(folder), tuple(scenes), truth=coco), coco
     if annotations is None:
         raise DataError(
-            f"{folder}: boxes are scored with annotations. Give the instances JSON with --annotations FILE."
+            f"{folder}: boxes are scored with annotations. Give the instances JSON with annotations=FILE."
         )
     if not Path(folder).is_dir():
         raise DataError(f"{folder}: no such folder. Give the folder that holds the images.")

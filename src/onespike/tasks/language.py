@@ -138,11 +138,11 @@ class Language(Task):
         rows = [self.tokenizer.encode(text)[0] for text in texts]
         for text, ids in zip(texts, rows, strict=True):
             if not ids:
-                raise UsageError("generate: the prompt is empty. Give --prompt some text.")
+                raise UsageError("generate: the prompt is empty. Give some text.")
             if self.context is not None and len(ids) + more > self.context:
                 raise UsageError(
                     f"generate: the prompt {text[:20]!r}… has {len(ids)} tokens, and with {more} more the network's context "
-                    f"of {self.context} is full. Give a shorter prompt, or fewer --tokens."
+                    f"of {self.context} is full. Give a shorter prompt, or a smaller length=."
                 )
         longest = max(map(len, rows))
         padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])

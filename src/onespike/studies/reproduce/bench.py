@@ -108,7 +108,7 @@ class Bench:
             return {}
         if record["identity"] != json.loads(json.dumps(self.identity)):
             raise UsageError(
-                f"{self.folder} holds measurements of another network, of other images or at other prices. Choose another --out."
+                f"{self.folder} holds measurements of another network, of other images or at other prices. Choose another out=."
             )
         return dict(record["measured"])
 
@@ -258,7 +258,7 @@ def split(
         if len(source) < 2 * held + 1:
             raise DataError(
                 f"{source.source}: {len(source)} images are too few to calibrate, search and evaluate apart. "
-                f"Give at least {2 * held + 1}, or --calibrate DIR."
+                f"Give at least {2 * held + 1}, or calibrate=DIR."
             )
         calibration = limit(source, 2 * held)
         source = runs.without(source, calibration.names)
