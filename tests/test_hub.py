@@ -94,7 +94,7 @@ def test_refusals(pair: Any, tmp_path: Path) -> None:
         write_card(tmp_path / "run", license="mit")
     assert str(refused.value) == (
         f"{tmp_path / 'run'}: the run refers to a checkpoint elsewhere, and a repository holds its weights. "
-        "Convert without --reference-weights."
+        "Convert without reference_weights=."
     )
     assert not (tmp_path / "run" / "README.md").exists()
     write_card(tmp_path / "whole", license="mit")

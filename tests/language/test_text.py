@@ -69,7 +69,7 @@ def test_rows_without_a_text_have_no_words(tmp_path):
     [
         ("a.txt", b" \n\n", "there is no text in it. Give a file with some."),
         ("a.txt", b"the cat \xff", "byte 8 is not UTF-8. Give a text in UTF-8."),
-        ("a.txt", b"the cat", r"3 tokens, fewer than one window of 8. Give a longer text, or a shorter window: --length 3."),
+        ("a.txt", b"the cat", r"3 tokens, fewer than one window of 8. Give a longer text, or a shorter window: length=3."),
         ("a.jsonl", b'{"text": 3}', 'a row holds {"text": …} or {"input_ids": […]}, and this one does not.'),
         ("a.jsonl", b"{", "a.jsonl:1: this row is not JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "a.jsonl:1: this row is not JSON (maximum recursion"),
