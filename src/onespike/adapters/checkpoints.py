@@ -37,7 +37,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         kinds = ", ".join(SUFFIXES)
         raise LoadError(f"{path}: checkpoints of this kind cannot be read. Give a file that ends in {kinds}.")
     if not path.is_file():
-        raise LoadError(f"{path}: no such checkpoint file. Check the path given to --weights.")
+        raise LoadError(f"{path}: no such checkpoint file. Check the path given to weights=.")
     try:
         contents = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     except LoadError:
@@ -235,7 +235,7 @@ def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[s
         refuse_differences(place, model, missing, [], reshaped)
     except LoadError as error:
         raise LoadError(
-            f"{error} Names that a library translates are read into memory only: without --device-map blocks."
+            f"{error} Names that a library translates are read into memory only: without device_map=blocks."
         ) from error
     for name, tensor in tensors.items():
         if wanted[name].dtype in REAL and tensor.dtype not in REAL:

@@ -55,7 +55,7 @@ def harness(
         limit: the number of questions per task.
         batch_size: the batch size of one forward.
     """
-    library = require("lm_eval", "harness", "--tasks")
+    library = require("lm_eval", "harness", "tasks=")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -66,8 +66,8 @@ def harness(
     missing = [name for name in names if name not in manager.all_tasks]
     if missing:
         raise UsageError(
-            f"--tasks: lm-evaluation-harness has no task {missing[0]!r}. "
-            "See `lm_eval ls tasks`, or give --task-folder with a file of your own."
+            f"tasks=: lm-evaluation-harness has no task {missing[0]!r}. "
+            "See `lm_eval ls tasks`, or give data=DIR with a file of your own."
         )
     task: Any = loaded.task
     scores: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def harness(
                 )
         except Exception as error:  # any exception of the harness, its data or the hub
             raise DataError(
-                f"--tasks: lm-evaluation-harness failed ({first_line(error)}). Check that its data can be fetched."
+                f"tasks=: lm-evaluation-harness failed ({first_line(error)}). Check that its data can be fetched."
             ) from error
     return [row for name in names for row in _compared(name, scores["ann"], scores["snn"])]
 

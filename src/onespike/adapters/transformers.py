@@ -191,7 +191,7 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except Exception as error:
         reason = first_line(error)
         if out_of_memory(error):
-            remedy = "Read them one block at a time: --device-map blocks."
+            remedy = "Read them one block at a time: device_map=blocks."
             raise LoadError(f"{spec}: its weights do not fit into memory ({reason}). {remedy}") from error
         if Path(name).is_dir():
             raise LoadError(

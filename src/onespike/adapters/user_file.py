@@ -34,7 +34,7 @@ NAMED: ContextVar[str | None] = ContextVar("NAMED", default=None)
 def named(model: str) -> Iterator[None]:
     """Let runs be rebuilt by this MODEL within this context; its file is run at once, for the neurons that it registers."""
     if not model.startswith(OWN):
-        raise UsageError(f"--model names code of your own, and {model} needs none. Leave it out.")
+        raise UsageError(f"model= names code of your own, and {model} needs none. Leave it out.")
     _parts(model.removeprefix(OWN))
     before = NAMED.set(model)
     try:

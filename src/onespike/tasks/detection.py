@@ -61,9 +61,9 @@ class Detection(Task):
         "finds objects",
         "generate",
         "tasks",
-        calibrate="a detector searches λ on annotated images, and takes them from --data. Leave --calibrate out.",
+        calibrate="a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out.",
         compile="search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
-        "Leave --compile out.",
+        "Leave compile= out.",
     )
 
     @property
@@ -120,7 +120,7 @@ class Detection(Task):
     def metric(self, items: Items) -> AveragePrecision:
         coco = items.truth
         if not isinstance(coco, Coco):
-            raise DataError(f"{items.source}: boxes are scored with annotations. Give --annotations FILE.")
+            raise DataError(f"{items.source}: boxes are scored with annotations. Give annotations=FILE.")
         ids = category_ids(self.class_names, coco.categories)
         return AveragePrecision(coco, self.results, self.masks, ids, self._apart)
 

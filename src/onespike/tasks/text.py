@@ -187,7 +187,7 @@ def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
     if len(tokens) < length:
         raise DataError(
             f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
-            f"Give a longer text, or a shorter window: --length {max(len(tokens), 2)}."
+            f"Give a longer text, or a shorter window: length={max(len(tokens), 2)}."
         )
     counted = all(token.words is not None for token in tokens)
     everything, name = torch.tensor([token.id for token in tokens]), Path(source).name
