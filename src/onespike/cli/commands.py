@@ -122,7 +122,9 @@ class Page(TyperCommand):
                 formatter.write_dl(panels[title])
 
 
-ARGUMENT = re.compile(r"(?<!--set )(?<!--preprocess )\b([a-z_]+)=(\[[^]]*\]|'[^']*'|[\w%:/*-]*(?:\.\w+)*)")
+ARGUMENT = re.compile(
+    r"(?<!--set )(?<!--preprocess )\b([a-z_]+)=(\[[^]]*\]|'[^']*'|(?:[\w*][\w%:/*-]*(?:\.\w+)*)?)"
+)
 """An argument in a message of the library, as Python writes it: `name=value`, or `name=` alone."""
 
 
