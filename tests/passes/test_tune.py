@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,10 +27,9 @@ def short(monkeypatch):
     monkeypatch.setattr(statistics, "HELD", 16)
 
 
-def site(levels=(1, 2, 3), column="counts", drives=True):
-    return tuning.Learned(
-        SpikeCode(tuning.ONE, tuning.ONE, fire_function(levels, "nearest")), READINGS[column], drives, 2.0
-    )
+def site(levels=(1, 2, 3)):
+    code = SpikeCode(tuning.ONE, tuning.ONE, fire_function(levels, "nearest"))
+    return SimpleNamespace(code=code, reading=READINGS["counts"], drives=True, fan_out=2.0)
 
 
 def test_gradients_by_hand():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike.energy.columns import Reading, additions_within, reading_of
+from onespike.calibration.thresholds import SiteThreshold
+from onespike.energy.columns import additions_within, reading_of
 from onespike.errors import UsageError
 from onespike.neurons.gradient import in_range, straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
@@ -24,7 +24,7 @@ from onespike.runtime.batches import call, join, take, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
 from onespike.runtime.validated import understood
-from onespike.sites import Operand, Site
+from onespike.sites import Operand
 from onespike.spikes import SpikeCode, fire_function, row_gain
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
@@ -37,8 +37,6 @@ FILE, DIGEST = "tune.pt", 32
 """Where an interrupted tuning is continued from: the SHA-256 of what torch saves, and that."""
 ONE = torch.ones(())
 
-Values = dict[str, Tensor]
-
 
 class Constants(NamedTuple):
     """The constants of one site that may be learned, and its gain."""
@@ -49,18 +47,7 @@ class Constants(NamedTuple):
     gain: Tensor
 
 
-@dataclass
-class Learned:
-    """What stays fixed at one site while it learns: what it fires of x in units of the step, and what that costs."""
-
-    code: SpikeCode
-    reading: Reading
-    drives: bool
-    fan_out: float = 0.0
-    typical: Tensor | None = None
-
-
-def fired(x: Tensor, constants: Constants, site: Learned) -> tuple[Tensor, Tensor]:
+def fired(x: Tensor, constants: Constants, site: LearnedSite) -> tuple[Tensor, Tensor]:
     """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
 
     The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
@@ -76,45 +63,57 @@ def fired(x: Tensor, constants: Constants, site: Learned) -> tuple[Tensor, Tenso
     return straight_through(y, a, inside) * unit + offset, cost.sum() * site.fan_out
 
 
-class Learner(nn.Module):
-    """The learnable constants of all sites, in units in which one learning rate suits all."""
+class LearnedSite(nn.Module):
+    """One site while it learns: how far its constants have moved, in units in which one learning rate suits all.
+
+    What it fires of x in units of the step, and what that costs, stays fixed.
+    """
+
+    def __init__(self, t: SiteThreshold, state: PassState, column: str) -> None:
+        super().__init__()
+        step, center = state.step(t.site), torch.zeros(()) if t.center is None else t.center
+        offset = center if t.offset is None else t.offset
+        self.start = Constants(step.clamp(min=1e-12).log(), center, offset, ONE if t.gain is None else t.gain)
+        function = fire_function(t.levels, t.rounding or state.recipe.rounding)
+        self.code = SpikeCode(ONE, ONE if bool((t.negative > 0).any()) else None, function)
+        self.reading, self.drives, self.typical = reading_of(column), state.drives(t.site), t.typical
+        self.fan_out, self.centered = 0.0, t.center is not None
+        self.step = nn.Parameter(torch.zeros_like(step))
+        if self.centered:
+            self.center = nn.Parameter(torch.zeros_like(center))
+            self.offset = nn.Parameter(torch.zeros_like(offset))
+
+    def constants(self) -> Constants:
+        """Return the present constants; centers and offsets move in units of the mean first step."""
+        log_step, center, offset, gain = self.start
+        if self.centered:
+            unit = log_step.exp().median()
+            center, offset = center + unit * self.center, offset + unit * self.offset
+        return Constants(log_step + self.step, center, offset, gain)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value, and the cost of its spikes."""
+        constants = self.constants()
+        if self.typical is not None:
+            gain = constants.gain * row_gain((x - constants.center).detach(), self.typical)
+            constants = constants._replace(gain=gain)
+        return fired(x, constants, self)
+
+
+class Learner(nn.ModuleList):
+    """The learnable constants of all sites."""
 
     def __init__(self, state: PassState, column: str) -> None:
-        super().__init__()
-        self.keys = {site: f"s{i}" for i, site in enumerate(state.spiking)}
-        self.fixed: dict[Site, Learned] = {}
-        self.starts: dict[Site, Constants] = {}
-        self.moves = nn.ParameterDict()
-        for site, t in state.spiking.items():
-            step, key = state.step(site), self.keys[site]
-            center = torch.zeros(()) if t.center is None else t.center
-            offset = center if t.offset is None else t.offset
-            gain = ONE.clone() if t.gain is None else t.gain
-            self.starts[site] = Constants(step.clamp(min=1e-12).log(), center, offset, gain)
-            function = fire_function(t.levels, t.rounding or state.recipe.rounding)
-            code = SpikeCode(ONE, ONE if bool((t.negative > 0).any()) else None, function)
-            self.fixed[site] = Learned(code, reading_of(column), state.drives(site), typical=t.typical)
-            self.moves[f"{key}_step"] = torch.zeros_like(step)
-            if t.center is not None:
-                self.moves[f"{key}_center"] = torch.zeros_like(center)
-                self.moves[f"{key}_offset"] = torch.zeros_like(offset)
-
-    def constants(self, site: Site) -> Constants:
-        """Return the present constants; they move in units of the mean first step."""
-        log_step, center, offset, gain = self.starts[site]
-        key = self.keys[site]
-        if f"{key}_center" in self.moves:
-            unit = log_step.exp().median()
-            center = center + unit * self.moves[f"{key}_center"]
-            offset = offset + unit * self.moves[f"{key}_offset"]
-        return Constants(log_step + self.moves[f"{key}_step"], center, offset, gain)
+        at = {site: LearnedSite(t, state, column) for site, t in state.spiking.items()}
+        super().__init__(at.values())
+        self.at = at
 
     @torch.no_grad()
     def state(self, state: PassState) -> PassState:
         """Return the thresholds with what was learned."""
         changes = {}
         for site, t in state.spiking.items():
-            log_step, center, offset, _ = self.constants(site)
+            log_step, center, offset, _ = self.at[site].constants()
             step = log_step.exp() / state.scale(site)
             sides = {"positive": t.positive, "negative": t.negative}
             changes[site] = {side: (step * (old > 0)).float() for side, old in sides.items()}
@@ -122,13 +121,8 @@ class Learner(nn.Module):
                 changes[site] |= {"center": center.float(), "offset": offset.float()}
         return state.with_sites(changes)
 
-    def values(self) -> Values:
-        return {name: value.detach().clone() for name, value in self.moves.items()}
-
-    @torch.no_grad()
-    def put(self, values: Values) -> None:
-        for name, value in values.items():
-            self.moves[name].copy_(value)
+    def values(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.state_dict().items()}
 
 
 @calibration_pass("tune", needs=("allocate",), whole=True, steps=True)
@@ -163,12 +157,9 @@ class Training:
         self.file = None if context.folder is None else context.folder / FILE
 
     def _visit(self, operand: Operand, x: Tensor) -> Tensor:
-        fixed, constants = self.learner.fixed[operand.site], self.learner.constants(operand.site)
-        fixed.fan_out = operand.synapses.mean_fan_out
-        if fixed.typical is not None:
-            gain = constants.gain * row_gain((x - constants.center).detach(), fixed.typical)
-            constants = constants._replace(gain=gain)
-        value, cost = fired(x, constants, fixed)
+        site = self.learner.at[operand.site]
+        site.fan_out = operand.synapses.mean_fan_out
+        value, cost = site.forward(x)
         self.costs.append(cost)
         return value
 
@@ -188,9 +179,9 @@ class Training:
     def _judge(self) -> float:
         """Return the loss of the averaged constants on inputs that no step has seen."""
         now = self.learner.values()
-        self.learner.put(self.average)
+        self.learner.load_state_dict(self.average)
         losses = [float(self._loss(self.context.inputs[i])) for i in self.held]
-        self.learner.put(now)
+        self.learner.load_state_dict(now)
         return sum(losses) / len(losses)
 
     def run(self) -> PassState:
@@ -215,7 +206,7 @@ class Training:
                 self._save()
             self.seconds += time.perf_counter() - started
         self.teacher.train(training)
-        self.learner.put(self.best)
+        self.learner.load_state_dict(self.best)
         return self.learner.state(self.state)
 
     def _step(self) -> None:
@@ -229,8 +220,8 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        for name, value in self.learner.moves.items():
-            self.average[name].lerp_(value.detach(), 1 - min(AVERAGE, self.step / (self.step + 10)))
+        for name, value in self.learner.state_dict().items():
+            self.average[name].lerp_(value, 1 - min(AVERAGE, self.step / (self.step + 10)))
 
     def _batch(self, generator: torch.Generator) -> Any:
         """Return some inputs to learn from, images mirrored half of the time."""
@@ -244,7 +235,8 @@ class Training:
 
     def _identity(self) -> Tensor:
         """Return what a resumed tuning must share with the one it continues: its start."""
-        return torch.stack([start.log_step.double().sum() for start in self.learner.starts.values()])
+        starts = (site.start for site in self.learner.at.values())
+        return torch.stack([start.log_step.double().sum() for start in starts])
 
     def _save(self) -> None:
         if self.file is None:
