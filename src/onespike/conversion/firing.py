@@ -122,6 +122,8 @@ class NeuronOperand(Operand):
         return self.neurons.weights == "integers"
 
 
+Operands = tuple[Tensor, Tensor, Tensor]
+
 FIRES = Visit(lambda operand, x: operand.value(x), blockwise=True)
 """The visitor of a converted network that has no other: every neuron fires."""
 
@@ -184,38 +186,40 @@ class NeuronSites(Sites):
         names = attention_sites(number)
         if self.visitor is not FIRES or not all(name in self.neurons for name in names):
             return None
-        result = self._on_integers(names, query, key, value, mask)
+        operands = (query, key, value)
+        result = self._on_integers(names, operands, mask)
         if result is None:
-            result = self._in_one_kernel(names, query, key, value, mask)
+            result = self._in_one_kernel(names, operands, mask)
         if result is not None:
             self.calls["matmul", "lhs"] = self.calls["matmul", "rhs"] = number + 2
         return result
 
-    def _on_integers(
-        self, names: tuple[str, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> Tensor | None:
+    def _on_integers(self, names: tuple[str, ...], operands: Operands, mask: Tensor | None) -> Tensor | None:
         form = self.neurons.products.get(names[0])
-        if form is None or any(map(wants_gradient, (query, key, value))):
+        if form is None or any(map(wants_gradient, operands)):
             return None
         neurons = tuple(map(self.neurons.lone_neuron, names))
         if None in neurons:
             return None
-        result: Tensor | None = form(neurons, (query, key, value), _added(mask))
+        result: Tensor | None = form(neurons, operands, _added(mask))
         return result
 
     def _in_one_kernel(
-        self, names: tuple[str, ...], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self, names: tuple[str, ...], operands: Operands, mask: Tensor | None
     ) -> Tensor | None:
-        if not kernels.can_attend(query, key, value):
+        if not kernels.can_attend(*operands):
             return None
         neuron = self.neurons.lone_neuron(names[2])
         code = neuron.code() if neuron is not None and neuron.coded else None
         step = None if code is None else code.row_steps()
-        if code is None or step is None or (step.dim() > 1 and step.shape[-2] not in (1, query.shape[-2])):
+        if (
+            code is None
+            or step is None
+            or (step.dim() > 1 and step.shape[-2] not in (1, operands[0].shape[-2]))
+        ):
             return None
-        query, key, value = (
-            self.neurons[name](x) for name, x in ((names[0], query), (names[1], key), (names[3], value))
-        )
+        sites = (names[0], names[1], names[3])
+        query, key, value = (self.neurons[name](x) for name, x in zip(sites, operands, strict=True))
         return kernels.attend(query, key, value, _added(mask), step[..., 0] if step.dim() else step, code)
 
 
