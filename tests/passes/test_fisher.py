@@ -12,7 +12,6 @@ from torch import nn
 import onespike
 from onespike import Recipe, calibrate, convert
 from onespike.passes import PassContext, PassState, chain
-from onespike.passes.allocate import factors
 from onespike.passes.budget import spending
 from onespike.passes.statistics import fisher
 from onespike.sites import Site
@@ -41,18 +40,13 @@ def test_information_is_the_mean_squared_gradient():
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_factors_are_the_ratios_of_steps_and_reach_the_neurons():
-    model, x = network(), torch.randn(64, 4)
-    state = PassState(calibrate(model, [x], RECIPE), RECIPE)
-    site = Site.parse("2:linear0_input")
-    half = state.with_sites({site: {"positive": state.thresholds[site].positive / 2}})
-    pairs = dict(factors(state, half))
-    assert pairs["2:linear0_input"] / pairs["4:linear0_input"] == pytest.approx(0.5)
-    snn = convert(model, state.thresholds, RECIPE.replace(factors=tuple(pairs.items())))
-    for text, factor in pairs.items():
-        site = Site.parse(text)
-        neuron = snn.get_submodule(site.owner).neurons[site.key]
-        assert float(neuron.positive) == pytest.approx(float(state.thresholds[text].positive) * factor)
+def test_factors_of_a_recipe_reach_the_neurons():
+    model, x, factors = network(), torch.randn(64, 4), {"2:linear0_input": 0.5, "4:linear0_input": 3.0}
+    thresholds = calibrate(model, [x], RECIPE)
+    snn = convert(model, thresholds, RECIPE.replace(factors=tuple(factors.items())))
+    neurons = {str(site): neuron for site, neuron in onespike.named_neurons(snn)}
+    for site, factor in factors.items():
+        assert float(neurons[site].positive) == pytest.approx(float(thresholds[site].positive) * factor)
 
 
 class Named(nn.Module):

@@ -183,27 +183,6 @@ def allocated(state: PassState, context: PassContext, curves: Curves, goal: floa
     return fit(result, context, goal)
 
 
-def factors(before: PassState, after: PassState, by: str = "site") -> tuple[tuple[str, float], ...]:
-    """Return how much larger the steps of another state are, as (glob, factor) pairs: means over channels.
-
-    Softmax sites, which λ does not scale, stay as they are. By `kind` there is one factor for all sites with the same
-    last module name and operand.
-    """
-    logs: dict[str, list[float]] = {}
-    for site, old in before.spiking.items():
-        new = after.thresholds[site]
-        ratios = [
-            (b / a)[(a > 0) & (b > 0)].log().flatten()
-            for a, b in ((old.positive, new.positive), (old.negative, new.negative))
-        ]
-        together = torch.cat(ratios)
-        if old.role != "softmax" and len(together):
-            logs.setdefault(site.kind if by == "kind" else str(site), []).append(float(together.mean()))
-    every = [value for group in logs.values() for value in group]
-    middle = sum(every) / max(len(every), 1)
-    return tuple((glob, exp(sum(group) / len(group) - middle)) for glob, group in logs.items())
-
-
 def _multiplier(curves: Curves, additions: float) -> float:
     """Return the multiplier at which the steps take this many additions per input, by bisection of its logarithm."""
     low, high = log(FREE), 20.0

@@ -24,11 +24,6 @@ EVERY = 64
 """A full count would double the cost of a forward, so a search counts one row of elements in 64 of the first batch."""
 
 
-def every_of(column: str | None) -> int:
-    """Return the sampling interval of a column: one row in so many; some columns have parts that must be whole."""
-    return EVERY if column is None or column_of(column).sampled else 1
-
-
 class ScaleObjective:
     """Measure one λ on a fixed set of inputs in memory, with the original's outputs while there is room.
 
@@ -65,7 +60,9 @@ class ScaleObjective:
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
-        score, ledger = self.score(), Ledger(every=every_of(self.energy))
+        score, column = self.score(), self.energy
+        # some columns have parts that must be whole
+        ledger = Ledger(every=EVERY if column is None or column_of(column).sampled else 1)
         ledgers = iter(() if self.energy is None else (ledger,))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
 
@@ -92,20 +89,14 @@ class ScaleObjective:
         return Measurement(score.value(), None if self.energy is None else ledger.ratio(self.energy))
 
 
-HALVINGS = 12
-
-
-def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, every: int = 1) -> float:
-    """Return the smallest λ whose energy on these inputs, counted on one row in `every`, is within a ratio.
-
-    Energy falls as λ grows; the interval is halved `HALVINGS` times.
-    """
+def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, halvings: int = 12) -> float:
+    """Return the smallest λ whose energy on these inputs is within a ratio: energy falls as λ grows."""
     low, high = LOWEST, 1.0
     with evaluating(snn):
-        for _ in range(HALVINGS):
+        for _ in range(halvings):
             middle = (low * high) ** 0.5
             set_scale_(snn, middle)
-            with metered(snn, Ledger(every=every)) as ledger:
+            with metered(snn) as ledger:
                 call(snn, inputs)
             low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
     return high
