@@ -29,7 +29,7 @@ def detector_record():
     return gather(Path("run"), pair, items)
 
 
-def shown(browser, record, folder):
+def open_page(browser, record, folder):
     file = folder / "report.html"
     file.write_text(html([record]), encoding="utf-8")
     browser.get_log("performance")
@@ -39,7 +39,7 @@ def shown(browser, record, folder):
 
 @pytest.fixture
 def opened(browser, record, tmp_path):
-    return shown(browser, record, tmp_path)
+    return open_page(browser, record, tmp_path)
 
 
 def rows(browser, column):
@@ -97,14 +97,14 @@ def needed(browser, width):
     """How wide a page is on a screen of this width."""
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    found = browser.execute_script("return document.documentElement.scrollWidth")
+    width_needed = browser.execute_script("return document.documentElement.scrollWidth")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    return found
+    return width_needed
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_of_a_detector(browser, detector_record, tmp_path, width):
-    opened = shown(browser, detector_record, tmp_path)
+    opened = open_page(browser, detector_record, tmp_path)
     assert opened.get_log("browser") == []
     assert needed(opened, width) <= width
     loaded = (

@@ -69,16 +69,16 @@ def ask(server, query: str, body: bytes = b"", **headers: str):
 
 
 def test_an_answer_is_that_of_the_run(session, png, tmp_path):
-    found = session.dropped(png, ".png")
+    reply = session.dropped(png, ".png")
     (tmp_path / "a.png").write_bytes(png)
     items = runs.choose(str(tmp_path), None)
     result = runs.evaluate_pair(session.pair, items)
-    assert found["ratio"] == pytest.approx(result.ledger.ratio("counts"), rel=1e-9)
-    assert sum(site["share"] for site in found["sites"]) == pytest.approx(found["ratio"], rel=1e-6)
-    assert found["original_pj"] == pytest.approx(4.6 * result.ledger.macs)
-    assert [line[:3] for line in found["answer"]["text"]] == ["ANN", "SNN"]
-    assert len(found["sites"]) == 51
-    for site in found["sites"]:
+    assert reply["ratio"] == pytest.approx(result.ledger.ratio("counts"), rel=1e-9)
+    assert sum(site["share"] for site in reply["sites"]) == pytest.approx(reply["ratio"], rel=1e-6)
+    assert reply["original_pj"] == pytest.approx(4.6 * result.ledger.macs)
+    assert [line[:3] for line in reply["answer"]["text"]] == ["ANN", "SNN"]
+    assert len(reply["sites"]) == 51
+    for site in reply["sites"]:
         shape = site["picture"]["width"], site["picture"]["height"]
         assert len(base64.b64decode(site["picture"]["bytes"])) == shape[0] * shape[1] and max(shape) <= 24
 
@@ -103,11 +103,11 @@ def test_another_scale_for_one_answer_only(session):
 
 
 def test_it_answers_its_own_page_only(server, png):
-    status, found = ask(server, "suffix=.png", png)
-    assert status == 200 and found["ratio"] > 0
+    status, reply = ask(server, "suffix=.png", png)
+    assert status == 200 and reply["ratio"] > 0
     for headers in ({"Host": "elsewhere.example"}, {"X-Onespike": "no"}):
-        status, found = ask(server, "suffix=.png", png, **headers)
-        assert (status, found["error"]) == (403, "this address is not served. Use the one that was printed.")
+        status, reply = ask(server, "suffix=.png", png, **headers)
+        assert (status, reply["error"]) == (403, "this address is not served. Use the one that was printed.")
 
 
 BAD = {
@@ -123,13 +123,13 @@ BAD = {
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD)
 def test_bad_input_is_one_message(server, case):
     query, body, words = case
-    status, found = ask(server, query, body)
-    assert status == 400 and words in found["error"] and "/tmp" not in found["error"]
+    status, reply = ask(server, query, body)
+    assert status == 400 and words in reply["error"] and "/tmp" not in reply["error"]
 
 
 def test_too_much_is_not_read(server):
-    status, found = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
-    assert status == 400 and "at most 64 MB" in found["error"]
+    status, reply = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
+    assert status == 400 and "at most 64 MB" in reply["error"]
 
 
 def test_bytes_on_their_way_are_bounded(server, png):
@@ -265,9 +265,9 @@ def test_a_text_that_somebody_types(tmp_path, browser):
     loaded = load_model(f"transformers:{llama(tmp_path / 'llama')}", pretrained=True).with_length(16)
     items = runs.choose(str(text(tmp_path / "story.txt", 0, 63)), None, loaded.task)
     session = Session(Path("run"), runs.convert_network(loaded, items, preset("sformer"), batch_size=4))
-    found = session.dropped(b"once upon the time there was", ".txt")
-    assert "of 7 next tokens are the same" in found["answer"]["text"][0] and found["ratio"] > 0
-    assert found["answer"]["label"].startswith("“<s>")  # nothing stands before it
+    reply = session.dropped(b"once upon the time there was", ".txt")
+    assert "of 7 next tokens are the same" in reply["answer"]["text"][0] and reply["ratio"] > 0
+    assert reply["answer"]["label"].startswith("“<s>")  # nothing stands before it
     with pytest.raises(OnespikeError):
         session.dropped(b"", ".txt")
     with serving(session) as made:

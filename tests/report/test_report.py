@@ -42,12 +42,12 @@ def test_a_page_is_one_small_file(record, page):
 
 
 def test_hostile_text_is_shown_and_not_run(record, page):
-    for shown in (page, html([record, {**record, "run": "<script>b</script>"}])):
-        assert "<script>alert" not in shown and "<script>b" not in shown
-        assert shown.count("<script") == 2  # the data and our own
-        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
-        assert "{{7*7}}" in shown
-        assert "script-src 'sha256-" in shown
+    for document in (page, html([record, {**record, "run": "<script>b</script>"}])):
+        assert "<script>alert" not in document and "<script>b" not in document
+        assert document.count("<script") == 2  # the data and our own
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in document
+        assert "{{7*7}}" in document
+        assert "script-src 'sha256-" in document
     assert "<script" not in markdown([record]).replace(record["command"], "")
     assert HOSTILE in json.dumps(record, ensure_ascii=False).replace('\\"', '"')
 
@@ -72,9 +72,9 @@ def test_a_perplexity_that_runs_away_does_not_hide_the_others(most, axis):
 def test_the_page_of_a_task_without_pictures_and_units(record):
     front = {**record["front"], "metric": "perplexity per token"}
     examples = [{**example, "pictures": {}} for example in record["examples"]]
-    shown = html([{**record, "front": front, "examples": examples}])
-    assert "Perplexity per token against energy" in shown
-    assert '<ul class="examples wide">' in shown  # no place is kept for a picture
+    document = html([{**record, "front": front, "examples": examples}])
+    assert "Perplexity per token against energy" in document
+    assert '<ul class="examples wide">' in document  # no place is kept for a picture
 
 
 def test_a_search_by_kl_is_drawn_beside_the_run_s_own_images(record, tmp_path):
@@ -95,9 +95,9 @@ def test_plot_and_card_show_the_same_images_and_metric(record, page):
     front, evaluation = record["front"], record["evaluation"]
     assert front["images"] == evaluation["images"] == 12
     assert front["metric"] == "agreement with the original, %"
-    own = next(p for p in front["points"] if p["scale"] == front["chosen"])
-    assert own["value"] == evaluation["agreement"]
-    assert own["energy"] == evaluation["energy"]["counts"]
+    chosen = next(p for p in front["points"] if p["scale"] == front["chosen"])
+    assert chosen["value"] == evaluation["agreement"]
+    assert chosen["energy"] == evaluation["energy"]["counts"]
     assert [p["scale"] for p in front["points"]] == [1.0, 0.5, 0.25, 0.12]
     assert all(p["low"] <= p["value"] <= p["high"] for p in front["points"]) and "95 %" in page
     assert "Accuracy against energy" not in page and "## Accuracy" not in markdown([record])
@@ -107,9 +107,9 @@ def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
     made = make_record(passes=("nearest",), budget=0.3, energy="binary")
     ratios = made["evaluation"]["energy"]
     assert ratios["binary"] == pytest.approx(0.3, rel=0.2) and ratios["counts"] != ratios["binary"]
-    shown = html([made])
-    assert f"energy <b>{ratios['binary']:.3f}</b>" in shown
-    assert f"counts {ratios['counts']:.3f}" in shown
+    document = html([made])
+    assert f"energy <b>{ratios['binary']:.3f}</b>" in document
+    assert f"counts {ratios['counts']:.3f}" in document
     assert made["front"]["energy"] == "binary"
     assert sum(row.get("energy_share", 0) for row in made["sites"]) == pytest.approx(1.0)
     assert pages.common_column([made, made]) == "binary"
@@ -119,12 +119,16 @@ def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
 def test_what_a_ratio_leaves_out_and_for_whom_it_pays_stand_beside_it(record, page):
     evaluation = record["evaluation"]
     analog = f"{100 * evaluation['analog_share']:.1f}"
-    for shown in (page, markdown([record])):
-        assert "prices of horowitz-45nm" in shown and "thresholds compared" in shown and FOR_WHOM in shown
-        assert f"{analog} % of the MACs stay analog" in shown
-        assert f"{100 * evaluation['dead_share']:.1f} % cannot reach the output" in shown
-    for shown in (html([record, record]), markdown([record, record])):
-        assert "prices of horowitz-45nm" in shown and "analog MACs %" in shown and analog in shown
+    for document in (page, markdown([record])):
+        assert (
+            "prices of horowitz-45nm" in document
+            and "thresholds compared" in document
+            and FOR_WHOM in document
+        )
+        assert f"{analog} % of the MACs stay analog" in document
+        assert f"{100 * evaluation['dead_share']:.1f} % cannot reach the output" in document
+    for document in (html([record, record]), markdown([record, record])):
+        assert "prices of horowitz-45nm" in document and "analog MACs %" in document and analog in document
     assert evaluation["dead_share"] == 0.0  # it takes the mean of all tokens
 
 
@@ -186,8 +190,8 @@ def test_runs_are_compared_in_any_column(record, tmp_path):
     other = {**record, "run": "b", "energy": "binary", "recipe": {**record["recipe"], "scale": 0.5}}
     both = [record, other]
     pages.write_report(tmp_path, both, "nonzero")
-    shown, words = ((tmp_path / f"compare.{form}").read_text() for form in ("html", "md"))
-    assert "(nonzero)" in shown and "Where the recipes differ" in shown
+    document, words = ((tmp_path / f"compare.{form}").read_text() for form in ("html", "md"))
+    assert "(nonzero)" in document and "Where the recipes differ" in document
     assert "| 0.5 |" in words
     assert [run["run"] for run in json.loads((tmp_path / "compare.json").read_text())["runs"]] == [
         record["run"],
@@ -196,12 +200,12 @@ def test_runs_are_compared_in_any_column(record, tmp_path):
 
 
 def test_a_comparison_says_when_where_and_whose_method(record):
-    shown = html([priced(record, counts=0.9), priced(record, counts=1.5)])
+    document = html([priced(record, counts=0.9), priced(record, counts=1.5)])
     for words in (*record["made"].values(), record["versions"]["torch"], "@article{chen2025"):
-        assert words in shown, words
-    assert "Run 2: in the column counts (1.500) this network spends more than the original." in shown
-    assert "Run 1: in the column" not in shown
-    assert '<span class="word">--out</span>' in shown  # a command breaks between words
+        assert words in document, words
+    assert "Run 2: in the column counts (1.500) this network spends more than the original." in document
+    assert "Run 1: in the column" not in document
+    assert '<span class="word">--out</span>' in document  # a command breaks between words
 
 
 def test_runs_at_one_place_share_a_label_and_originals_are_told_apart():
