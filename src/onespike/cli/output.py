@@ -229,30 +229,21 @@ def again(found: Mapping[str, Any], unit: str) -> None:
 def compared(found: list[dict[str, Any]], profile: str) -> None:
     """Print spiking and integer networks on the same images, each with the ratio of its column."""
     from onespike.energy.columns import column_of, integer_reading
-    from onespike.reports.tables import figure
+    from onespike.reports.tables import comparison, figure, minus
     from onespike.tasks import compared as headlines
 
-    shown = headlines(found)
-    rows(
-        ("network", shown[0].title, "minus original", "minus spiking", "KL, nats", f"energy ({profile})", "column"),
-        [
-            (
-                row["network"], figure(value.spiking), _difference(row), _difference(row["beside"]),
-                figure(row.get("kl"), 4), figure(row["ratio"], 3), row["column"],
-            )
-            for row, value in zip(found, shown, strict=True)
+    more = {
+        "minus spiking": [
+            minus(beside, error=True) for beside in headlines([row["beside"] for row in found])
         ],
-    )  # fmt: skip
+        "KL, nats": [figure(row.get("kl"), 4) for row in found],
+        f"energy ({profile})": [figure(row["ratio"], 3) for row in found],
+        "column": [row["column"] for row in found],
+    }
+    rows(*comparison("network", [row["network"] for row in found], headlines(found), more))
     if integer_reading(found[0]["column"]) is None:
         line(f"no row with 8-bit weights: {column_of(found[0]['column']).meaning}")
-    line("differences are of the same inputs, with their paired standard errors")
-
-
-def _difference(row: Mapping[str, Any]) -> str:
-    if row.get("difference") is None:
-        return "–"
-    error = row.get("standard_error")
-    return f"{row['difference']:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+    line("differences are of the same inputs; ± is their paired standard error")
 
 
 def ledger(result: Evaluation) -> None:

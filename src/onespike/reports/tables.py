@@ -53,6 +53,14 @@ def dearer(evaluation: Mapping[str, Any]) -> str:
     return f"in the column{'s' if above[1:] else ''} {names} this network spends more than the original"
 
 
+def minus(headline: Headline, error: bool = False) -> str:
+    """Return how far a figure is from the one that it is compared with; its standard error, if asked for."""
+    if headline.difference is None:
+        return "–"
+    text = f"{headline.difference:+.2f}".replace("-", "−")
+    return f"{text} ± {headline.error:.2f}" if error and headline.error is not None else text
+
+
 def comparison(
     what: str, names: Sequence[str], headlines: Sequence[Headline], more: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -74,7 +82,7 @@ def comparison(
             name,
             figure(headline.spiking),
             interval(headline.bounds),
-            "–" if headline.difference is None else f"{headline.difference:+.2f}".replace("-", "−"),
+            minus(headline),
             interval(headline.paired, sign=True),
             *cells,
         )
