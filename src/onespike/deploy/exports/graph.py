@@ -80,46 +80,49 @@ class Site(nn.Module):
         return value.to(x.dtype)
 
 
-class Product(nn.Module):
-    """Replace an integer product: the operations of its one part, or of two populations."""
+class Part(nn.Module):
+    """Multiply a site's counts by the weights of one integer product, by name."""
 
     def __init__(self, site: Site, form: Any, unsigned: bool) -> None:
         super().__init__()
-        self.parts: tuple[Any, ...] = (form.first, form.second) if isinstance(form, Populations) else (form,)
-        self.biased, self.facts = form.biased, list[tuple[int, bool, str]]()
-        for i, part in enumerate(self.parts):
-            if not part.fits:
-                raise UsageError(
-                    f"export: the sums at {site.name} do not fit into 32 bits. Convert with fewer levels, or with "
-                    "a larger scale."
-                )
-            up, down = part.times_up, part.times_down
-            once = bool((up == 1).all() and (down == 1).all())
-            most = int(site.code.largest * torch.maximum(up, down).max())
-            self.facts.append((most, site.sides != "positive", site.name))
-            weight = (part.weight.int() + ZERO).to(torch.uint8) if unsigned else part.weight
-            for name, value in (
-                ("weight", weight), ("scale", part.scale), ("bias", part.bias),
-                ("up", None if once else up), ("down", None if once else down),
-            ):  # fmt: skip
-                self.register_buffer(f"{name}{i}", value)
+        if not form.fits:
+            raise UsageError(
+                f"export: the sums at {site.name} do not fit into 32 bits. Convert with fewer levels, or with "
+                "a larger scale."
+            )
+        self.form = (form,)  # no child: its buffers are not exported
+        up, down = form.times_up, form.times_down
+        once = bool((up == 1).all() and (down == 1).all())
+        weight = (form.weight.int() + ZERO).to(torch.uint8) if unsigned else form.weight
+        values = (weight, form.scale, form.bias, None if once else up, None if once else down)
+        for name, value in zip(("weight", "scale", "bias", "up", "down"), values, strict=True):
+            self.register_buffer(name, value)
+        most = int(site.code.largest * torch.maximum(up, down).max())
+        self.facts = (most, site.sides != "positive", site.name)
 
-    def forward(self, x: Tensor, site: Site) -> Tensor:
+    def forward(self, counts: Tensor, gain: Tensor | None) -> Any:
+        form = self.form[0]
+        if isinstance(form, IntegerLinear):
+            return operations.linear(counts, *self._buffers.values(), gain, *self.facts)
+        if form.shift is not None:
+            # the first call, before the network is traced, settles what depends on the size of the image
+            bias = form.constants(tuple(counts.shape[2:]))
+            self.bias, form.shift = bias.flatten() if bias.shape[1:].numel() == 1 else bias, None
+        return operations.conv(counts, *self._buffers.values(), *_geometry(form), *self.facts)
+
+
+class Product(nn.Module):
+    """Replace an integer product: one part, or the sum of two populations."""
+
+    def __init__(self, site: Site, form: Any, unsigned: bool) -> None:
+        super().__init__()
+        forms = (form.first, form.second) if isinstance(form, Populations) else (form,)
+        self.parts, self.biased = nn.ModuleList(Part(site, one, unsigned) for one in forms), form.biased
+
+    def forward(self, x: Tensor, site: Site) -> Any:
         counts, gain = site.fire(x)
-        values = []
-        for i, part in enumerate(self.parts):
-            if isinstance(part, IntegerConvolution) and part.shift is not None:
-                # the first call, before the network is traced, settles what depends on the size of the image
-                bias: Any = part.constants(tuple(x.shape[2:]))
-                setattr(self, f"bias{i}", bias.flatten() if bias.shape[1:].numel() == 1 else bias)
-                part.shift = None
-            tensors = [getattr(self, f"{name}{i}") for name in ("weight", "scale", "bias", "up", "down")]
-            if isinstance(part, IntegerLinear):
-                values.append(operations.linear(counts, *tensors, gain, *self.facts[i]))
-            else:
-                values.append(operations.conv(counts, *tensors, *_geometry(part), *self.facts[i]))
-        value: Tensor = values[0] if len(values) == 1 else values[0] + values[1]
-        return value
+        first, *others = (part(counts, gain) for part in self.parts)
+        return first + others[0] if others else first
 
 
 def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int], int]:
