@@ -137,6 +137,7 @@ def _forms(
 ) -> Next:
     """Compare the forms of a run: they take turns on the same batch, and the best of five times counts."""
     from onespike import runs
+    from onespike.reports.tables import comparison
     from onespike.runs.benchmark_run import benchmark_pair
 
     pair = runs.load(run)
@@ -145,19 +146,11 @@ def _forms(
     rows = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=progress)
     output.figures(json_file, [row.to_dict() for row in rows])
     done = [row for row in rows if not row.refused]
-    output.rows(
-        ("form", done[0].title if done else "score", f"ms per batch of {min(batch_size, len(items))}", "MB"),
-        [
-            (
-                row.form,
-                f"{row.score:.2f}" if row.score is not None else "–",
-                f"{row.milliseconds:.1f}",
-                f"{(row.bytes or 0) / 1e6:.2f}",
-            )
-            for row in done
-        ],
-        left=1,
-    )
+    more = {
+        f"ms per batch of {min(batch_size, len(items))}": [f"{row.milliseconds:.1f}" for row in done],
+        "MB": [f"{(row.bytes or 0) / 1e6:.2f}" for row in done],
+    }
+    output.rows(*comparison("form", [row.form for row in done], [row.headline for row in done], more), left=1)
     for row in rows:
         if row.refused:
             output.line(f"{row.form}: {row.refused}")

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, count
 from onespike.runtime.devices import state_of
 from onespike.runtime.forward import evaluating
-from onespike.tasks import Items, task_of
+from onespike.tasks import Headline, Items, task_of
 
 HERE = ("original", "eager", "compiled", "integer")
 ROUNDS = 5
+UNKNOWN = Headline("", None, None)
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,21 @@ class Row:
 
     Attributes:
         form: its name.
-        title: the name of the score.
-        score: the task's headline of this form; None if it was refused.
+        headline: the task's figure of this form beside the original's; without one if it was refused.
         milliseconds: best time of one batch, all forms in turn.
         bytes: size of its file, or of its weights in memory.
         refused: why this form does not exist.
     """
 
     form: str
-    title: str = ""
-    score: float | None = None
+    headline: Headline = UNKNOWN
     milliseconds: float | None = None
     bytes: int | None = None
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        scored = {"form": self.form, "title": self.headline.title, "score": self.headline.spiking}
+        return scored | {name: getattr(self, name) for name in ("milliseconds", "bytes", "refused")}
 
 
 @dataclass
@@ -120,7 +120,7 @@ def benchmark_pair(
         for form in made:
             found = metrics[form.name].compute()
             headline = task_of(found).headline(found)
-            rows[form.name] = Row(form.name, headline.title, headline.spiking, form.best, form.bytes)
+            rows[form.name] = Row(form.name, headline, form.best, form.bytes)
     return [rows[name] for name in chosen]
 
 
