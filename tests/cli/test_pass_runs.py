@@ -116,12 +116,13 @@ def test_ablate_knows_images_by_their_contents(cli, tmp_path, few):
     assert cli(*words).out != found.out
 
 
-def test_ablate_takes_as_few_images_as_convert(cli, tmp_path):
+def test_ablate_takes_as_few_images_as_convert(cli, tmp_path, transformers_folder, images):
     """One batch of calibration images is parted there, too, for passes that judge by others."""
-    items = limit(list_images(CALIBRATION), 6)
+    loaded = load_model(f"transformers:{transformers_folder}", pretrained=True)
     recipe = preset("sformer", passes=("nearest", "allocate", "weigh"), budget=0.2)
-    runs.save(tmp_path / "run", runs.convert_network(load_model(VIT), items, recipe))
-    found = cli("doctor", tmp_path / "run", "--data", TEST, "--limit", 4, "--passes", "run")
+    pair = runs.convert_network(loaded, limit(list_images(CALIBRATION), 6), recipe)
+    runs.save(tmp_path / "run", pair)
+    found = cli("doctor", tmp_path / "run", "--data", images, "--limit", 4, "--passes", "run")
     assert found.code == 0 and "weigh alone" in found.out, found.err
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -204,16 +201,3 @@ def test_a_compiled_search_measures_the_same(monkeypatch):
         for scale in (1.0, 0.3, 0.05):
             expected = eager(scale, lambda step, value: False).value
             assert compiled(scale, lambda step, value: False).value == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_commands_of_the_documentation_work_in_their_order(cli, tmp_path, monkeypatch):
-    """All that docs/search.md gives, but on few images, with few trials; only the database of others is left out."""
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^    onespike (.*?)(?: +#.*)?$", page, re.MULTILINE)
-    commands = [shlex.split(line) for line in lines if "postgresql" not in line]
-    assert [words[0] for words in commands] == ["convert", "search", "evaluate", *["search"] * 3]
-    for words in commands:
-        shorter = ["--trials", "2", "--limit", "4"] if words[0] == "search" else ["--limit", "8"]
-        result = cli(*[CALIBRATION if word == "DIR" else word for word in words], *shorter)
-        assert result.code == 0, (words, result.err)

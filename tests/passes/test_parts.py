@@ -148,11 +148,12 @@ def transformers() -> list[nn.Module]:
     with pytest.MonkeyPatch.context() as patch:  # fewer samples and fewer images of the energy
         patch.setattr(statistics, "SAMPLES", 2**10)
         patch.setattr(budget, "IMAGES", 4)
-        made = []
+        # the small network below has all passes of `fast`; those that forward most often take minutes here
+        recipe, made = preset("fast", passes=("nearest", "layout", "center", "allocate", "refit")), []
         for size, number, large in ((5, 1, LARGE), (8, 2, LARGE), (16, 2, 0)):
             patch.setattr("onespike.runtime.forward.LARGE", large)
             with threads(number):
-                made.append(spike(loaded.model.eval(), list(images.split(size)), "fast"))
+                made.append(spike(loaded.model.eval(), list(images.split(size)), recipe))
     return made
 
 
