@@ -81,7 +81,7 @@ SIZES = {
     "convert": FEW,
     "evaluate": FEW,
     "search": "--limit 8 --trials 2",
-    "doctor": FEW,
+    "doctor": "--limit 6 --images 4",
     "report": FEW,
     "reproduce": "--limit 4 --images 4",
     "generate": "--length 4",
@@ -169,7 +169,8 @@ def words_of(line: str) -> list[str]:
     words = [NAMES.get(words[1], word) if word == "NAME" else word for word in words]
     if words[1] == "export":  # a file bears its format's suffix
         words = ["FILE.onnx" if word == "FILE" else word for word in words]
-    return [*words, *SIZES.get(words[1], "").split()]
+    short = ["--length", "32"] if "--length" in words and words[0] == "onespike" else []
+    return [*words, *short, *SIZES.get(words[1], "").split()]
 
 
 def prepared(words: list[str], run: Path, own: set[str]) -> None:
