@@ -81,7 +81,7 @@ SIZES = {
     "convert": FEW,
     "evaluate": FEW,
     "search": "--limit 8 --trials 2",
-    "doctor": "--limit 6 --images 4",
+    "doctor": FEW,
     "report": FEW,
     "reproduce": "--limit 4 --images 4",
     "generate": "--length 4",
