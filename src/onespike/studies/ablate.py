@@ -165,23 +165,11 @@ def _others(file: Path, identity: dict[str, Any]) -> tuple[list[dict[str, Any]],
 def _start(
     pair: NetworkPair, recipe: Recipe, budget: float | None, progress: Progress
 ) -> tuple[PassState, PassContext]:
-    inputs = Inputs(calibration_images(pair), pair.loaded)
+    inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
     thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
     state = PassState(thresholds, recipe)
     context = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
     return state, dataclasses.replace(context, budget=target(state, context))
-
-
-def calibration_images(pair: NetworkPair) -> Items:
-    """Return the images that a run was calibrated on, checked by name and contents."""
-    everything = runs.choose(pair.data["source"], None, pair.loaded.task)
-    names = set(pair.data["names"])
-    chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
-    if len(runs.overlap(pair.data, chosen)) != len(names):
-        raise DataError(
-            f"{pair.data['source']}: the images that the run was calibrated on are not all there. Convert again."
-        )
-    return chosen
 
 
 def _measure(
