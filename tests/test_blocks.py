@@ -211,10 +211,10 @@ def test_a_weight_that_is_used_outside_its_block_is_refused():
 
 def test_what_needs_all_weights_is_refused():
     model = lie_in_blocks_(stack())
-    with refused(r"^blocks: refit and tune change weights, .* out: --passes nearest,allocate\.$"):
+    with refused(r"^blocks: refit and tune change weights, .* out: passes='nearest,allocate'\.$"):
         spike(model, batches(), preset("fast").replace(passes=("nearest", "allocate", "refit", "tune")))
     norms = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
-    with refused(r"^blocks: BatchNorm cannot be folded .* Give --fold-batchnorm no\.$"):
+    with refused(r"^blocks: BatchNorm cannot be folded .* Give fold_batchnorm=False\.$"):
         spike(lie_in_blocks_(norms), [torch.randn(2, 3, 8, 8)], "sformer")
 
 
