@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import contract
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -21,18 +22,16 @@ from transformers import (
 )
 
 import onespike
-from contract.conversion_contract import ConversionContract, distance, images, nothing_hidden, randomize_, run
+from contract.conversion_contract import ConversionContract, distance, images, nothing_hidden, run
 from onespike.neurons import Neuron
 
 VISION = dict(
-    hidden_size=24,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=48,
-    image_size=32,
-    patch_size=8,
-)
-LABELS = {str(i): str(i) for i in range(7)}
+    hidden_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8,
+    id2label={str(i): str(i) for i in range(7)},
+)  # fmt: skip
+TEXT = dict(vocab_size=50, use_cache=False, bos_token_id=1, eos_token_id=0, pad_token_id=0)
+WIDTHS = dict(hidden_size=24, num_hidden_layers=1, intermediate_size=48, num_attention_heads=4)
+GROUPED = dict(**TEXT, **WIDTHS, num_key_value_heads=2, max_position_embeddings=32)
 
 
 def tokens(counts: tuple[int, ...] = (2, 3), length: int = 8, padded: bool = False) -> list[dict[str, Any]]:
@@ -47,119 +46,48 @@ def tokens(counts: tuple[int, ...] = (2, 3), length: int = 8, padded: bool = Fal
     return batches
 
 
-class Sdpa(ConversionContract):
-    attention = "sdpa"
+def both(auto: Any, config: Any, batches: Any, **facts: Any) -> list[type[ConversionContract]]:
+    """The contract with fused and with eager attention, which multiplies first and hides then."""
 
-    @classmethod
-    def create(cls, auto: Any, config: Any) -> Any:
-        torch.manual_seed(0)
-        return randomize_(auto.from_config(config, attn_implementation=cls.attention))
+    def of(attention: str, **more: Any) -> type[ConversionContract]:
+        make = partial(auto.from_config, config, attn_implementation=attention)
+        return contract(make, batches, **{**facts, **more})
 
-
-class TestViT(Sdpa):
-    inputs = ("vit.embeddings.patch_embeddings.projection:conv0_input",)
-    heads = ("classifier:linear0_input",)
-    spiking, softmax = 10, 1  # query, key and value have a product each
-
-    @classmethod
-    def build(cls):
-        config = ViTConfig(**VISION, id2label=LABELS)
-        return cls.create(AutoModelForImageClassification, config), images(32)
+    return [of("sdpa"), of("eager", masked=False)]
 
 
-class TestViTEager(TestViT):
-    attention = "eager"
-
-
-class TestDinov2(Sdpa):
-    inputs = ("dinov2.embeddings.patch_embeddings.projection:conv0_input",)
-    heads = ("classifier:linear0_input",)
-    spiking, softmax = 10, 1
-
-    @classmethod
-    def build(cls):
-        settings = {k: v for k, v in VISION.items() if k != "intermediate_size"}
-        config = Dinov2Config(**settings, mlp_ratio=2, id2label=LABELS)
-        return cls.create(AutoModelForImageClassification, config), images(32)
-
-
-class TestDinov2Eager(TestDinov2):
-    attention = "eager"
-
-
-class TestBert(Sdpa):
-    masked = True
-    heads = ("classifier:linear0_input",)
-    spiking, softmax = 11, 1  # and the pooler
-
-    @classmethod
-    def build(cls):
-        config = BertConfig(
-            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
-            max_position_embeddings=16, id2label=LABELS,
-        )  # fmt: skip
-        return cls.create(AutoModelForSequenceClassification, config), tokens(padded=True)
-
-
-class TestBertEager(TestBert):
-    masked = False
-    attention = "eager"
-
-
-class TestGPT2(Sdpa):
-    masked = True
-    heads = ("lm_head:linear0_input",)
-    spiking, softmax, weights = 8, 1, 4  # each Conv1D multiplies by a weight in product form
-
-    @classmethod
-    def build(cls):
-        config = GPT2Config(
-            vocab_size=50, n_embd=24, n_layer=1, n_head=2, n_positions=32, use_cache=False, bos_token_id=1,
-            eos_token_id=0, pad_token_id=0,
-        )  # fmt: skip
-        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
-
-
-class TestGPT2Eager(TestGPT2):
-    masked = False
-    attention = "eager"
-
-
-class TestLlama(Sdpa):
-    masked = True
-    heads = ("lm_head:linear0_input",)
-    spiking, softmax = 11, 1
-
-    @classmethod
-    def build(cls):
-        config = LlamaConfig(
-            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=48, max_position_embeddings=32, use_cache=False, bos_token_id=1, eos_token_id=0,
-            pad_token_id=0,
-        )  # fmt: skip
-        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
-
-
-class TestLlamaEager(TestLlama):
-    masked = False
-    attention = "eager"
-
-
-class TestMixtral(Sdpa):
-    """A mixture of experts: two of four multiply each token, in grouped products."""
-
-    masked = True
-    heads = ("lm_head:linear0_input",)
-    spiking, softmax, weights = 11, 1, 2
-
-    @classmethod
-    def build(cls):
-        config = MixtralConfig(
-            vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=48, max_position_embeddings=32, use_cache=False, bos_token_id=1, eos_token_id=0,
-            pad_token_id=0, num_local_experts=4, num_experts_per_tok=2,
-        )  # fmt: skip
-        return cls.create(AutoModelForCausalLM, config), tokens(padded=True)
+CLASSIFIER = ("classifier:linear0_input",)
+LANGUAGE_HEAD = dict(masked=True, heads=("lm_head:linear0_input",))
+IMAGES, PADDED = partial(images, 32), partial(tokens, padded=True)
+TestViT, TestViTEager = both(  # query, key and value have a product each
+    AutoModelForImageClassification, ViTConfig(**VISION, intermediate_size=48), IMAGES, heads=CLASSIFIER,
+    inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=10, softmax=1,
+)  # fmt: skip
+TestDinov2, TestDinov2Eager = both(
+    AutoModelForImageClassification, Dinov2Config(**VISION, mlp_ratio=2), IMAGES, heads=CLASSIFIER,
+    inputs=("dinov2.embeddings.patch_embeddings.projection:conv0_input",), spiking=10, softmax=1,
+)  # fmt: skip
+BERT = BertConfig(
+    **{**WIDTHS, "num_attention_heads": 2},
+    vocab_size=50,
+    max_position_embeddings=16,
+    id2label=VISION["id2label"],
+)
+TestBert, TestBertEager = both(  # and the pooler
+    AutoModelForSequenceClassification, BERT, PADDED, heads=CLASSIFIER, masked=True, spiking=11, softmax=1
+)
+GPT2 = GPT2Config(**TEXT, n_embd=24, n_layer=1, n_head=2, n_positions=32)
+TestGPT2, TestGPT2Eager = both(  # each Conv1D multiplies by a weight in product form
+    AutoModelForCausalLM, GPT2, PADDED, **LANGUAGE_HEAD, spiking=8, softmax=1, weights=4
+)
+TestLlama, TestLlamaEager = both(
+    AutoModelForCausalLM, LlamaConfig(**GROUPED), PADDED, **LANGUAGE_HEAD, spiking=11, softmax=1
+)
+# A mixture of experts: two of four multiply each token, in grouped products.
+MIXTRAL = MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+TestMixtral = both(AutoModelForCausalLM, MIXTRAL, PADDED, **LANGUAGE_HEAD, spiking=11, softmax=1, weights=2)[
+    0
+]
 
 
 def test_the_energy_of_experts_is_that_of_unit_weights():
@@ -191,7 +119,7 @@ def test_the_energy_of_experts_is_that_of_unit_weights():
 LANGUAGE = [TestGPT2, TestGPT2Eager, TestLlama, TestLlamaEager]
 
 
-def converted(contract: type[Sdpa]) -> tuple[Any, list[dict[str, Any]], Any]:
+def converted(contract: type[ConversionContract]) -> tuple[Any, list[dict[str, Any]], Any]:
     model, batches = contract.build()
     return model, batches, onespike.convert(model, onespike.calibrate(model, batches))
 
@@ -207,15 +135,22 @@ def test_weights_in_product_form_are_weights():
         assert not isinstance(snn.get_submodule(owner).neurons["matmul0_rhs"], Neuron)
 
 
-@pytest.mark.parametrize("contract", [TestViT, TestDinov2, TestBert, TestGPT2, TestLlama])
-def test_both_attentions_have_the_same_sites(contract):
-    eager = type("Eager", (contract,), {"attention": "eager"})
-    batches = None
-    if contract in LANGUAGE:  # a row that is masked altogether gives zeros in one and a mean in the other
-        batches = tokens()
+PAIRS = [
+    (TestViT, TestViTEager),
+    (TestDinov2, TestDinov2Eager),
+    (TestBert, TestBertEager),
+    (TestGPT2, TestGPT2Eager),
+    (TestLlama, TestLlamaEager),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_both_attentions_have_the_same_sites(pair):
+    # a row that is masked altogether gives zeros in one and a mean in the other
+    batches = tokens() if pair[0] in LANGUAGE else None
     with nothing_hidden():  # eager attention multiplies first and hides then
         fused, unfused = (
-            onespike.calibrate(model, batches or own) for model, own in (c.build() for c in (contract, eager))
+            onespike.calibrate(model, batches or own) for model, own in (c.build() for c in pair)
         )
     assert {s: t.role for s, t in fused.items()} == {s: t.role for s, t in unfused.items()}
     assert fused.macs == unfused.macs
