@@ -8,7 +8,30 @@ from typing import Any
 
 import torch
 
-WORDS = ["a", "b", "c", "d", "e", "once", "upon", "the", "time", "there", "was", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "ball", ".", ","]
+WORDS = [
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "once",
+    "upon",
+    "the",
+    "time",
+    "there",
+    "was",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "ran",
+    "red",
+    "blue",
+    "ball",
+    ".",
+    ",",
+]
 
 
 def sentence(seed: int, words: int) -> str:

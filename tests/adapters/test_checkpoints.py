@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -27,24 +28,30 @@ def same(tensors, model):
     return tensors.keys() == state.keys() and all(torch.equal(tensors[k], state[k]) for k in state)
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin"])
-@pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict", "module"])
+@pytest.mark.parametrize(
+    ("suffix", "wrapper"),
+    [
+        (".pth", None),
+        (".pt", "state_dict"),
+        (".bin", "model"),
+        (".pth", "model_state_dict"),
+        (".pth", "module"),
+    ],
+)
 def test_torch_files_wrapped_or_not(tmp_path, model, suffix, wrapper):
     state = model.state_dict()
     torch.save({wrapper: state, "epoch": 1} if wrapper else state, tmp_path / f"w{suffix}")
     assert same(read_checkpoint(tmp_path / f"w{suffix}"), model)
 
 
-def test_data_parallel_prefix_inside_a_wrapper(tmp_path, model):
+def test_data_parallel_prefix_inside_a_wrapper_and_the_old_format(tmp_path, model):
     state = nn.DataParallel(model).state_dict()
     assert all(k.startswith("module.") for k in state)
     torch.save({"state_dict": state}, tmp_path / "w.pth")
-    assert same(read_checkpoint(tmp_path / "w.pth"), model)
-
-
-def test_old_torch_format(tmp_path, model):
-    torch.save(model.state_dict(), tmp_path / "w.pth", _use_new_zipfile_serialization=False)
-    assert same(read_checkpoint(tmp_path / "w.pth"), model)
+    torch.save(model.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert same(read_checkpoint(tmp_path / "w.pth"), model) and same(
+        read_checkpoint(tmp_path / "old.pth"), model
+    )
 
 
 def test_a_module_that_is_named_module_keeps_its_other_names(tmp_path):
@@ -67,18 +74,18 @@ def refusal(path, read=read_checkpoint) -> str:
     return str(error.value)
 
 
-def test_missing_file(tmp_path):
-    path = tmp_path / "none.pth"
-    assert refusal(path) == f"{path}: no such checkpoint file. Check the path given to --weights."
-
-
-def test_unknown_suffix(tmp_path):
-    path = tmp_path / "w.h5"
-    path.touch()
-    assert refusal(path) == (
-        f"{path}: checkpoints of this kind cannot be read. "
-        "Give a file that ends in .safetensors, .pth, .pt, .bin."
-    )
+def test_files_that_are_no_checkpoint(tmp_path):
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "w.h5").touch()
+    for name, message in (
+        ("none.pth", "no such checkpoint file. Check the path given to --weights."),
+        ("folder.pth", "no such checkpoint file. Check the path given to --weights."),
+        (
+            "w.h5",
+            "checkpoints of this kind cannot be read. Give a file that ends in .safetensors, .pth, .pt, .bin.",
+        ),
+    ):
+        assert refusal(tmp_path / name) == f"{tmp_path / name}: {message}"
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.99])
@@ -131,13 +138,9 @@ def test_not_a_state_dict(tmp_path, contents):
     )
 
 
-def test_a_plain_pickle_without_code_is_no_state_dict_either(tmp_path):
-    path = tmp_path / "w.pth"
-    path.write_bytes(pickle.dumps({"a": 1}))
-    assert "this file holds no state dict" in refusal(path)
-
-
-def test_text_is_no_checkpoint(tmp_path):
+def test_plain_pickles_and_text_are_no_checkpoints(tmp_path):
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": 1}))
+    assert "this file holds no state dict" in refusal(tmp_path / "w.pth")
     for name in ("w.pth", "w.safetensors"):
         (tmp_path / name).write_text("<html>Not found</html>" * 20)
         assert "the file is damaged or cut short" in refusal(tmp_path / name)
@@ -148,7 +151,7 @@ def test_another_architecture(tmp_path, model):
     torch.save(model.state_dict(), path)
     other = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2))
     before = {k: v.clone() for k, v in other.state_dict().items()}
-    assert refusal(path, lambda p: load_checkpoint_(other, p)) == (
+    assert refusal(path, partial(load_checkpoint_, other)) == (
         f"{path}: the checkpoint is of another architecture than Sequential, which has 6 tensors: 2 missing, first "
         "3.weight; 5 unexpected, first 1.weight; 2 of another shape, first 0.weight (4×3 instead of 5×3). "
         "Name the network that the weights were trained for."
@@ -156,34 +159,17 @@ def test_another_architecture(tmp_path, model):
     assert same(before, other)
 
 
-def test_a_folder_is_no_checkpoint(tmp_path):
-    path = tmp_path / "w.pth"
-    path.mkdir()
-    assert refusal(path).endswith("no such checkpoint file. Check the path given to --weights.")
-
-
-def changed(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (value * 10).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.bool, torch.float8_e4m3fn])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_weights_that_are_not_real_numbers_are_refused(tmp_path, model, dtype, suffix):
     path, state = tmp_path / f"w{suffix}", model.state_dict()
-    state["2.weight"] = changed(state["2.weight"], dtype)
+    state["2.weight"] = (state["2.weight"] * 10).to(dtype)
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     kind = str(dtype).removeprefix("torch.")
-    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+    assert refusal(path, partial(load_checkpoint_, model)) == (
         f"{path}: the tensor 2.weight is of type {kind}, and the network needs float32. "
         "Save the weights as floating-point numbers, with the scales of quantized ones applied."
     )
-
-
-def test_eight_bit_floats_are_refused_as_their_scales_are_elsewhere(tmp_path, model):
-    path, state = tmp_path / "w.pth", model.state_dict()
-    state["0.bias"] = state["0.bias"].to(torch.float8_e4m3fn)
-    torch.save(state, path)
-    assert "the tensor 0.bias is of type float8_e4m3fn" in refusal(path, lambda p: load_checkpoint_(model, p))
 
 
 def test_double_precision_is_taken_where_float32_holds_it(tmp_path, model):
@@ -193,7 +179,7 @@ def test_double_precision_is_taken_where_float32_holds_it(tmp_path, model):
     load_checkpoint_(model, path)
     state["2.weight"][1, 3] = -1e300
     torch.save(state, path)
-    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+    assert refusal(path, partial(load_checkpoint_, model)) == (
         f"{path}: the tensor 2.weight holds -1e+300, which float32 does not. Check the weights, or scale them down."
     )
 
@@ -206,18 +192,10 @@ def test_counters_that_were_cast_with_the_weights_are_taken(tmp_path, model):
     load_checkpoint_(model, path)
     assert int(model[1].num_batches_tracked) == 7
     torch.save({**model.state_dict(), "1.num_batches_tracked": torch.tensor(0.5)}, path)
-    assert refusal(path, lambda p: load_checkpoint_(model, p)) == (
+    assert refusal(path, partial(load_checkpoint_, model)) == (
         f"{path}: the tensor 1.num_batches_tracked holds 0.5, which int64 does not. "
         "Check the weights, or scale them down."
     )
-
-
-@pytest.fixture
-def without_checksums():
-    """`torch.save` writes no checksums, as some large trainings choose for speed."""
-    torch.serialization.set_crc32_options(False)
-    yield
-    torch.serialization.set_crc32_options(True)
 
 
 def test_a_flipped_bit_in_the_numbers_of_an_archive(tmp_path, model):
@@ -225,12 +203,17 @@ def test_a_flipped_bit_in_the_numbers_of_an_archive(tmp_path, model):
     data, weight = bytearray(file.read_bytes()), model[0].weight.detach().numpy().tobytes()
     data[data.index(weight) + 5] ^= 4
     file.write_bytes(data)
-    with pytest.raises(LoadError) as error:
-        read_checkpoint(file)
-    assert str(error.value).startswith(f"{file}: the file is damaged or cut short (its part w/data/0 ")
-    assert str(error.value).endswith(f"has another checksum){AGAIN}")
+    assert (
+        refusal(file)
+        == f"{file}: the file is damaged or cut short (its part w/data/0 has another checksum){AGAIN}"
+    )
 
 
-def test_an_archive_without_checksums(tmp_path, model, without_checksums):
-    torch.save(model.state_dict(), tmp_path / "w.pth")
+def test_an_archive_without_checksums(tmp_path, model):
+    """As some large trainings choose for speed."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(model.state_dict(), tmp_path / "w.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
     assert same(read_checkpoint(tmp_path / "w.pth"), model)

@@ -36,6 +36,20 @@ def refusal(call) -> str:
     return str(error.value)
 
 
+def read(path: Path) -> Image.Image:
+    return read_image(Item("a", None, path))
+
+
+NOT_READ = "the image cannot be read ({}). Replace or remove it."
+OTHER = NOT_READ.format("it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP")
+
+
+def colored(tmp_path, count) -> Items:
+    for i in range(count):
+        put(tmp_path / f"{i % 3}" / f"{i:03d}.png", color=(i, 0, 0))
+    return list_images(tmp_path)
+
+
 def test_numbered_folders_give_their_number(tmp_path):
     for name in ("007/b.png", "007/a.JPEG", "10/deep/er/c.webp", "2/d.bmp"):
         put(tmp_path / name)
@@ -71,40 +85,32 @@ def test_a_flat_folder_has_no_labels(tmp_path):
 
 
 def test_folders_that_cannot_be_used(tmp_path):
-    none = tmp_path / "none"
-    assert refusal(lambda: list_images(none)) == (
-        f"{none}: no such folder. Check the path, or use bundled:cifar10-test."
-    )
     file = put(tmp_path / "a.png")
-    assert (
-        refusal(lambda: list_images(file))
-        == f"{file}: this is a file. Give the folder that holds the images."
-    )
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
-    assert refusal(lambda: list_images(tmp_path / "empty")) == (
-        f"{tmp_path / 'empty'}: no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."
-    )
     put(tmp_path / "class" / "b.png")
-    assert refusal(lambda: list_images(tmp_path)) == (
-        f"{tmp_path}: images stand both beside and inside the class folders, first a.png. Move the loose ones away."
-    )
     for name in ("7", "07"):
         put(tmp_path / "twice" / name / "a.png")
-    assert refusal(lambda: list_images(tmp_path / "twice")) == (
-        f"{tmp_path / 'twice'}: the folders 07 and 7 name the same class. Merge them."
-    )
+    for folder, message in (
+        (tmp_path / "none", "no such folder. Check the path, or use bundled:cifar10-test."),
+        (file, "this is a file. Give the folder that holds the images."),
+        (tmp_path / "empty", f"no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."),
+        (
+            tmp_path,
+            "images stand both beside and inside the class folders, first a.png. Move the loose ones away.",
+        ),
+        (tmp_path / "twice", "the folders 07 and 7 name the same class. Merge them."),
+    ):
+        assert refusal(lambda folder=folder: list_images(folder)) == f"{folder}: {message}"
 
 
 def test_unknown_bundled_images():
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(
+        UsageError, match=r"Did you mean 'bundled:cifar10-test' or .*Known: bundled:cifar10-calibration"
+    ):
         list_images("bundled:cifar10")
-    assert str(error.value) == (
-        "unknown bundled images 'bundled:cifar10'. Did you mean 'bundled:cifar10-test' or "
-        "'bundled:cifar10-calibration'? Known: bundled:cifar10-calibration, bundled:cifar10-test."
-    )
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 99, 100, 101])
+@pytest.mark.parametrize("count", [1, 3, 99, 101])
 def test_limit_is_evenly_spaced(count):
     items = Items("all", tuple(Item(str(i), i, Path()) for i in range(100)), ("a",))
     chosen = limit(items, count)
@@ -116,11 +122,11 @@ def test_limit_is_evenly_spaced(count):
     assert chosen.class_names == ("a",)
 
 
-@pytest.mark.parametrize("count", [0, -3])
-def test_limit_must_be_positive(count):
-    with pytest.raises(UsageError) as error:
-        limit(Items("two", (Item("a", 0, Path()), Item("b", 0, Path()))), count)
-    assert str(error.value) == f"limit must be at least 1, not {count}. Leave it out to use all 2 images."
+def test_counts_must_be_positive(tmp_path):
+    with pytest.raises(UsageError, match=r"at least 1, not -3\. Leave it out to use all 2 images"):
+        limit(Items("two", (Item("a", 0, Path()), Item("b", 0, Path()))), -3)
+    with pytest.raises(UsageError, match=r"batch size must be at least 1, not 0\. Try 32"):
+        batches(colored(tmp_path, 1), to_tensor, 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_limit_must_be_positive(count):
 )
 def test_every_kind_of_image_becomes_rgb(tmp_path, mode, suffix):
     path = put(tmp_path / f"a{suffix}", color=(255, 255, 255), mode=mode)
-    image = read_image(Item("a", None, path))
+    image = read(path)
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (255, 255, 255))
 
 
@@ -138,8 +144,8 @@ def test_a_palette_with_transparency_gives_its_colors(tmp_path):
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
     image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
-    read = read_image(Item("a", None, tmp_path / "a.png"))
-    assert [read.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
+    image = read(tmp_path / "a.png")
+    assert [image.getpixel((x, 0)) for x in (0, 1)] == [(10, 20, 30), (40, 50, 60)]
 
 
 RAMP = torch.arange(64) * 1040  # from 0 to 65520, as 16-bit gray
@@ -159,14 +165,16 @@ def pgm(path: Path, largest: int) -> Path:
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
 def test_16_bit_gray_keeps_its_high_byte(tmp_path, name):
     gray("I;16", torch.uint16).save(tmp_path / name)
-    image = read_image(Item("a", None, tmp_path / name))
+    image = read(tmp_path / name)
     assert (image.mode, list(image.getchannel("G").tobytes())) == ("RGB", HIGH)
 
 
 @pytest.mark.parametrize("largest", [65535, 4095])
 def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
-    read = read_image(Item("a", None, pgm(tmp_path / "a.pgm", largest))).getchannel("R").tobytes()
-    assert max(abs(a - b) for a, b in zip(read, HIGH, strict=True)) <= 1  # 4095 levels are not those of 65535
+    values = read(pgm(tmp_path / "a.pgm", largest)).getchannel("R").tobytes()
+    assert (
+        max(abs(a - b) for a, b in zip(values, HIGH, strict=True)) <= 1
+    )  # 4095 levels are not those of 65535
 
 
 @pytest.mark.parametrize(
@@ -176,7 +184,7 @@ def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
 def test_numbers_without_a_white_are_refused(tmp_path, mode, dtype, scale, what):
     path = tmp_path / "a.tif"
     gray(mode, dtype, scale).save(path)
-    assert refusal(lambda: read_image(Item("a", None, path))) == (
+    assert refusal(lambda: read(path)) == (
         f"{path}: the image holds {what}, and does not say which of them is white. "
         "Save it with 8 or 16 bits per channel."
     )
@@ -188,7 +196,7 @@ def test_numbers_without_a_white_are_refused(tmp_path, mode, dtype, scale, what)
 def test_animations_are_refused_and_not_cut_to_their_first_frame(tmp_path, name, kind):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
     frames[0].save(tmp_path / name, format=kind, save_all=True, append_images=frames[1:])
-    assert refusal(lambda: read_image(Item("a", None, tmp_path / name))) == (
+    assert refusal(lambda: read(tmp_path / name)) == (
         f"{tmp_path / name}: the image has 3 frames. Save the one that is meant as an image of its own."
     )
 
@@ -196,7 +204,7 @@ def test_animations_are_refused_and_not_cut_to_their_first_frame(tmp_path, name,
 def test_the_preview_of_a_photograph_is_no_animation(tmp_path):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=frames[1:])
-    assert read_image(Item("a", None, tmp_path / "a.jpg")).getpixel((4, 4))[0] > 250
+    assert read(tmp_path / "a.jpg").getpixel((4, 4))[0] > 250
 
 
 @pytest.mark.parametrize("kind", ["AVIF", "DDS", "ICO", "TGA"])
@@ -205,16 +213,15 @@ def test_other_formats_under_the_name_of_a_png(tmp_path, kind):
         pytest.skip("this Pillow writes no AVIF")
     path = tmp_path / "a.png"
     Image.new("RGB", (16, 16), "teal").save(path, format=kind)
-    assert refusal(lambda: read_image(Item("a", None, path))) == (
-        f"{path}: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."
-    )
+    assert refusal(lambda: read(path)) == f"{path}: {OTHER}"
 
 
-def test_an_empty_file(tmp_path):
-    (tmp_path / "a.jpg").touch()
-    assert refusal(lambda: read_image(Item("a", None, tmp_path / "a.jpg"))) == (
-        f"{tmp_path / 'a.jpg'}: the image cannot be read (the file is empty). Replace or remove it."
-    )
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", NOT_READ.format("the file is empty")), (b"no image", OTHER)]
+)
+def test_files_that_are_no_image(tmp_path, data, message):
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert refusal(lambda: read(tmp_path / "a.jpg")) == f"{tmp_path / 'a.jpg'}: {message}"
 
 
 def test_a_decoder_that_raises_anything(tmp_path, monkeypatch):
@@ -224,9 +231,7 @@ def test_a_decoder_that_raises_anything(tmp_path, monkeypatch):
         raise NotImplementedError("Unimplemented\npixel format")
 
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.verify", broken)
-    assert refusal(lambda: read_image(Item("a", None, path))) == (
-        f"{path}: the image cannot be read (Unimplemented pixel format). Replace or remove it."
-    )
+    assert refusal(lambda: read(path)) == f"{path}: {NOT_READ.format('Unimplemented pixel format')}"
 
 
 def test_links_are_followed(tmp_path):
@@ -267,7 +272,7 @@ def test_exif_does_not_turn_the_image(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
-    assert read_image(Item("a", None, tmp_path / "a.jpg")).size == (8, 6)
+    assert read(tmp_path / "a.jpg").size == (8, 6)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")  # Pillow's, before it gives up
@@ -278,17 +283,9 @@ def test_images_that_are_cut_short(tmp_path, suffix, kept):
     Image.effect_noise((64, 64), 80).convert("RGB").save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
-    message = refusal(lambda: read_image(Item("a", None, path)))
+    message = refusal(lambda: read(path))
     assert message.startswith(f"{path}: the image cannot be read (")
     assert message.endswith("). Replace or remove it.")
-
-
-def test_text_that_is_named_as_an_image(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_text("this is no image")
-    assert refusal(lambda: read_image(Item("a", None, path))) == (
-        f"{path}: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."
-    )
 
 
 def test_a_flipped_byte_in_a_png(tmp_path):
@@ -296,7 +293,7 @@ def test_a_flipped_byte_in_a_png(tmp_path):
     data = bytearray(path.read_bytes())
     data[data.index(b"IDAT") + 8] ^= 0xFF
     path.write_bytes(data)
-    assert refusal(lambda: read_image(Item("a", None, path))).endswith("Replace or remove it.")
+    assert refusal(lambda: read(path)).endswith("Replace or remove it.")
 
 
 def test_without_pillow(monkeypatch):
@@ -306,13 +303,7 @@ def test_without_pillow(monkeypatch):
     )
 
 
-def colored(tmp_path, count) -> Items:
-    for i in range(count):
-        put(tmp_path / f"{i % 3}" / f"{i:03d}.png", color=(i, 0, 0))
-    return list_images(tmp_path)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 50])
+@pytest.mark.parametrize("batch_size", [1, 7, 50])
 def test_batches_keep_the_order_however_long_reading_takes(tmp_path, batch_size):
     items = colored(tmp_path, 20)
 
@@ -353,18 +344,11 @@ def test_a_corrupt_image_among_batches_is_named(tmp_path):
     assert str(items[4].path) in refusal(lambda: list(batches(items, to_tensor, 2)))
 
 
-def test_batch_size_must_be_positive(tmp_path):
-    with pytest.raises(UsageError) as error:
-        batches(colored(tmp_path, 1), to_tensor, 0)
-    assert str(error.value) == "batch size must be at least 1, not 0. Try 32."
-
-
 def test_the_bundled_images():
     test, calibration = list_images("bundled:cifar10-test"), list_images("bundled:cifar10-calibration")
     assert (len(test), len(calibration)) == (1000, 256)
     assert [sum(i.label == c for i in test) for c in range(10)] == [100] * 10
     assert len({*test.names, *calibration.names}) == 1256
-    assert test.class_names is not None
     assert test.class_names[3] == "cat"
     assert (test[0].name, test[0].label) == ("cifar10-test/00000", 3)
     unlike = {read_image(i).tobytes() for i in (*test, *calibration)}
