@@ -72,23 +72,16 @@ class TaskContract:
 
     def test_the_mean_gradient_of_draws_is_zero_and_parts_share_a_draw(self):
         """E[∇ log p] = 0 for a draw from p itself; parts of a batch draw as the whole batch does."""
-        total = None
+        totals = [(torch.zeros_like(leaf), torch.zeros_like(leaf)) for leaf in self.leaves(self.output(0))]
         for seed in range(200):
             output = self.output(0)
             drawing = self.task.drawing(self.inputs, torch.Generator().manual_seed(seed))
             drawing(output, torch.arange(self.inputs)).backward()
-            grads = [leaf.grad for leaf in self.leaves(output)]
-            squares = [g.square() for g in grads]
-            total = (
-                [grads, squares]
-                if total is None
-                else [
-                    [a + b for a, b in zip(x, y, strict=True)]
-                    for x, y in zip(total, (grads, squares), strict=True)
-                ]
-            )
-        mean = sum(float((g / 200).square().sum()) for g in total[0]) ** 0.5
-        size = sum(float((g / 200).sum()) for g in total[1]) ** 0.5
+            for (gradients, squares), leaf in zip(totals, self.leaves(output), strict=True):
+                gradients += leaf.grad
+                squares += leaf.grad.square()
+        mean = sum(float((gradients / 200).square().sum()) for gradients, _ in totals) ** 0.5
+        size = sum(float((squares / 200).sum()) for _, squares in totals) ** 0.5
         assert mean < 3 * size / 200**0.5
         values = []
         for rows in ([slice(0, None)], [slice(0, 4), slice(4, None)]):

@@ -32,15 +32,14 @@ from onespike.tasks.objects import drawn, unlike
 from onespike.tasks.text import Window
 
 
-class TestClassification(TaskContract):
-    task = Classification()
+class OneTensor(TaskContract):
+    """Outputs that are one tensor: (inputs, …)."""
 
-    def items(self):
-        return limit(list_images("bundled:cifar10-test"), self.inputs)
+    shape: tuple[int, ...]
 
     def output(self, seed, noise=0.0):
         generator = torch.Generator().manual_seed(seed)
-        scores = torch.randn(self.inputs, 10, generator=generator)
+        scores = torch.randn(self.inputs, *self.shape, generator=generator)
         return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
 
     def part(self, output, chosen):
@@ -48,6 +47,13 @@ class TestClassification(TaskContract):
 
     def leaves(self, output):
         return [output]
+
+
+class TestClassification(OneTensor):
+    task, shape = Classification(), (10,)
+
+    def items(self):
+        return limit(list_images("bundled:cifar10-test"), self.inputs)
 
 
 def _objects(output):
@@ -79,17 +85,13 @@ class TestDetection(TaskContract):
             count = len(own)
             corners = torch.tensor([[x, y, x + w, y + h] for x, y, w, h in (a["bbox"] for a in own)]).float()
             labels = torch.tensor([a["category_id"] for a in own])
-            scores, masks = (
-                torch.randn(count, generator=generator) + 1,
-                torch.randn(count, 8, 8, generator=generator),
-            )
-            shaken = [
-                (
-                    x + noise * scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
-                ).requires_grad_()
-                for x, scale in ((scores, 1.0), (corners, 2.0), (masks, 1.0))
-            ]
-            rows.append((shaken[0], labels, shaken[1], shaken[2]))
+            scores = torch.randn(count, generator=generator) + 1
+            masks = torch.randn(count, 8, 8, generator=generator)
+            shaken = []
+            for x, scale in ((scores, 1.0), (corners, 2.0), (masks, 1.0)):
+                shake = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+                shaken.append((x + noise * scale * shake).requires_grad_())
+            rows.append((shaken[0], labels, *shaken[1:]))
         return rows
 
     def part(self, output, chosen):
@@ -104,12 +106,8 @@ class TestDetection(TaskContract):
         pixels, total = torch.zeros(1, 4, 4), None
         for seed in range(2000):
             leaves = [x.clone().requires_grad_() for x in (score, box, pixels)]
-            found = {
-                "scores": leaves[0].sigmoid(),
-                "labels": torch.zeros(1),
-                "boxes": leaves[1],
-                "masks": leaves[2].sigmoid(),
-            }
+            scores, boxes, masks = leaves[0].sigmoid(), leaves[1], leaves[2].sigmoid()
+            found = {"scores": scores, "labels": torch.zeros(1), "boxes": boxes, "masks": masks}
             drawn(found, torch.Generator().manual_seed(seed)).backward()
             squares = [x.grad.square() for x in leaves]
             total = squares if total is None else [a + b for a, b in zip(total, squares, strict=True)]
@@ -136,24 +134,13 @@ class TestDetection(TaskContract):
             self.task.metric(plain)
 
 
-class TestLanguage(TaskContract):
-    task = Language(Tokens(tokenizer(), 32), 5)
+class TestLanguage(OneTensor):
+    task, shape = Language(Tokens(tokenizer(), 32), 5), (5, 32)
 
     def items(self):
         ids = torch.randint(32, (self.inputs, 5), generator=torch.Generator().manual_seed(1))
         rows = [Window(row, 7, 4, 20) for row in ids]
         return Items("text", tuple(Item(f"w{i}", i, Path("t"), i, None, row) for i, row in enumerate(rows)))
-
-    def output(self, seed, noise=0.0):
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.randn(self.inputs, 5, 32, generator=generator)
-        return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
-
-    def part(self, output, chosen):
-        return output[chosen]
-
-    def leaves(self, output):
-        return [output]
 
     def test_every_position_is_drawn_by_itself(self):
         """The Fisher information of a logit is p(1 − p) at its own position."""
@@ -171,23 +158,12 @@ class TestLanguage(TaskContract):
         assert torch.allclose(self.task.divergence(a, b), longer)
 
 
-class TestEmbedding(TaskContract):
-    task = Embedding()
+class TestEmbedding(OneTensor):
+    task, shape = Embedding(), (16,)
 
     def items(self):
         rows = [Text(f"text {i}", i % 3, float(i % 3)) for i in range(self.inputs)]
         return Items("texts", tuple(Item(f"t{i}", i, Path("t"), i, None, row) for i, row in enumerate(rows)))
-
-    def output(self, seed, noise=0.0):
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.randn(self.inputs, 16, generator=generator)
-        return (scores + noise * torch.randn(scores.shape, generator=generator)).requires_grad_()
-
-    def part(self, output, chosen):
-        return output[chosen]
-
-    def leaves(self, output):
-        return [output]
 
     def test_divergence_is_one_minus_the_cosine(self):
         a, b = self.output(0), self.output(0, 0.5)
