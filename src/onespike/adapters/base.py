@@ -58,10 +58,7 @@ class LoadedModel:
     """A network in evaluation mode, how its inputs are read, and how its outputs are scored.
 
     Attributes:
-        model: the network.
         spec: the user's request, `ADAPTER:NAME`.
-        reading: how inputs are read.
-        task: what the output means and how it is scored.
         weights: `pretrained`, `bundled`, `own` (of the user's code), `random`, or the name of the file.
         attention: `sdpa` (fused) or `eager`; None for a network without attention.
         published_top1: the accuracy stated by the publisher of the weights, in percent.

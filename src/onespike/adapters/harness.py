@@ -45,15 +45,9 @@ def harness(
     limit: int | None = None,
     batch_size: int = 1,
 ) -> list[Compared]:
-    """Run both networks (`ann`, `snn`) on tasks of lm-evaluation-harness.
+    """Run both networks (`ann`, `snn`) on tasks of lm-evaluation-harness, or of files in the user's folder.
 
-    Args:
-        loaded: their source, which has the tokenizer.
-        networks: the two networks.
-        names: the names of the tasks.
-        folder: a folder with the user's task files.
-        limit: the number of questions per task.
-        batch_size: the batch size of one forward.
+    `loaded` is their source, which has the tokenizer; `limit` is the number of questions per task.
     """
     library = require("lm_eval", "harness", "tasks=")
     from lm_eval.models.huggingface import HFLM

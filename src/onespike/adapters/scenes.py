@@ -61,12 +61,7 @@ class SceneBackbone(nn.Module):
 
 
 class SceneDetector(nn.Module):
-    """Images (batch, 3, 64, 64) → the best detections per image, as a dictionary.
-
-    Args:
-        width: channels of the coarsest features.
-        detections: number of detections per image.
-    """
+    """Images (batch, 3, 64, 64) → the best detections per image, as a dictionary."""
 
     def __init__(self, width: int = 64, detections: int = 20) -> None:
         super().__init__()

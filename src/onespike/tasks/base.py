@@ -83,9 +83,7 @@ class Objective:
     """One figure that λ can be searched by.
 
     Attributes:
-        title: its name in tables and plots.
         score: makes a new score for inputs with this truth.
-        maximize: whether larger is better.
         compares: whether it needs the original network's outputs.
         labeled: whether it needs labels.
         partial: whether its value on some inputs predicts that on all, so that a poor trial can be given up early.

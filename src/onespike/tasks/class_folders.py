@@ -15,14 +15,9 @@ from onespike.tasks.inputs import Items
 def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None) -> Items:
     """Return the same images, labeled with the network's class numbers; images without named folders stay unchanged.
 
-    Case, underscores and hyphens do not matter, and one synonym of a name like
-    `tench, Tinca tinca` is enough. A folder that is no class of the network, could be several, or is the same class as
-    another is refused.
-
-    Args:
-        items: images whose labels are places in `items.class_names`.
-        names: the network's class names, in the order of its outputs.
-        ids: other unique names of the same classes, such as WordNet ids.
+    Case, underscores and hyphens do not matter, and one synonym of a name like `tench, Tinca tinca` is enough. A folder
+    that is no class of the network, could be several, or is the same class as another is refused. `ids` are other unique
+    names of the same classes, such as WordNet ids.
     """
     folders = items.class_names
     if folders is None or (names is not None and folders == tuple(names)):

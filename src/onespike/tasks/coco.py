@@ -19,13 +19,7 @@ SCENES = {"scenes-test": "scenes_test", "scenes-calibration": "scenes_calibratio
 
 @dataclass(frozen=True)
 class Coco:
-    """The checked contents of an instances file.
-
-    Attributes:
-        source: the file.
-        record: its contents: `images`, `annotations` and `categories`.
-        images: image id → its record.
-    """
+    """The checked contents of an instances file: `images`, `annotations` and `categories`; and its images by their ids."""
 
     source: str
     record: dict[str, Any] = field(repr=False)

@@ -130,11 +130,7 @@ class Detection(Task):
             return [float(unlike(*pair)) for pair in self._pairs(expected, actual)]
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
-        """Return pictures of both networks' boxes and masks, and the boxes that only one network has.
-
-        A box of one network is found again if the other has a box of the same class over it (IoU of at least
-        0.5). Boxes with a score below 0.3 are left out.
-        """
+        """Return pictures of both networks' boxes and masks from a score of 0.3, and the boxes that only one has."""
         metric = self.metric(items)
         names, number = metric.coco.categories, int(item.id or 0)
         results = {

@@ -52,7 +52,6 @@ def interval(value: float, error: float, least: float = -math.inf) -> Bounds:
 
 
 def interval_or_none(value: float | None, error: float | None, least: float = -math.inf) -> Bounds | None:
-    """Return the 95 % interval where the figure and its standard error are there."""
     return None if value is None or error is None else interval(value, error, least)
 
 

@@ -107,11 +107,14 @@ class Perplexity:
 
     def _figures(self, name: str, means: Sequence[float]) -> dict[str, float | None]:
         every = math.fsum(row.every[name] for row in self.rows)
-        words, sizes = _total([row.words for row in self.rows]), _total([row.bytes for row in self.rows])
+        counted = all(row.words is not None for row in self.rows)  # words and bytes of a text
+        words, sizes = (
+            sum(part or 0 for part in parts) for parts in zip(*(r[-2:] for r in self.rows), strict=True)
+        )
         return {
             "perplexity": _exp(_mean(means)),
-            "word_perplexity": None if not words else _exp(every / words),
-            "bits_per_byte": None if not sizes else every / sizes / math.log(2),
+            "word_perplexity": _exp(every / words) if counted and words else None,
+            "bits_per_byte": every / sizes / math.log(2) if counted and sizes else None,
         }
 
 
@@ -129,11 +132,6 @@ def _row(scores: Mapping[str, Tensor], window: Window) -> _Row:
         unlike += float(relative_entropy(ann.float(), snn.float()).double().sum())
         agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
     return _Row(mean, every, unlike, agreeing, len(window.ids), window.words, window.bytes)
-
-
-def _total(numbers: Sequence[int | None]) -> int | None:
-    """Return their sum; None if one is unknown."""
-    return None if None in numbers else sum(number or 0 for number in numbers)
 
 
 def _mean(values: Sequence[float]) -> float:

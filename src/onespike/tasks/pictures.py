@@ -24,14 +24,7 @@ def predictions(
     categories: Mapping[int, str],
     smallest: float = SMALLEST_SCORE,
 ) -> Figure:
-    """Draw one row for the original and one for the spiking network, one column per image.
-
-    Args:
-        images: (Pillow image, image id) pairs.
-        results: `ann` and `snn` → COCO results.
-        categories: category id → name.
-        smallest: results below this score are left out.
-    """
+    """Draw COCO results on images with their ids: a row for each network, a column for each image."""
     drawing, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
     for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
         for column, (image, number) in enumerate(images):

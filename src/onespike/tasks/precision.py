@@ -84,21 +84,24 @@ def resampled(evaluators: Sequence[Any], draws: int) -> Iterator[list[float]]:
 
     copies, random = [], numpy.random.default_rng(0)
     for evaluator in evaluators:
-        own = copy.copy(evaluator)
-        own.params = own._paramsEval = copy.deepcopy(evaluator.params)
-        shape = len(own.params.catIds), len(own.params.areaRng), len(own.params.imgIds)
+        copied = copy.copy(evaluator)
+        copied.params = copied._paramsEval = copy.deepcopy(evaluator.params)
+        shape = len(copied.params.catIds), len(copied.params.areaRng), len(copied.params.imgIds)
         cells = numpy.array(evaluator.evalImgs, dtype=object).reshape(shape)[:, 0]
-        own.params.areaRng, own.params.areaRngLbl = own.params.areaRng[:1], own.params.areaRngLbl[:1]
-        own.params.maxDets, own.params.imgIds = own.params.maxDets[-1:], list(range(shape[2]))
-        copies.append((own, cells))
+        copied.params.areaRng, copied.params.areaRngLbl = (
+            copied.params.areaRng[:1],
+            copied.params.areaRngLbl[:1],
+        )
+        copied.params.maxDets, copied.params.imgIds = copied.params.maxDets[-1:], list(range(shape[2]))
+        copies.append((copied, cells))
     for _ in range(draws):
         chosen = random.integers(0, shape[2], shape[2])
         figures = []
-        for own, cells in copies:
-            own.evalImgs = cells[:, chosen].flatten().tolist()
+        for copied, cells in copies:
+            copied.evalImgs = cells[:, chosen].flatten().tolist()
             with contextlib.redirect_stdout(io.StringIO()):
-                own.accumulate()
-            precision = own.eval["precision"][own.eval["precision"] > -1]
+                copied.accumulate()
+            precision = copied.eval["precision"][copied.eval["precision"] > -1]
             figures.append(100 * float(precision.mean()) if len(precision) else math.nan)
         yield figures
 

@@ -46,13 +46,10 @@ class Summary:
     """An evaluation in words and tables.
 
     Attributes:
-        title: the measured quantity, such as `Accuracy`.
         networks: `ann` or `snn` for each row of the table.
-        table: both networks' figures.
         note: the sentence below it.
-        published: what the publisher of the weights states, in a sentence, or nothing.
         cards: (name, figures, small print) for the top of the page.
-        details: a longer table and its title.
+        published: what the publisher of the weights states, in a sentence, or nothing.
         examples: how to read the examples of a report.
         parts: the parts of an input and how many were measured: energy is stated per part.
     """
@@ -73,10 +70,7 @@ class Summary:
 class Headline:
     """The one figure by which runs are compared: of the original network, where it has one, and the spiking one.
 
-    Attributes:
-        error: the standard error of their difference, on the same inputs.
-        bounds: the 95 % interval of the spiking network's figure.
-        paired: the 95 % interval of their difference.
+    `bounds` is the 95 % interval of the spiking network's figure, `paired` that of their difference on the same inputs.
     """
 
     title: str
@@ -88,7 +82,6 @@ class Headline:
 
     @property
     def difference(self) -> float | None:
-        """Return spiking minus original."""
         return None if self.original is None or self.spiking is None else self.spiking - self.original
 
     @property
