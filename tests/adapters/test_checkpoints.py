@@ -78,8 +78,8 @@ def test_files_that_are_no_checkpoint(tmp_path):
     (tmp_path / "folder.pth").mkdir()
     (tmp_path / "w.h5").touch()
     for name, message in (
-        ("none.pth", "no such checkpoint file. Check the path given to --weights."),
-        ("folder.pth", "no such checkpoint file. Check the path given to --weights."),
+        ("none.pth", "no such checkpoint file. Check the path given to weights=."),
+        ("folder.pth", "no such checkpoint file. Check the path given to weights=."),
         (
             "w.h5",
             "checkpoints of this kind cannot be read. Give a file that ends in .safetensors, .pth, .pt, .bin.",
