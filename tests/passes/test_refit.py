@@ -35,6 +35,13 @@ def test_refitted_weights_are_the_ridge_solution():
     assert torch.allclose(result, expected.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [torch.zeros(1, 3, 2), torch.ones(1, 3, 2), torch.zeros(1, 0, 2)])
+def test_rows_that_say_nothing_change_no_weight(rows):
+    moments = Moments.none(1, 2, rows)
+    moments.add(rows, 0 * rows, torch.ones(rows.shape[1], 1))
+    assert not moments.change(torch.randn(4, 2)).any()
+
+
 def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
     model = attention()
     state, context = start(model, tokens(128), budget=0.08)

@@ -56,8 +56,12 @@ class Moments:
         diagonal = square.diagonal(dim1=1, dim2=2)
         diagonal += RIDGE * diagonal.mean(1, keepdim=True) + torch.finfo(weight.dtype).tiny
         matrix = weight.detach().double().to(square.device).reshape(len(value), -1, value.shape[1])
-        added = torch.linalg.solve(square, cross @ matrix.mT).mT
+        solution, singular = torch.linalg.solve_ex(square, cross @ matrix.mT)
+        # inputs that never vary, or weigh nothing, say nothing about a weight
+        solved = (singular == 0) & solution.isfinite().all(dim=(1, 2)) & value.isfinite().all(1)
+        added = torch.where(solved[:, None, None], solution, 0).mT
         bias = matrix @ missed.double()[:, :, None] - added @ value.double()[:, :, None]
+        bias = torch.where(solved[:, None, None], bias, 0)
         return torch.cat((added, bias), 2).flatten(0, 1).float().cpu()
 
 
