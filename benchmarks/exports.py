@@ -26,7 +26,7 @@ from onespike.deploy.exports import FORMATS
 from onespike.deploy.exports.base import best_times
 from onespike.deploy.integer import optimize
 from onespike.errors import OnespikeError
-from onespike.runs.export_run import export_pair, real_inputs
+from onespike.runs.forms import export_pair, real_inputs
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating

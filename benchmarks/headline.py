@@ -24,7 +24,7 @@ from onespike.deploy.post_training import Observed, observe, with_integer_weight
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import integer_reading
 from onespike.reports import plots
-from onespike.runs.comparison import rivals
+from onespike.runs.forms import rivals
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
 from onespike.scale_search import search

@@ -44,7 +44,7 @@ def test_a_form_that_fails_is_listed_with_the_reason(
         return run
 
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr("onespike.runs.benchmark_run._bytes", lambda network: 1)
+    monkeypatch.setattr("onespike.runs.forms._bytes", lambda network: 1)
     words = ("evaluate", vit_run, "--data", TEST, "--limit", 2, "--format", "eager,compiled")
     done = cli(*words)
     assert done.code == 0, done.err

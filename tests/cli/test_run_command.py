@@ -185,7 +185,7 @@ def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     written = []
-    monkeypatch.setattr("onespike.runs.export_run.export", lambda *words, **_: written.append(words[1:3]))
+    monkeypatch.setattr("onespike.runs.forms.export", lambda *words, **_: written.append(words[1:3]))
     monkeypatch.setattr("onespike.cli.export.exported", lambda *_: None)
     assert cli(*SMALL, "--out", "run", "--format", "onxx").message().startswith("unknown format 'onxx'")
     words = (

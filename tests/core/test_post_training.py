@@ -18,7 +18,7 @@ from onespike.deploy.post_training import (
     with_integer_weights,
 )
 from onespike.errors import UsageError
-from onespike.runs.comparison import Rival, compared, rivals, spiking_rivals
+from onespike.runs.forms import Rival, compared, rivals, spiking_rivals
 from onespike.tasks import Accuracy
 
 

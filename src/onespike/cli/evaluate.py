@@ -138,7 +138,7 @@ def _forms(
     """Compare the forms of a run: they take turns on the same batch, and the best of five times counts."""
     from onespike import runs
     from onespike.reports.tables import comparison
-    from onespike.runs.benchmark_run import benchmark_pair
+    from onespike.runs.forms import benchmark_pair
 
     pair = runs.load(run)
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
@@ -203,7 +203,7 @@ def _asked(
 
 def _compared(pair: NetworkPair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
     from onespike import runs
-    from onespike.runs.comparison import compare_pair
+    from onespike.runs.forms import compare_pair
 
     calibration = runs.calibration_images(pair.loaded, pair.data)
     return compare_pair(pair, items, calibration, result, batch_size=batch_size, progress=progress)

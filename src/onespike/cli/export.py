@@ -39,7 +39,7 @@ def export(
     """
     from onespike import runs
     from onespike.deploy.exports.base import prepare
-    from onespike.runs.export_run import export_pair
+    from onespike.runs.forms import export_pair
 
     form = True if integer else None  # some formats are always on integers
     prepare(format, form, out)  # an impossible format is refused before anything is loaded

@@ -190,7 +190,7 @@ def _exports(workflow: _Workflow, formats: list[str]) -> dict[str, Callable[[], 
         return {}
     from onespike.cli.export import exported
     from onespike.deploy.exports.base import prepare
-    from onespike.runs.export_run import export_pair
+    from onespike.runs.forms import export_pair
 
     def stage(name: str, file: Path) -> Callable[[], None]:
         def export() -> None:

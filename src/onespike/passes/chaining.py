@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
 
 
+@cache  # a recipe is checked before a network is loaded, and again wherever Python enters
 def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
     check_budget(recipe.budget, recipe.energy)

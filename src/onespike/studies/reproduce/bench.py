@@ -25,7 +25,7 @@ from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
-from onespike.runs.comparison import compared, rivals, spiking_rivals
+from onespike.runs.forms import compared, rivals, spiking_rivals
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.measuring import spread
 from onespike.runtime.atomic import write_atomically
@@ -192,7 +192,7 @@ class Bench:
         }
 
     def rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
-        """Measure the network under a recipe beside integer networks, on the test images; see `runs.comparison`."""
+        """Measure the network under a recipe beside integer networks, on the test images; see `runs.forms`."""
         return list(self.once("rivals " + spell(recipe), lambda: {"rows": self._rivals(recipe)})["rows"])
 
     def _rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
