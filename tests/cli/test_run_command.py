@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import CALIBRATION, TEST, VIT
 
+import onespike.cli.app  # noqa: F401 (commands are registered in their order)
 from onespike.cli.run import searches
 from onespike.recipe import preset
 from onespike.reports import record as report_record
