@@ -192,7 +192,7 @@ def test_only_the_first_process_speaks(both):
     (3, "1/2.png: the image cannot be read (it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP). Replace or remove it."),
     (4, "absent: no run here (run.json is missing). Make one with: "),
     (5, "run.json/x: a part of this path is a file. Choose another place."),
-    (7, "unknown list 'nothing'. Known: columns, formats, models, neurons, passes, presets, profiles."),
+    (7, "unknown list 'nothing'. Known: columns, fields, formats, models, neurons, passes, presets, profiles."),
 ])  # fmt: skip
 def test_a_failure_is_everyones_and_said_once(both, number, message):
     (code, _, err), (other, _, _) = both[1][number]
