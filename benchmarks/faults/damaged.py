@@ -86,12 +86,12 @@ CHECKPOINTS = ("w.safetensors", "w.pth", "training.pth", "old.pth")
 
 def weighed(name: str) -> Words:
     """`convert` with a checkpoint."""
-    return (*CONVERT[:2], "--weights", f"weights/{name}", *CONVERT[3:], "--out", "new")
+    return (*CONVERT[:2], "--weights", f"weights/{name}", *CONVERT[4:], "--out", "new")
 
 
 def by(recipe: str) -> Words:
     """`convert` with a recipe file."""
-    return (*CONVERT[:3], *CONVERT[5:], "--recipe", recipe, "--out", "new")
+    return (*CONVERT[:4], *CONVERT[6:], "--recipe", recipe, "--out", "new")
 
 
 SEES: dict[Words, tuple[str, tuple[str, ...]]] = {

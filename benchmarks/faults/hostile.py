@@ -86,7 +86,7 @@ def checkpoint(stage: Path, folder: Path, number: int, rng: Random) -> tuple[str
         *CONVERT[:2],
         "--weights",
         f"evil{suffix}",
-        *CONVERT[3:],
+        *CONVERT[4:],
         "--out",
         "new",
     )
