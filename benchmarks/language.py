@@ -24,7 +24,8 @@ from onespike import runs
 from onespike.adapters import load_model
 from onespike.deploy.integer import optimize_
 from onespike.energy.columns import of_what_spikes
-from onespike.recipe import FAST, PRESETS, Recipe, preset
+from onespike.presets import FAST, PRESETS
+from onespike.recipe import Recipe, preset
 
 FIGURES = (
     "ann", "snn", "kl", "agreement", "difference", "standard_error", "cosine", "retrieval", "windows", "texts",

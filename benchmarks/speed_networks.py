@@ -46,7 +46,7 @@ def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
     entries = dict(found.entries)
     for site, t in found.items():
-        along = axes(t, found.get(site.replace("_rhs", "_lhs")))
+        along = axes(t, found.get(site.operand("lhs") if site.role == "rhs" else site))
         if t.role not in ("activation", "softmax") or not along.step:
             continue
         step = shaped(t, along.step, float(t.positive.max()))

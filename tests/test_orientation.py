@@ -63,6 +63,12 @@ def test_two_links_lead_from_the_readme_to_the_lines_that_fire(monkeypatch: pyte
     assert (str(ROOT / definition[0]), int(definition[1])) in plain - fast
 
 
+def test_no_file_takes_more_than_one_sitting() -> None:
+    files = [file for folder in ("src", "tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    lines = {str(file): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    assert {file: count for file, count in lines.items() if count > 400} == {}
+
+
 def test_no_name_hides_a_module() -> None:
     for module in pkgutil.walk_packages([str(ROOT / "src/onespike")], "onespike."):
         if module.name != "onespike.__main__":  # runs when it is imported

@@ -13,7 +13,7 @@ from torch import nn
 from onespike import preset
 from onespike.adapters import LoadedModel, Reading, load_model
 from onespike.errors import DataError, UsageError
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 from onespike.runs import draws
 from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
 from onespike.studies.reproduce.bench import CACHE, split

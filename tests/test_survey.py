@@ -14,7 +14,8 @@ from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
 from onespike.energy.survey import BINS, Survey
 from onespike.neurons import ScaleFire
-from onespike.recipe import DEFAULT, preset
+from onespike.presets import DEFAULT
+from onespike.recipe import preset
 from onespike.runs.recipe_text import recipe_options
 from onespike.tasks.inferred import infer
 

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 from onespike.errors import UsageError, unknown
+from onespike.presets import PRESETS
 from onespike.runtime.options import (
     declared,
     glob_with_numbers,
@@ -282,117 +283,6 @@ class Recipe:
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named starting point, with its measured loss and energy.
-
-    Attributes:
-        about: what it is, in one sentence.
-        measured: its loss and energy on a network, as the documentation states them; "" if there are none.
-        page: the documentation page with these figures.
-        settings: the fields that differ from those of `sformer`.
-    """
-
-    about: str
-    measured: str = ""
-    page: str = ""
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-ECMT = {"levels": "exponential:4", "steps": 4, "scale": 1.0, "softmax": 0.0125}
-W8ASPIKE = {"neuron": "mean", "levels": "bits:7", "scale": 1 / 3, "fixed": (("*", 1.0, 1.0),)}
-REPRODUCTION = "docs/reproduction.md"
-
-FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
-DEFAULT = "fast"  # of `onespike convert` and `onespike.spike`; a bare `Recipe()` is the paper's
-
-USUAL = ("fast", "best", "text", "sformer")
-PRESETS: dict[str, Preset] = {
-    "fast": Preset(
-        "The default: passes that take minutes, within a binary ratio of 0.2 of all MACs.",
-        "ViT-Tiny: 75.8 to 76.3 % (+0.5 ± 0.5) at counts 0.646, binary 0.200.",
-        "docs/fronts.md",
-        {"passes": FAST, "budget": 0.2, "energy": "binary"},
-    ),
-    "best": Preset(
-        "The same and `tune`, which learns; ViT-Tiny: about ten minutes.",
-        "ViT-Tiny with a counts budget of 0.15: 6.1 points lost (75.8 to 69.7 %) at counts 0.148, binary 0.100.",
-        "docs/fronts.md",
-        {"passes": (*FAST, "tune"), "budget": 0.2, "energy": "binary"},
-    ),
-    "text": Preset(
-        "For networks that read text: the passes that were best on them; minutes.",
-        "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199 of all MACs (0.250 of what spikes).",
-        "docs/language.md",
-        {"passes": ("thrifty", "layout", "center", "allocate"), "budget": 0.2, "energy": "binary"},
-    ),
-    "sformer": Preset(
-        "The paper's method to the letter; seconds.",
-        "ViT-Tiny: 20.2 points lost (75.8 to 55.5 ± 1.3 % over four calibrations) at counts 0.273, binary 0.156.",
-        "docs/fronts.md",
-    ),
-    "paper-vit-base": Preset(
-        "The paper's λ and softmax threshold for ViT-Base/16.",
-        "Not measured here; the paper has 80.8 to 70.6 or 70.7 %.",
-        REPRODUCTION,
-        {"scale": 0.252, "softmax": 0.0035},
-    ),
-    "paper-vit-large": Preset(
-        "The paper's λ and softmax threshold for ViT-Large/16.",
-        "Not measured here; the paper has 84.9 to 82.4 %.",
-        REPRODUCTION,
-        {"scale": 0.313, "softmax": 0.0036},
-    ),
-    "paper-eva": Preset(
-        "The paper's λ and softmax threshold for EVA.",
-        "Not measured here; the paper has 89.6 to 88.8 %.",
-        REPRODUCTION,
-        {"scale": 0.360, "softmax": 0.0035},
-    ),
-    "paper-eva-detection": Preset(
-        "The paper's λ and softmax threshold for boxes by EVA.", settings={"scale": 0.350, "softmax": 0.0036}
-    ),
-    "paper-eva-segmentation": Preset(
-        "The paper's λ and softmax threshold for masks by EVA.", settings={"scale": 0.333, "softmax": 0.0036}
-    ),
-    "if": Preset(
-        "A baseline: rate coding by integrate-and-fire over 32 steps.",
-        "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 74.5 %. ResNet-18 at batch 1: 48.3 times the time.",
-        f"{REPRODUCTION}, docs/speed.md",
-        {"neuron": "if", "levels": "1,", "steps": 32, "percentile": 0.0, "scale": 1.0},
-    ),
-    "mtn": Preset(
-        "A baseline: integrate-and-fire over 16 steps as one step with 16 thresholds.",
-        "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 93.0 %.",
-        REPRODUCTION,
-        {"neuron": "mtn", "levels": "linear:8", "percentile": 0.0, "scale": 1.0},
-    ),
-    "ecmt": Preset(
-        "A baseline: ECMT, 8 exponential thresholds over 4 steps.",
-        "Bundled ViT: 82.6 to 80.4 % at counts 0.575, binary 0.336.",
-        REPRODUCTION,
-        ECMT,
-    ),
-    "ecmt-vit": Preset(
-        "ECMT with its authors' constants, for timm's ViTs and no other network.",
-        "ViT-Tiny: 74.6 to 56.0 % at counts 0.773, binary 0.437.",
-        REPRODUCTION,
-        {**ECMT, "fixed": (("blocks.*.mlp.fc2:linear0_input", 0.25, 0.08),)},
-    ),
-    "uniform": Preset(
-        "A baseline: plain 8-bit quantization.",
-        "Bundled ViT: 82.6 to 82.8 % at counts 2.71, binary 0.318.",
-        REPRODUCTION,
-        {"neuron": "uniform", "levels": "bits:8", "percentile": 0.0, "scale": 1.0},
-    ),
-    "w8aspike": Preset(
-        "A baseline: SpikingBrain's W8ASpike, a third of each token's mean magnitude as its step.",
-        settings={**W8ASPIKE, "include": ("*:linear*_input",)},
-    ),
-}
-"""Named starting points: the usual ones first, then the paper's settings for its networks and baselines."""
 
 
 def preset(name: str, **changes: Any) -> Recipe:

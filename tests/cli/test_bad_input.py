@@ -14,7 +14,7 @@ from PIL import Image
 from onespike.adapters.base import OPTIONS
 from onespike.cli.commands import as_options
 from onespike.neurons import NEURONS
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from torch import nn
 from onespike import runs, spike
 from onespike.adapters import load_model
 from onespike.errors import UsageError
-from onespike.recipe import PRESETS, preset
+from onespike.presets import PRESETS
+from onespike.recipe import preset
 from onespike.tasks import limit, list_images
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")

@@ -11,7 +11,8 @@ import pytest
 from command_line import CALIBRATION, VIT
 
 from onespike.cli.options import recipe_of
-from onespike.recipe import PRESETS, USUAL, Recipe, preset
+from onespike.presets import PRESETS, USUAL
+from onespike.recipe import Recipe, preset
 from onespike.runs.recipe_text import read_recipe, recipe_options, recipe_text
 from onespike.runtime.options import options
 

@@ -15,7 +15,7 @@ from onespike import kernels
 from onespike.deploy.integer import optimize_
 from onespike.errors import UsageError
 from onespike.passes import PASSES, TRAITS
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "passes"))
 from small_networks import attention, convolutional, tokens

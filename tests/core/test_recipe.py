@@ -12,7 +12,7 @@ from contract.networks import converted, mlp, rows
 from onespike import NEURONS, Recipe, preset
 from onespike.errors import UsageError
 from onespike.neurons import Scale
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 from onespike.spikes import parse_levels
 
 

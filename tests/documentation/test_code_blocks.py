@@ -14,7 +14,7 @@ from torch import nn
 
 import onespike
 from onespike import tasks
-from onespike.recipe import DEFAULT, PRESETS, Preset
+from onespike.presets import DEFAULT, PRESETS, Preset
 
 CODE = {page: [text for text in blocks(page, "python") if ">>>" not in text] for page in PAGES}
 READ = {"python", "pycon", "yaml", "json", "bibtex", "", "sh", "bash"}

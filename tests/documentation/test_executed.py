@@ -21,7 +21,7 @@ from stand_ins import RUNS, made, small_detector, small_vit
 from test_typed import whole
 
 from onespike.cli import main
-from onespike.recipe import DEFAULT, PRESETS, Preset
+from onespike.presets import DEFAULT, PRESETS, Preset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 

@@ -19,7 +19,8 @@ import onespike
 from exports.small import Attention, installed, llama
 from onespike.deploy.exports import FORMATS
 from onespike.errors import UsageError
-from onespike.recipe import PRESETS, preset
+from onespike.presets import PRESETS
+from onespike.recipe import preset
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
 CHAINS = "export: nir holds chains of products and ReLUs alone: {}. "

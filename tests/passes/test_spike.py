@@ -11,7 +11,7 @@ import onespike
 from onespike import calibrate, convert, preset, spike
 from onespike.errors import UsageError
 from onespike.passes import improve, statistics
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 
 QUICK = ("nearest", "layout", "allocate")
 

@@ -11,7 +11,7 @@ from onespike.adapters import load_model
 from onespike.passes import PASSES, PassContext, PassState
 from onespike.passes.chaining import prepare
 from onespike.passes.statistics import divergences, fisher
-from onespike.recipe import FAST
+from onespike.presets import FAST
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from onespike.errors import OnespikeError, OnespikeWarning, UsageError
 from onespike.passes import chain, improve, statistics, tolerance
 from onespike.passes.budget import Spent, fit, measured, spending
 from onespike.passes.tolerance import by_labels
-from onespike.recipe import DEFAULT, PRESETS, Recipe
+from onespike.presets import DEFAULT, PRESETS
+from onespike.recipe import Recipe
 from onespike.tasks import Inferred
 
 QUICK = ("nearest", "layout", "allocate")

@@ -14,7 +14,8 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import unused
 from onespike.errors import LoadError, unknown
-from onespike.recipe import PRESETS, Recipe
+from onespike.presets import PRESETS
+from onespike.recipe import Recipe
 from onespike.runtime.options import options, words_of
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from onespike.errors import LoadError, UsageError
-from onespike.recipe import DEFAULT, Recipe, preset
+from onespike.presets import DEFAULT
+from onespike.recipe import Recipe, preset
 from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
 from onespike.runtime.options import options, parse_field
 from onespike.runtime.validated import SEAL, parse

@@ -12,7 +12,7 @@ from typing import Any
 from onespike.adapters import NORMALIZATIONS
 from onespike.errors import UsageError
 from onespike.passes.chaining import check_recipe
-from onespike.recipe import PRESETS
+from onespike.presets import PRESETS
 from onespike.runs import NetworkPair
 from onespike.runs.recipe_text import convert_command, spike_call
 from onespike.runs.storage import WEIGHTS

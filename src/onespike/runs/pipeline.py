@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from onespike import recipe as recipes
 from onespike.adapters import LoadedModel
 from onespike.adapters.base import first_line
 from onespike.conversion.network import Network, conversion_of
@@ -21,7 +20,9 @@ from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
 from onespike.passes.parts import Parts
 from onespike.passes.tolerance import by_labels
+from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
+from onespike.recipe import preset as preset_recipe
 from onespike.runs.inputs import Inputs, batch_count, batches_of, digest
 from onespike.runs.pair import NetworkPair, convert
 from onespike.runtime.batches import call, inputs_of, to
@@ -39,7 +40,7 @@ DEPTHWISE = 0.2
 def spike(
     model: Network,
     batches: Iterable[Any],
-    preset: str | Recipe = recipes.DEFAULT,
+    preset: str | Recipe = DEFAULT,
     *,
     share_weights: bool = False,
     progress: Progress = no_progress,
@@ -74,7 +75,7 @@ def spike(
     >>> type(spike(model, torch.randn(64, 2).split(16), "sformer", scale=0.2))
     <class 'torch.nn.modules.container.Sequential'>
     """
-    recipe = recipes.preset(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
+    recipe = preset_recipe(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     if validation is not None and recipe.max_drop is None:
         raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
     check_network("spike", model)

@@ -10,7 +10,8 @@ from typing import Any
 
 from onespike.adapters import normalization
 from onespike.errors import UsageError, unknown
-from onespike.recipe import DEFAULT, PRESETS, VERSION, Recipe
+from onespike.presets import DEFAULT, PRESETS
+from onespike.recipe import VERSION, Recipe
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.options import options, words_of
 from onespike.runtime.validated import parse

@@ -16,7 +16,8 @@ from onespike.errors import DataError
 from onespike.evaluation.side_by_side import evaluate
 from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
-from onespike.recipe import PRESETS, Recipe
+from onespike.presets import PRESETS
+from onespike.recipe import Recipe
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
