@@ -118,7 +118,13 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     assert result.code == 0, result.err
     assert result.err.count("(done before)") == 1
     assert (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns == before
-    assert not journal.exists() and (tmp_path / "run/plan.json").exists()
+    plan = tmp_path / "run/plan.json"
+    assert not journal.exists()
+    changed = json.loads(
+        plan.read_text()
+    )  # sealed again without its first stage: the folder itself says that it is done
+    plan.write_text(sealed({"request": changed["request"], "done": changed["done"][1:]}))
+    assert cli(*words).err.count("(done before)") == 2
 
 
 @pytest.mark.parametrize("place", [".", "/", ""])

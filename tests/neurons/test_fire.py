@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 from functools import partial
 
@@ -12,7 +13,7 @@ from onespike.energy.binary_lanes import naf_weight
 from onespike.errors import UsageError
 from onespike.passes.layout import digit_levels
 from onespike.spikes import bounds, exponential_levels, fire, fire_function, linear_levels, mixed_levels
-from onespike.spikes.fire_functions import ROUNDINGS, fire_exponential, fire_linear, fire_mixed
+from onespike.spikes.fire_functions import ROUNDINGS, defined_by, fire_exponential, fire_linear, fire_mixed
 
 SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
 
@@ -175,3 +176,10 @@ def test_compiled_code_keeps_every_bit(levels: tuple[int, ...]) -> None:
     found = torch.compile(lambda a: function(a), fullgraph=True)(a)
     assert torch.equal(found.isnan(), a.isnan())
     assert torch.equal(bits(found[~a.isnan()]), bits(function(a)[~a.isnan()]))
+
+
+@pytest.mark.parametrize("bound", [2.3, float("nan")])
+def test_bounds_that_a_file_names_are_compared(bound: float) -> None:
+    """No table has a place for them."""
+    counts = defined_by((1, 2), (1.0, bound))(torch.tensor([0.5, 1.0, 2.29, 2.31]))
+    assert counts.tolist() == [0, 1, 1, 1 if math.isnan(bound) else 2]

@@ -240,7 +240,7 @@ def _follow(workflow: _Workflow) -> None:
     elif record["request"] != request:
         raise UsageError(f"{folder}: a run with other options is there. Remove it, or choose another --out.")
     else:  # the folder is written in one step, so that its conversion is done
-        done = list(record["done"]) or ["convert"]
+        done = ["convert", *(name for name in record["done"] if name != "convert")]
     try:
         for number, (name, stage) in enumerate(workflow.stages.items(), 1):
             title = f"{number}/{len(workflow.stages)}: {name}"

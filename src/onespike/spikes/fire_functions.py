@@ -8,6 +8,7 @@ any others, since every bound is a multiple of ⅛ and G(a) depends on ⌊8a⌋ 
 # ruff: noqa: N803, N806 (M is the paper's name)
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,14 +82,14 @@ def fire_at(a: Tensor, levels: Sequence[int], jumps: Sequence[float]) -> Tensor:
     return table[passed] + a.clamp(max=1) * 0
 
 
-def finest(jumps: Sequence[float]) -> int:
-    """Return the least of 1, 2, 4 and 8 that makes all bounds whole numbers."""
-    return next(n for n in (1, 2, 4, 8) if all((n * jump).is_integer() for jump in jumps))
+def finest(jumps: Sequence[float]) -> float:
+    """Return the least of 1, 2, 4 and 8 that makes all bounds whole numbers; ∞ if none does, as in a file of others."""
+    return next((n for n in (1, 2, 4, 8) if all((n * jump).is_integer() for jump in jumps)), math.inf)
 
 
 def fire_table(levels: Sequence[int], jumps: Sequence[float]) -> tuple[int, list[int]]:
     """Return (n, table) with G(a) = table[min(⌊n·a⌋, last)]: n·bound is a whole number."""
-    whole, counts = finest(jumps), (0, *levels)
+    whole, counts = int(finest(jumps)), (0, *levels)
     return whole, [counts[bisect_right(jumps, place / whole)] for place in range(int(whole * jumps[-1]) + 1)]
 
 
