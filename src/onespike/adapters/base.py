@@ -179,8 +179,22 @@ def load_model(
 
     files = files_of(name, source) if on_disk else []
     loaded = load_from_disk(kind, name, source, files) if files else ADAPTERS[kind].load(name, source)
+    if not files:
+        align_(loaded.model)
     loaded.model.eval()
     return loaded
+
+
+ALIGNMENT = 64
+"""Bytes at multiples of which torch puts what it allocates."""
+
+
+def align_(model: nn.Module) -> None:
+    """Put weights where torch would have put them: last bits of a product depend on it, and a mapped file has them anywhere."""
+    for weight in model.parameters():
+        plain = type(weight.data) is Tensor and weight.device.type == "cpu"
+        if plain and weight.data_ptr() % ALIGNMENT:
+            weight.data = weight.data.clone()
 
 
 OPTIONS = "weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)"

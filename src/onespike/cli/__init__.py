@@ -22,6 +22,8 @@ def main() -> None:
     try:
         _check_words(sys.argv)
         _application()()
+    except KeyboardInterrupt as late:  # the command had ended, and was about to say how
+        sys.exit(getattr(late.__context__, "code", 0))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _flush()
