@@ -40,6 +40,8 @@ from stage import (
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 PATIENCE = 60.0
 PROGRAM = (sys.executable, str(Path(__file__).with_name("programs.py")))
+REFUSED_TWICE = ("convert", "export")
+"""They write a folder in one step and refuse one that exists: whole, it is the result although they were killed after it."""
 FRESH = 8
 """Every eighth command that is killed starts an interpreter of its own; the others are forks, which import nothing."""
 
@@ -179,7 +181,7 @@ def case(stage: Path, folder: Path, number: int, rng: Random) -> tuple[str, list
     done = f"{how.name} {when}"
     kinds = [_manners(outcome, how), *_losses(folder, before)]
     kept = chosen.finished(folder)
-    if chosen.words[0] != "convert" or result_of(folder, outcome, chosen.result) != expected:
+    if chosen.words[0] not in REFUSED_TWICE or result_of(folder, outcome, chosen.result) != expected:
         again = run((*chosen.words, *chosen.more), folder, seconds=600)
         kinds += [again.fault(), *_verdict(folder, chosen, again, expected)]
         outcome = outcome if again.code == 0 else again

@@ -125,7 +125,7 @@ def _discard(backend: Any, name: str) -> None:
     except KeyError:
         return
     optuna.storages.fail_stale_trials(study)
-    if study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+    if running(study):
         raise UsageError(
             f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take resume=True."
         )
@@ -143,6 +143,25 @@ def plan(study: Any, wanted: Iterable[float]) -> None:
     for scale in wanted:
         if scale not in planned:
             study.enqueue_trial({"scale": scale})
+
+
+def running(study: Any) -> int:
+    """Return how many trials are being measured, here, by another process, or by one that died."""
+    from optuna.trial import TrialState
+
+    return len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+
+
+def revive(study: Any, blank_since: dict[int, float]) -> None:
+    """Queue the trials again whose process died: their heartbeat is stale, or they had none and never read their λ."""
+    from optuna.storages import fail_stale_trials
+    from optuna.trial import TrialState
+
+    fail_stale_trials(study)
+    now = time.monotonic()
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if not trial.params and now - blank_since.setdefault(trial.number, now) > GRACE:
+            study.tell(trial.number, state=TrialState.FAIL)
 
 
 def seal(*results: float | None) -> str:

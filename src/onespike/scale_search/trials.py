@@ -18,6 +18,8 @@ from onespike.scale_search.study import (
     open_study,
     plan,
     read_trial,
+    revive,
+    running,
     sampler_of,
     seal,
 )
@@ -133,7 +135,7 @@ def search(
             finished(study)
         plan(study, wanted)
         study.sampler = sampler_of(sampler, seed + len(study.trials))  # resumed, it draws other numbers
-        _run(study, objective, trials, budget, report)
+        _run(study, objective, trials, wanted, budget, report)
         measured = finished(study)
     valued = [t for t in measured if t.value is not None and t.value == t.value]
     if budget is not None:
@@ -155,18 +157,29 @@ def _within(measured: Sequence[Trial], budget: float) -> list[Trial]:
     return inside
 
 
-def _run(study: Any, objective: Objective, trials: int, budget: float | None, report: Report) -> None:
+def _run(
+    study: Any,
+    objective: Objective,
+    trials: int,
+    wanted: Sequence[float],
+    budget: float | None,
+    report: Report,
+) -> None:
     """Let optuna ask, measure and tell until enough trials are finished; processes that share a study may add one each."""
-    from optuna.study import MaxTrialsCallback
     from optuna.trial import TrialState
 
     def reported(study: Any, frozen: Any) -> None:
         if frozen.state is TrialState.COMPLETE:
             report(read_trial(frozen), len(finished(study)), trials)
 
-    enough = MaxTrialsCallback(trials, states=(TrialState.COMPLETE,))
-    if len(finished(study)) < trials:
-        study.optimize(lambda trial: _measure(study, trial, objective, budget), callbacks=[reported, enough])
+    blank_since: dict[int, float] = {}
+    while (missing := trials - len(finished(study))) > 0:
+        if missing > running(study):
+            study.optimize(lambda t: _measure(study, t, objective, budget), n_trials=1, callbacks=[reported])
+        else:  # another process measures what is missing, or died while it did
+            time.sleep(0.2)
+            revive(study, blank_since)
+            plan(study, wanted)
 
 
 def _measure(study: Any, trial: Any, objective: Objective, budget: float | None) -> float:
