@@ -101,7 +101,7 @@ def test_time_is_positive_and_counting_is_left_out(networks, monkeypatch):
         time.sleep(0.05)
         return totals(*args)
 
-    monkeypatch.setattr("onespike.energy.metering.totals", slowly)
+    monkeypatch.setattr("onespike.energy.spike_counts.totals", slowly)
     seconds = evaluate(ann, snn, data()).seconds
     assert seconds.keys() == {"ann", "snn"}
     assert all(s > 0 for s in seconds.values())

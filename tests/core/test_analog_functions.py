@@ -19,7 +19,7 @@ def test_strict_charges_products_that_were_excluded():
     whole = counted(convert(model, thresholds), x)
     b, n, c, h = len(x), x.shape[1], 16, 32
     assert ledger.macs == whole.macs
-    assert ledger.analog_macs - whole.analog_macs == b * n * c * h + b * n * n * c
+    assert ledger.analog_products - whole.analog_products == b * n * c * h + b * n * n * c
 
 
 FUNCTIONS = {

@@ -118,7 +118,7 @@ def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
     with onespike.metered(snn) as ledger, torch.inference_mode():
         snn(rows())
     assert ledger.macs == thresholds.macs * len(rows())
-    assert ledger.analog_macs >= sum(thresholds.uncovered.values()) * len(rows())
+    assert ledger.analog_products >= sum(thresholds.uncovered.values()) * len(rows())
 
 
 def weighted() -> nn.Module:

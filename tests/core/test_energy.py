@@ -82,7 +82,7 @@ def test_the_second_operand_drives_where_the_first_is_analog():
     model, x = transformer(), sequences()
     snn = convert(model, calibrate(model, [x]), Recipe(exclude=(":matmul0_lhs",)))
     ledger = counted(snn, x)
-    assert str(dict(ledger.products())[":matmul0"].site) == ":matmul0_rhs"
+    assert str(ledger.products()[":matmul0"].site) == ":matmul0_rhs"
     assert ledger.macs == counted(convert(model, calibrate(model, [x])), x).macs
 
 

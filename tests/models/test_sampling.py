@@ -57,7 +57,7 @@ def test_deformable_sampling_is_in_the_table_and_in_the_ledger():
     counted = {row["site"]: row["macs"] for row in ledger.table() if not row["spiking"]}
     assert counted[f"{owner}:grid_sampler_2d"] == 2 * 4 * samples
     assert ledger.macs == thresholds.macs * 2
-    assert ledger.analog_macs > sum(thresholds.uncovered.values()) * 2
+    assert ledger.analog_products > sum(thresholds.uncovered.values()) * 2
 
 
 @pytest.mark.parametrize("ratio", [2, 0])

@@ -50,7 +50,7 @@ def test_every_product_of_a_network_is_equal_to_the_bit(network, names):
     assert proof.equal, proof.unequal
     with evaluating(snn), metered(snn) as ledger:
         snn(inputs[0])
-    driving = [row for _, row in ledger.products() if row.spiking]
+    driving = [row for row in ledger.products().values() if row.spiking]
     assert proof.graded_spikes == sum(row.spikes for row in driving)
     assert proof.lane_spikes < proof.graded_spikes
 

@@ -36,35 +36,50 @@ def lone_product(module: Any) -> str:
     return only if trained and getattr(module, "padding_mode", "zeros") == "zeros" else ""
 
 
-def _spiking_forward(module: Any, inner: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+def _spiking_forward(module: Any, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     neurons = module._modules["neurons"]
-    if neurons.lone_product and inner is None and len(args) == 1 and not kwargs:
+    if neurons.lone_product and before is None and len(args) == 1 and not kwargs:
         neuron = None if neurons.products or neurons.apart else neurons.lone_neuron(neurons.lone_product)
         if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
             with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
                 return type(module).forward(module, neuron.forward(args[0]))
     with NeuronSites(neurons):
-        if inner is None:
+        if before is None:
             return type(module).forward(module, *args, **kwargs)
-        return inner(*args, **kwargs)
+        return before(*args, **kwargs)
 
 
-def _plain_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _plain_forward(module: Any, before: None, *args: Any, **kwargs: Any) -> Any:
     return PLAIN[type(module).forward](module, *args, **kwargs)
 
 
 def _stepped_forward(
-    module: Any, inner: Callable[..., Any] | None, clock: Clock, *args: Any, **kwargs: Any
+    module: Any, before: Callable[..., Any] | None, clock: Clock, *args: Any, **kwargs: Any
 ) -> Any:
-    return clock.run(inner or partial(type(module).forward, module), *args, **kwargs)
+    return clock.run(before or partial(type(module).forward, module), *args, **kwargs)
 
 
-def _disguised(forward: Any, module: Any) -> Any:
-    """Give a forward the name and signature of the one it replaces: transformers and torch.export read them."""
+def wrap_(module: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Let `function` take a module's place; it gets the module and the wrapper that was there before, or None.
+
+    The new forward has the name and signature of the one it replaces: transformers and torch.export read them.
+    """
+    before = module.__dict__.get("forward")
+    forward: Any = partial(function, module, before, *args)
     signature = inspect.signature(module.forward)
-    update_wrapper(forward, module.__dict__.get("forward") or type(module).forward)
+    update_wrapper(forward, before or type(module).forward)
     forward.__signature__ = signature
-    return forward
+    module.forward = forward
+
+
+def unwrap_(module: Any, *functions: Callable[..., Any]) -> None:
+    """Undo `wrap_` of these functions."""
+    forward = module.__dict__.get("forward")
+    while getattr(forward, "func", None) in functions:
+        del module.forward
+        forward = forward.args[1]
+        if forward is not None:
+            module.forward = forward
 
 
 def attach_(model: nn.Module, plan: Mapping[str, Neurons], timesteps: int = 1) -> None:
@@ -73,39 +88,23 @@ def attach_(model: nn.Module, plan: Mapping[str, Neurons], timesteps: int = 1) -
     With more than one timestep the network's own forward runs that many passes.
     """
     for name, module in model.named_modules():
-        wrapper = module.__dict__.get("forward")
-        fused = wrapper is None and type(module).forward in PLAIN
-        inner = partial(_plain_forward, module) if fused else wrapper
+        is_wrapped = "forward" in module.__dict__
+        if type(module).forward in PLAIN and not is_wrapped:
+            wrap_(module, _plain_forward)
         if name in plan:
             module.neurons = plan[name]
-            plan[name].lone_product = lone_product(module) if wrapper is None else ""
-            forward: Any = partial(_spiking_forward, module, inner)
-        elif fused:
-            forward = inner
-        else:
-            continue
-        module.forward = _disguised(forward, module)
+            plan[name].lone_product = "" if is_wrapped else lone_product(module)
+            wrap_(module, _spiking_forward)
     if timesteps > 1:
-        clock, wrapper = Clock(timesteps), model.__dict__.get("forward")
+        clock = Clock(timesteps)
         for of_owner in plan.values():
             of_owner.clock = clock
-        model.forward = _disguised(partial(_stepped_forward, model, wrapper, clock), model)
+        wrap_(model, _stepped_forward, clock)
 
 
 def detach_(model: nn.Module) -> None:
     """Undo `attach_`; a wrapper that was there before comes back."""
     for module in model.modules():
-        forward: Any = module.__dict__.get("forward")
-        if getattr(forward, "func", None) is _stepped_forward:
-            del module.forward
-            forward = forward.args[1]
-            if forward is not None:
-                module.forward = forward
-        function = getattr(forward, "func", None)
-        if function is _spiking_forward:
-            inner = forward.args[1]
-            del module.forward, module.neurons
-            if inner is not None and getattr(inner, "func", None) is not _plain_forward:
-                module.forward = inner
-        elif function is _plain_forward:
-            del module.forward
+        unwrap_(module, _stepped_forward, _spiking_forward, _plain_forward)
+        if isinstance(module._modules.get("neurons"), Neurons):
+            del module.neurons

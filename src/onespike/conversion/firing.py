@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,7 +58,6 @@ class Neurons(Places):
 
     @property
     def timestep(self) -> int:
-        """Return the current timestep, from 1."""
         return 1 if self.clock is None else self.clock.passes.now
 
     def lone_neuron(self, key: str) -> Neuron | None:
@@ -79,11 +77,14 @@ def named_neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
                     yield Site.of(module.owner, key), neuron
 
 
-@dataclass(eq=False)
 class NeuronOperand(Operand):
     """An operand of a converted network."""
 
-    neurons: Neurons
+    def __init__(self, site: Site, product: Product, rows: Rows | None, neurons: Neurons) -> None:
+        role, integers = neurons.roles.get(site.key, ""), neurons.weights == "integers"
+        call = None if neurons.clock is None else 0
+        super().__init__(site, product, rows, role, neurons.timestep, call, integers)
+        self.neurons = neurons
 
     def neuron(self, x: Tensor | None = None) -> Any:
         site, rows = self.neurons[self.site.key], self.rows
@@ -103,23 +104,8 @@ class NeuronOperand(Operand):
         neuron, clock = self.neuron(), self.neurons.clock
         current = x.detach()  # firing has no gradient: the gradient passes straight through
         fired, value = neuron.fired(current) if clock is None else clock.fire(self.site, neuron, current)
+        self.call = None if clock is None else clock.passes.calls.get(self.site, 1)
         return fired, neuron.straight(value, x)
-
-    @property
-    def role(self) -> str:
-        return self.neurons.roles.get(self.site.key, "")
-
-    @property
-    def timestep(self) -> int:
-        return self.neurons.timestep
-
-    @property
-    def call(self) -> int | None:
-        return None if self.neurons.clock is None else self.neurons.clock.passes.calls.get(self.site, 1)
-
-    @property
-    def fired_by_product(self) -> bool:
-        return self.neurons.weights == "integers"
 
 
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -137,7 +123,7 @@ class NeuronSites(Sites):
 
     @property
     def blockwise(self) -> bool:
-        """Return whether an operand may come in blocks. Over several steps a membrane keeps it whole anyway."""
+        # over several steps a membrane keeps an operand whole anyway
         return self.neurons.clock is None and self.visitor.blockwise
 
     def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
@@ -210,13 +196,11 @@ class NeuronSites(Sites):
         if not kernels.can_attend(*operands):
             return None
         neuron = self.neurons.lone_neuron(names[2])
-        code = neuron.code() if neuron is not None and neuron.coded else None
-        step = None if code is None else code.row_steps()
-        if (
-            code is None
-            or step is None
-            or (step.dim() > 1 and step.shape[-2] not in (1, operands[0].shape[-2]))
-        ):
+        if neuron is None or not neuron.coded:
+            return None
+        code = neuron.code()
+        step = code.row_steps()
+        if step is None or (step.dim() > 1 and step.shape[-2] not in (1, operands[0].shape[-2])):
             return None
         sites = (names[0], names[1], names[3])
         query, key, value = (self.neurons[name](x) for name, x in zip(sites, operands, strict=True))

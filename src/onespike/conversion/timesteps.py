@@ -10,7 +10,7 @@ import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from onespike.neurons import Neuron
 from onespike.sites import Site
 
 
-@dataclass
-class Membrane:
+class Membrane(NamedTuple):
     """What one neuron keeps of the passes so far: the sums of its currents and of its output, and its potential."""
 
     received: Tensor
@@ -77,17 +76,16 @@ class Clock:
         passes = self.passes
         call = passes.calls.get(site, 0)
         passes.calls[site] = call + 1
-        if passes.now == 1:
-            # the network may overwrite x and the output later, so the membrane shares memory with neither
-            received = x.to(torch.float32, copy=True)
-            fired, value, potential = neuron.step(received, None)
-            passes.membranes[site, call] = Membrane(received, potential, value)
-            return fired, value.to(x.dtype, copy=True)
-        membrane = passes.membranes[site, call]
+        # the network may overwrite x and the output later, so the membrane shares memory with neither
         received = passes.now * x.float()
-        fired, value, membrane.potential = neuron.step(received - membrane.received, membrane.potential)
-        membrane.received, membrane.emitted = received, membrane.emitted + value
-        return fired, (membrane.emitted / passes.now).to(x.dtype)
+        if passes.now == 1:
+            fired, emitted, potential = neuron.step(received, None)
+        else:
+            before = passes.membranes[site, call]
+            fired, value, potential = neuron.step(received - before.received, before.potential)
+            emitted = before.emitted + value
+        passes.membranes[site, call] = Membrane(received, potential, emitted)
+        return fired, (emitted / passes.now).to(x.dtype)
 
 
 def _copied(inputs: Any) -> Any:

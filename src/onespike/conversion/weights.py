@@ -5,12 +5,12 @@ norm follows a CNN's products, and weights re-fitted to the spikes that they rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from onespike.conversion.attach import unwrap_, wrap_
 from onespike.errors import ConversionError
 
 
@@ -31,7 +31,7 @@ class Folded(nn.Module):
 
 
 def _identity(module: nn.Module, before: Any, x: Tensor) -> Tensor:
-    """Replace a folded BatchNorm's forward; `before` is the wrapper that it had, if any."""
+    """What is left of a folded BatchNorm."""
     return x
 
 
@@ -53,7 +53,7 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
             batchnorm.eps, batchnorm.weight, batchnorm.bias,
         )  # fmt: skip
         convolution.folded = original
-        batchnorm.forward = partial(_identity, batchnorm, batchnorm.__dict__.get("forward"))
+        wrap_(batchnorm, _identity)
 
 
 def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
@@ -79,11 +79,7 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
 def unfold_(model: nn.Module) -> None:
     """Restore what `fold_` and `refit_` changed."""
     for module in model.modules():
-        forward: Any = module.__dict__.get("forward")
-        if getattr(forward, "func", None) is _identity:
-            del module.forward
-            if forward.args[1] is not None:
-                module.forward = forward.args[1]
+        unwrap_(module, _identity)
         original = module._modules.get("folded")
         if isinstance(original, Folded):
             weight, bias, trains = original.weight, original.bias, original.trains

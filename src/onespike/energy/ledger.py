@@ -59,38 +59,35 @@ class Ledger:
     def merge(self, other: Ledger) -> None:
         """Add what another ledger has counted over other inputs."""
         for site, row in other.sites.items():
-            if site in self.sites:
+            if self.sites.setdefault(site, row) is not row:
                 self.sites[site].merge(row)
-            else:
-                self.sites[site] = row
         add_up(self.functions, other.functions)
         add_up(self.unruled, other.unruled)
         self.inputs += other.inputs
         self.seconds += other.seconds
 
-    def products(self) -> Iterator[tuple[str, SiteCount]]:
+    def products(self) -> dict[str, SiteCount]:
         """Each product with the site that drives it: its first spiking operand, or its first operand."""
         drivers: dict[str, SiteCount] = {}
         for row in self.sites.values():
-            driver = drivers.setdefault(row.site.product, row)
-            if row.spiking and not driver.spiking:
+            if not drivers.setdefault(row.site.product, row).spiking and row.spiking:
                 drivers[row.site.product] = row
-        yield from drivers.items()
+        return drivers
 
     @property
     def macs(self) -> int:
         """All synaptic multiply-accumulates of the original network."""
-        return sum(row.macs for _, row in self.products()) + sum(self.unruled.values())
+        return sum(row.macs for row in self.products().values()) + sum(self.unruled.values())
 
     @property
     def layers(self) -> int:
         """The number of products that ran, each counted once per input."""
-        return self.inputs * (sum(1 for _ in self.products()) + len(self.unruled))
+        return self.inputs * (len(self.products()) + len(self.unruled))
 
     @property
     def analog_products(self) -> int:
         """Multiply-accumulates of products without a spiking operand."""
-        return sum(row.macs for _, row in self.products() if not row.spiking) + sum(self.unruled.values())
+        return sum(row.macs for row in self.products().values() if not row.spiking) + sum(self.unruled.values())
 
     @property
     def analog_share(self) -> float:
@@ -100,16 +97,11 @@ class Ledger:
     @property
     def head_share(self) -> float:
         """The output layer's share of the original's MACs: over half in a small language model."""
-        return sum(row.macs for _, row in self.products() if row.role == "head") / max(self.macs, 1)
-
-    @property
-    def analog_macs(self) -> int:
-        """Multiply-accumulates that remain: products without a spiking operand, norms, activation functions."""
-        return self.analog_products + sum(self.functions.values())
+        return sum(row.macs for row in self.products().values() if row.role == "head") / max(self.macs, 1)
 
     def beyond(self, reading: str) -> float:
         """Return the pairs of spikes beyond the additions of the driving operand, where a product has more pairs."""
-        rows = (row for _, row in self.products() if reading in row.pairs)
+        rows = (row for row in self.products().values() if reading in row.pairs)
         return sum(max(row.pairs[reading] - row.additions[reading], 0.0) for row in rows)
 
     def events(self, reading: str) -> float:
@@ -119,7 +111,7 @@ class Ledger:
     def accumulates(self, column: str, double: bool = False) -> float:
         """Return the spike-driven additions of all products, as a column reads a spike."""
         reading = reading_of(column)
-        rows, name = [row for _, row in self.products() if row.spiking], reading.name
+        rows, name = [row for row in self.products().values() if row.spiking], reading.name
         if double:
             if self.every > 1:
                 raise UsageError("pairs of spikes are not sampled. Count with every=1.")
@@ -174,7 +166,7 @@ class Ledger:
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per site: MACs, accumulates, firing rates; products outside every rule come last."""
-        drivers = {row.site for _, row in self.products()}
+        drivers = {row.site for row in self.products().values()}
         unruled = [
             SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)
             for (owner, operation), macs in self.unruled.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from onespike.conversion.firing import Analog, Neurons
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.ledger import Ledger
 from onespike.energy.operand_pairs import Pairs
-from onespike.energy.spike_counts import SiteCount, add_up, sample, totals, totals_of
+from onespike.energy.spike_counts import SiteCount, add_up, sample
 from onespike.neurons import Neuron
 from onespike.runtime.batches import count
 from onespike.sites import Operand, Visitor, visiting
@@ -23,25 +23,14 @@ from onespike.sites.coverage import Coverage, Operations, Owners
 from onespike.sites.padding import mask_of, real
 
 
-class Waiting(NamedTuple):
-    """A sample of one site that waits to be counted with those of all others; it stands for `each` times as much."""
-
-    row: SiteCount
-    fan_out: int
-    each: float
-    largest: int
-    fired: Tensor
-
-
 class Meter(Visitor):
     """Let every neuron fire once, and write into a ledger what that counts."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.pairs, self.blockwise = ledger, Pairs(), ledger.blockwise
-        self.waiting: list[Waiting] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        ledger, site = self.ledger, operand.site
+        ledger, site, every = self.ledger, operand.site, self.ledger.every
         with ledger.counting():
             neuron = operand.neuron(x)
             if site not in ledger.sites:
@@ -62,18 +51,28 @@ class Meter(Visitor):
             row.constant_macs += share * synapses.macs / _shared(code.offset, x)
         by_row = operand.neuron().settles
         row.fire(code, round(share * x.numel()), round(share * synapses.outputs), by_row)
-        if ledger.every > 1:
-            return self._sampled(row, operand, neuron, x)
+        # a sample of elements that all have one threshold is fired by itself
+        alike = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
+        apart = every > 1 and alike and tokens is None and operand.call is None
         # where weights are integers the product fires its operand, and this only counts
         with ledger.counting() if operand.fired_by_product else nullcontext():
-            fired, output = operand.fire(x)
+            fired, output = (None, neuron(x)) if apart else operand.fire(x)
         with ledger.counting():
-            fired = fired if tokens is None else fired * tokens
-            self._add(row, operand.timestep, neuron.largest, fired, synapses.fan_out)
-            pairs = self.pairs.update(operand, fired, output)
-            if pairs is not None:  # the second operand is there; the sum stands at the first
-                add_up(ledger.sites[site.operand(next(iter(operand.product.operands)))].pairs, pairs)
-            ledger.observe(operand, neuron, x, fired, output)
+            fan_out, each, later = synapses.fan_out, 1.0, operand.timestep > 1
+            if fired is None:
+                fired = neuron.counts(sample(x, every))
+            elif tokens is not None:
+                fired = fired * tokens
+            if every > 1:
+                fired = fired if apart else sample(fired, every)
+                each = x.numel() / max(len(fired), 1)
+                fan_out = sample(fan_out.expand_as(x), every) if isinstance(fan_out, Tensor) else fan_out
+            row.count(neuron.largest, fired, fan_out, each, later)
+            if every == 1:
+                pairs = self.pairs.update(operand, fired, output)
+                if pairs is not None:  # the second operand is there; the sum stands at the first
+                    add_up(ledger.sites[site.operand(next(iter(operand.product.operands)))].pairs, pairs)
+                ledger.observe(operand, neuron, x, fired, output)
         return output
 
     def _tokens(self, operand: Operand, x: Tensor) -> Tensor | None:
@@ -82,41 +81,6 @@ class Meter(Visitor):
         if mask is not None and rows is not None and rows.of == mask.shape[1]:
             mask = mask[:, rows.start : rows.stop]
         return real(operand.site, x, mask)
-
-    def _sampled(self, row: SiteCount, operand: Operand, neuron: Neuron, x: Tensor) -> Tensor:
-        """Count a part of the elements; if all have one threshold, the others are not even counted."""
-        every, fan_out = self.ledger.every, operand.synapses.fan_out
-        one = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
-        fired, output = (None, neuron(x)) if operand.call is None and one else operand.fire(x)
-        with self.ledger.counting():
-            tokens = self._tokens(operand, x)
-            if tokens is not None:
-                fired = (neuron.counts(x) if fired is None else fired) * tokens
-            fired = neuron.counts(sample(x, every)) if fired is None else sample(fired, every)
-            each = x.numel() / max(len(fired), 1)
-            if isinstance(fan_out, Tensor):
-                fan_out = sample(fan_out.expand_as(x), every)
-            # all sites at once cost far less than one by one
-            if isinstance(fan_out, int) and operand.timestep == 1:
-                self.waiting.append(Waiting(row, fan_out, each, neuron.largest, fired.detach()))
-            else:
-                self._add(row, operand.timestep, neuron.largest, fired.detach(), fan_out, each)
-        return output
-
-    def settle(self) -> None:
-        """Count the samples that wait."""
-        with self.ledger.counting():
-            sums = totals_of([(sampled.largest, sampled.fired) for sampled in self.waiting])
-            for (row, fan_out, each, *_), total in zip(self.waiting, sums, strict=True):
-                row.take(total.times(each * fan_out), total.times(each))
-
-    def _add(
-        self, row: SiteCount, now: int, largest: int, fired: Tensor, fan_out: int | Tensor, each: float = 1.0
-    ) -> None:
-        """Add counts, each of which represents `each` elements."""
-        total = totals(largest, fired)
-        weighted = total.times(fan_out) if isinstance(fan_out, int) else totals(largest, fired, fan_out)
-        row.take(weighted.times(each), total.times(each), later=now > 1)
 
 
 def _share(operand: Operand, tokens: Tensor) -> float:
@@ -183,4 +147,3 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             once = lambda: not places or places[0].timestep == 1  # noqa: E731
             stack.enter_context(Operations(owners, meter.coverage, ledger.unruled, once))
         yield ledger
-        meter.settle()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,19 +26,6 @@ def add_up(totals: dict[Key, Number], more: Mapping[Key, Number]) -> None:
         totals[name] = totals[name] + number if name in totals else number
 
 
-class Tally(NamedTuple):
-    """Totals over the spikes of one tensor; `additions` by reading, with one synapse behind each."""
-
-    spikes: float
-    active: float
-    saturated: float
-    additions: dict[str, float]
-
-    def times(self, factor: float) -> Tally:
-        additions = {name: factor * number for name, number in self.additions.items()}
-        return Tally(factor * self.spikes, factor * self.active, factor * self.saturated, additions)
-
-
 @cache
 def _worth(largest: int, width: int) -> Tensor:
     """Return the table of a spike of size 0, 1, … below `width`: spikes, active, saturated, and each reading."""
@@ -47,12 +34,7 @@ def _worth(largest: int, width: int) -> Tensor:
     return torch.stack([size.double(), (size > 0).double(), (size == largest).double(), *readings]).double()
 
 
-def _tally(sums: list[float]) -> Tally:
-    spikes, active, saturated, *additions = sums
-    return Tally(spikes, active, saturated, dict(zip(READINGS, additions, strict=True)))
-
-
-def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tally:
+def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the sums of `_worth` over all spikes, each with its weight."""
     if weights is None:
         flat = kernels.in_memory_order(fired)
@@ -65,24 +47,7 @@ def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tally:
         number = torch.bincount(size, each, minlength=largest + 1)
     # no matrix product: the integer form counts while the network's products are still watched
     # two branches of one neuron may fire in one step: their sum can exceed the largest level
-    return _tally((_worth(largest, len(number)) * number.double().cpu()).sum(1).tolist())
-
-
-def totals_of(parts: Sequence[tuple[int, Tensor]]) -> list[Tally]:
-    """Return `totals` of many small tensors, each with its largest level, counted at once.
-
-    >>> few, many = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 7.0, 7.0])
-    >>> totals_of([(2, few), (7, many)]) == [totals(2, few), totals(7, many)]
-    True
-    """
-    if not parts:
-        return []
-    width = 1 + max(largest for largest, _ in parts)
-    device = parts[0][1].device  # a network may be on several devices
-    sizes = [fired.abs().to(device, torch.int32).flatten() + i * width for i, (_, fired) in enumerate(parts)]
-    number = torch.bincount(torch.cat(sizes), minlength=len(parts) * width).double().cpu()
-    worth = torch.stack([_worth(largest, width) for largest, _ in parts])
-    return [_tally(sums) for sums in (worth * number.view(-1, 1, width)).sum(-1).tolist()]
+    return (_worth(largest, len(number)) * number.double().cpu()).sum(1)
 
 
 @lru_cache(maxsize=1024)
@@ -138,15 +103,24 @@ class SiteCount:
     constant_macs: float = 0.0
     """Multiply-accumulates of constant parts of activations with other activations."""
 
-    def take(self, weighted: Tally, total: Tally, later: bool = False) -> None:
-        """Add a tally of spikes, and the same one weighted by fan-out."""
-        add_up(self.additions, weighted.additions)
-        add_up(self.sent, total.additions)
+    def count(
+        self, largest: int, fired: Tensor, fan_out: int | Tensor, each: float = 1.0, later: bool = False
+    ) -> None:
+        """Add spikes, each of which stands for `each` of its size."""
+        total = totals(largest, fired)
+        if isinstance(fan_out, Tensor):
+            weighted = totals(largest, fired, fan_out) * each
+        else:
+            weighted = total * (each * fan_out)
+        spikes, active, saturated, *sent = (total * each).tolist()
+        additions = dict(zip(READINGS, weighted[3:].tolist(), strict=True))
+        add_up(self.additions, additions)
+        add_up(self.sent, dict(zip(READINGS, sent, strict=True)))
         if later:
-            add_up(self.later, weighted.additions)
-        self.spikes += total.spikes
-        self.active += round(total.active)
-        self.saturated += round(total.saturated)
+            add_up(self.later, additions)
+        self.spikes += spikes
+        self.active += round(active)
+        self.saturated += round(saturated)
 
     def fire(self, code: SpikeCode, elements: int, outputs: int, by_row: bool = False) -> None:
         """Add the fixed cost of firing: comparisons, and the sums that its product joins."""

@@ -52,7 +52,6 @@ class Site(NamedTuple):
 
     @property
     def is_activation(self) -> bool:
-        """Return whether this is the input of an activation function, not an operand of a product."""
         return self.operation == "relu"
 
     @property
@@ -139,6 +138,13 @@ class Operand:
     product: Product
     rows: Rows | None
     """The rows of the operand that the tensor holds; None for all of them."""
+    role: str = ""
+    """The role of the site in calibration."""
+    timestep: int = 1
+    call: int | None = None
+    """How often the site has fired in this timestep; None in a network of one timestep."""
+    fired_by_product: bool = False
+    """The product multiplies integers, and fires the operand by itself."""
 
     @property
     def synapses(self) -> Synapses:
@@ -161,23 +167,3 @@ class Operand:
     def fire(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the signed counts of one step, and the value passed on."""
         raise UsageError(f"{self.site}: nothing fires in a network that is not converted. Convert it first.")
-
-    @property
-    def role(self) -> str:
-        """Return the role of the site in calibration."""
-        return ""
-
-    @property
-    def timestep(self) -> int:
-        """Return the current timestep, from 1."""
-        return 1
-
-    @property
-    def call(self) -> int | None:
-        """Return how often the site was reached in this timestep; None in a network of one timestep."""
-        return None
-
-    @property
-    def fired_by_product(self) -> bool:
-        """Return whether the product multiplies integers, and fires the operand by itself."""
-        return False

@@ -6,6 +6,7 @@ the first products, the classifier head and operands that act as weights are fou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,14 +34,14 @@ IMAGE, TOKEN = "input", "token"
 
 @dataclass
 class SiteFacts:
-    """What a traced forward knows about one site."""
+    """What traced forwards know about one site."""
 
     site: Site
     shape: tuple[int, ...]
     first: int = 0
+    """The forward that reached it first."""
     calls: int = 0
-    forwards: int = 0
-    latest: int = -1
+    forwards: int = 1
     macs: int = 0
     sources: frozenset[str] = frozenset()
     moments: tuple[int, float, float] = (0, 0.0, 0.0)
@@ -54,7 +55,7 @@ class Trace:
     """The facts of all sites in the order of execution, and of the products that no rule reaches."""
 
     sites: dict[Site, SiteFacts] = field(default_factory=dict)
-    uncovered: dict[tuple[str, str], int] = field(default_factory=dict)
+    uncovered: Counter[tuple[str, str]] = field(default_factory=Counter)
     consumed: set[str] = field(default_factory=set)
     heads: set[str] = field(default_factory=set)
     pairs: dict[str, str] = field(default_factory=dict)
@@ -87,68 +88,12 @@ class Trace:
 Observe = Callable[[Site, Tensor], None]
 
 
-class Descent(TorchFunctionMode):
-    """The products that each tensor descends from, carried from arguments to results of every function.
+class Tracer(TorchFunctionMode, Visitor):
+    """Run one forward of a network and gather a `Trace`; `observe(site, x)` sees every operand.
 
-    They are kept in weak tables beside the tensors: a deleted tensor has no descent.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-        self.sources: MutableMapping[Tensor, frozenset[str]] = WeakTensorKeyDictionary()
-        self.products: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
-
-    def of(self, x: Tensor) -> frozenset[str]:
-        return self.sources.get(x, frozenset())
-
-    def starts(self, x: Tensor) -> Tensor:
-        """Return an input of the network as a separate tensor."""
-        x = x.detach()
-        self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
-        return x
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs, tracer = kwargs or {}, self.tracer
-        result = function(*args, **kwargs)
-        operands = [*_tensors(args), *_tensors(kwargs)]
-        if tracer.coverage.inside and is_leaf(function) and tracer.pending:
-            self._multiplied(result)
-        else:
-            self._follow(function, operands, args[0] if result is None and operands else result)
-        return result
-
-    def _multiplied(self, result: Tensor) -> None:
-        """Record a rule's product: its result descends from this product alone, and its operands are consumed."""
-        pending = self.tracer.pending
-        sources = frozenset[str]().union(*(of_operand for _, of_operand in pending))
-        self.tracer.trace.consumed |= sources
-        name = pending[0][0].product
-        self.sources[result] = frozenset({name}) if sources else frozenset()
-        self.products[result] = name
-        pending.clear()
-
-    def _follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
-        sources = frozenset[str]().union(*map(self.of, operands))
-        owner = self.tracer.owners.current
-        if function is F.batch_norm:
-            self.tracer.norms.append(owner)
-        for x in operands:
-            product = self.products.get(x)
-            if product is not None:
-                self.tracer.used_by.setdefault(product, []).append((function, owner))
-        if sources:
-            for x in _tensors(results):
-                # what an index or a mask selects does not descend from the scores behind the choice
-                self.sources[x] = sources if x.is_floating_point() else frozenset({TOKEN})
-
-
-class Tracer(Visitor):
-    """Run forwards of a network and gather a `Trace`; `observe(site, x)` sees every operand.
-
-    With `activations` the inputs of ReLUs are sites too. Sites that are known to vary are not asked again.
+    As a mode it carries descent from the arguments to the results of every function, in weak tables beside the tensors:
+    a deleted tensor has no descent. With `activations` the inputs of ReLUs are sites too. Sites that are known to vary
+    are not asked again.
     """
 
     blockwise = True
@@ -161,34 +106,71 @@ class Tracer(Visitor):
         activations: bool = False,
         varying: Collection[Site] = (),
     ) -> None:
+        super().__init__()
         self.model, self.observe, self.activations, self.varying = model, observe, activations, varying
         self.forward: Callable[..., Any] = model
-        self.owners, self.coverage = Owners(model), Coverage()
-        self.modules = dict(model.named_modules())
-        self.trace = Trace()
-        self.descent = Descent(self)
+        self.owners, self.coverage, self.trace = Owners(model), Coverage(), Trace(forwards=1)
+        self.sources: MutableMapping[Tensor, frozenset[str]] = WeakTensorKeyDictionary()
+        self.products: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.pending: list[tuple[Site, frozenset[str]]] = []
-        self.used_by: dict[str, list[tuple[Any, str]]] = {}
-        self.norms: list[str] = []
+        self.readers: dict[str, list[tuple[Any, str]]] = {}
+        """Product → the functions that took its result, each with the module that called it."""
+        self.norms = Counter[str]()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one forward and return the network's output."""
-        self.descent = descent = Descent(self)
-        args, kwargs = tree_map_only(Tensor, descent.starts, (args, kwargs))
-        operations = Operations(self.owners, self.coverage, self.trace.uncovered)
-        with plain(self.model), self.owners.following(), operations, descent, NetworkSites(self, self.owners):
+        """Run the forward and return the network's output."""
+        args, kwargs = tree_map_only(Tensor, self._start, (args, kwargs))
+        trace = self.trace
+        operations = Operations(self.owners, self.coverage, trace.uncovered)
+        with plain(self.model), self.owners.following(), operations, self, NetworkSites(self, self.owners):
             output = self.forward(*args, **kwargs)
         for x in (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
-            sources = descent.of(x)
-            self.trace.output_depends |= bool(sources)
+            sources = self.sources.get(x, frozenset())
+            trace.output_depends |= bool(sources)
             # a box descends from several output layers; a sum that also holds inner products has no output layer
             products = sources - {TOKEN}
-            if len(products) == 1 or not products & self.trace.consumed:
-                self.trace.heads |= products - self.trace.consumed - {IMAGE}
-        self.trace.heads -= self.trace.consumed
+            if len(products) == 1 or not products & trace.consumed:
+                trace.heads |= products - trace.consumed - {IMAGE}
         self._pair_norms()
-        self.trace.forwards += 1
         return output
+
+    def _start(self, x: Tensor) -> Tensor:
+        """Return an input of the network as a separate tensor."""
+        x = x.detach()
+        self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
+        return x
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if self.coverage.inside and is_leaf(function) and self.pending:
+            self._multiplied(result)
+        else:
+            operands = [*_tensors(args), *_tensors(kwargs)]
+            self._follow(function, operands, args[0] if result is None and operands else result)
+        return result
+
+    def _multiplied(self, result: Tensor) -> None:
+        """Record a rule's product: its result descends from this product alone, and its operands are consumed."""
+        sources = frozenset[str]().union(*(of_operand for _, of_operand in self.pending))
+        self.trace.consumed |= sources
+        name = self.pending[0][0].product
+        self.sources[result] = frozenset({name}) if sources else frozenset()
+        self.products[result] = name
+        self.pending.clear()
+
+    def _follow(self, function: Any, operands: list[Tensor], results: Any) -> None:
+        owner = self.owners.current
+        if function is F.batch_norm:
+            self.norms[owner] += 1
+        for product in filter(None, map(self.products.get, operands)):
+            self.readers.setdefault(product, []).append((function, owner))
+        sources = frozenset[str]().union(*(self.sources.get(x, frozenset()) for x in operands))
+        if sources:
+            for x in _tensors(results):
+                # what an index or a mask selects does not descend from the scores behind the choice
+                self.sources[x] = sources if x.is_floating_point() else frozenset({TOKEN})
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         site, rows = operand.site, operand.rows
@@ -201,15 +183,12 @@ class Tracer(Visitor):
         facts = self.trace.sites.get(site)
         if facts is None:
             shape = x.shape if rows is None else (*x.shape[:-2], rows.of, x.shape[-1])
-            varies = site in self.varying
-            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), self.trace.forwards, varies=varies)
+            facts = self.trace.sites[site] = SiteFacts(site, tuple(shape), varies=site in self.varying)
         if not operand.again:
             facts.calls += 1
             facts.moments = (0, 0.0, 0.0)
-        facts.forwards += facts.latest != self.trace.forwards
-        facts.latest = self.trace.forwards
         facts.macs += operand.synapses.macs
-        sources = self.descent.of(x)
+        sources = self.sources.get(x, frozenset())
         facts.sources |= sources
         if not site.is_activation:
             self.pending.append((site, sources))
@@ -228,25 +207,21 @@ class Tracer(Visitor):
 
     def _pair_norms(self) -> None:
         """Pair each convolution with the BatchNorm that is its only reader and can be folded into it."""
-        paired: dict[str, str] = {}
-        for product, readers in self.used_by.items():
+        pairs, modules = self.trace.pairs, dict(self.model.named_modules())
+        for product, readers in self.readers.items():
             convolution = product.rpartition(":")[0]
             batchnorm = readers[0][1]
             if (
                 product == f"{convolution}:conv0"
                 and [f for f, _ in readers if not _is_property(f)] == [F.batch_norm]
-                and type(self.modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-                and type(self.modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+                and type(modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+                and type(modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
             ):
-                paired[convolution] = batchnorm
+                pairs[convolution] = batchnorm
             else:
                 self.trace.unpaired.add(convolution)
-        for convolution, batchnorm in {**self.trace.pairs, **paired}.items():
-            reads_more = self.norms.count(batchnorm) != list(paired.values()).count(batchnorm)
-            if reads_more or self.trace.pairs.setdefault(convolution, batchnorm) != batchnorm:
-                self.trace.unpaired.add(convolution)
-        self.used_by.clear()
-        self.norms.clear()
+        paired = Counter(pairs.values())  # a norm that reads more than its convolutions stays
+        self.trace.unpaired |= {conv for conv, norm in pairs.items() if self.norms[norm] != paired[norm]}
 
 
 def _fingerprint(x: Tensor, size: int, total: float, square: float) -> tuple[Any, ...]:
@@ -279,11 +254,11 @@ def discover(model: nn.Module, *batches: Any) -> Trace:
     >>> [f"{site} {trace.role(site)}" for site in trace.sites]
     ['0:linear0_input input', '2:linear0_input head']
     """
-    tracer = Tracer(model)
+    tracers = [Tracer(model) for _ in batches]
     with torch.no_grad():
-        for batch in batches:
+        for tracer, batch in zip(tracers, batches, strict=True):
             call(tracer.run, inputs_of(model, batch))
-    return tracer.trace
+    return joined(*(tracer.trace for tracer in tracers))
 
 
 def merge_traces(parts: Sequence[Trace]) -> Trace:
@@ -296,15 +271,12 @@ def merge_traces(parts: Sequence[Trace]) -> Trace:
 
 def joined(*parts: Trace) -> Trace:
     """One trace of all batches; sites stand by the batch that reached them first, and within a batch as they ran."""
-    if len(parts) == 1:
-        return parts[0]
     whole = Trace()
     for facts in sorted((f for part in parts for f in part.sites.values()), key=lambda facts: facts.first):
         before = whole.sites.get(facts.site)
         whole.sites[facts.site] = facts if before is None else _both(before, facts)
     for part in parts:
-        for product, macs in part.uncovered.items():
-            whole.uncovered[product] = whole.uncovered.get(product, 0) + macs
+        whole.uncovered.update(part.uncovered)
         for convolution, batchnorm in part.pairs.items():
             if whole.pairs.setdefault(convolution, batchnorm) != batchnorm:
                 whole.unpaired.add(convolution)

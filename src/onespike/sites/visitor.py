@@ -7,9 +7,9 @@ A rule hands over a `Product`. The mode `Sites` numbers its operands and lets a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,9 @@ class Sites(TorchFunctionMode):
     once, by `visit.multiply` or `visit.attend`.
     """
 
+    around: ClassVar[Callable[[], AbstractContextManager[None]]] = torch._C.DisableTorchFunction
+    """The context of a rule: an enclosing owner must not visit its calls again."""
+
     def __init__(self, visitor: Visitor, owner: str = "") -> None:
         super().__init__()
         self.visitor, self.owner = visitor, owner
@@ -93,15 +96,14 @@ class Sites(TorchFunctionMode):
         if rule is None:
             return function(*args, **(kwargs or {}))
         coverage = self.visitor.coverage
-        with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this call again
-            if coverage is None:
-                return rule(self, *args, **(kwargs or {}))
-            with coverage.within():
-                return rule(self, *args, **(kwargs or {}))
+        with self.around(), nullcontext() if coverage is None else coverage.within():
+            return rule(self, *args, **(kwargs or {}))
 
 
 class NetworkSites(Sites):
     """The same for all modules of a network that is not converted, one mode for all of them."""
+
+    around = nullcontext  # outer modes follow what a rule does
 
     def __init__(self, visitor: Visitor, owners: Owners) -> None:
         super().__init__(visitor)
@@ -110,16 +112,6 @@ class NetworkSites(Sites):
     def numbered(self, operation: str, role: str, rows: Rows | None) -> Site:
         self.owner, self.calls = self.owners.frame
         return super().numbered(operation, role, rows)
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        rule = rule_of(function)
-        if rule is None:
-            return function(*args, **(kwargs or {}))
-        coverage = self.visitor.coverage
-        with nullcontext() if coverage is None else coverage.within():
-            return rule(self, *args, **(kwargs or {}))  # outer modes follow what a rule does
 
 
 class Places(nn.ModuleDict):
