@@ -13,8 +13,11 @@ import onespike
 from contract.networks import mlp, rows
 from onespike import Ledger, Recipe, calibrate, convert, metered
 from onespike.cli.app import app
-from onespike.energy import COLUMNS, READINGS, Column, Item, profile
 from onespike.energy.columns import (
+    COLUMNS,
+    READINGS,
+    Column,
+    Item,
     column_of,
     comparators,
     holdable,
@@ -23,7 +26,7 @@ from onespike.energy.columns import (
     register,
     searchable,
 )
-from onespike.energy.profiles import DEFAULT, OPERATIONS, names
+from onespike.energy.profiles import DEFAULT, OPERATIONS, names, profile
 from onespike.errors import UsageError
 from onespike.passes.budget import check_budget
 

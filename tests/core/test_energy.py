@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from contract.conversion_contract import randomize_, run
 from contract.networks import mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, calibrate, convert, metered
-from onespike.energy import SiteCount
 from onespike.energy.binary_lanes import naf_weight
+from onespike.energy.spike_counts import SiteCount
 from onespike.errors import UsageError
 from onespike.sites import Places
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_networks import ALL, ready
 
-from onespike.energy import READINGS
+from onespike.energy.columns import READINGS
 from onespike.errors import LoadError, UsageError
 from onespike.passes import chain, statistics
 from onespike.passes.budget import spending

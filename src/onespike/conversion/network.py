@@ -195,13 +195,17 @@ def revert_(model: Network) -> Network:
     return model
 
 
+def _owners(model: nn.Module) -> list[Neurons]:
+    return [module for module in model.modules() if isinstance(module, Neurons)]
+
+
 def is_rounded(model: nn.Module) -> bool:
     """Return whether a network was made for integer inference."""
-    return any(module.weights != Neurons.weights for module in model.modules() if isinstance(module, Neurons))
+    return any(neurons.weights != Neurons.weights for neurons in _owners(model))
 
 
 def is_converted(model: nn.Module) -> bool:
-    return any(isinstance(module, Neurons) for module in model.modules())
+    return bool(_owners(model))
 
 
 def conversion_of(model: nn.Module) -> Conversion:
@@ -211,24 +215,26 @@ def conversion_of(model: nn.Module) -> Conversion:
         raise UsageError(
             f"this {type(model).__name__} is not converted, or only a part of a converted network. Convert it first."
         )
-    scale = next((module for module in model.modules() if isinstance(module, Scale)), None)
+    scale = _scale(model)
     if scale is None or bool(Scale(conversion.recipe.scale).value == scale.value):
         return conversion
     return Conversion(conversion.thresholds, conversion.recipe.replace(scale=float(scale.value)))
 
 
+def _scale(model: nn.Module) -> Scale | None:
+    return next((module for module in model.modules() if isinstance(module, Scale)), None)
+
+
 def scale_of(model: nn.Module) -> Scale:
     """Return the one λ that all neurons of a converted network share."""
-    for module in model.modules():
-        if isinstance(module, Scale):
-            return module
-    raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
+    if (scale := _scale(model)) is None:
+        raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
+    return scale
 
 
 def steps_of(model: nn.Module) -> int:
     """Return T, the number of passes that one forward of a converted network makes."""
-    clocks = (module.clock for module in model.modules() if isinstance(module, Neurons))
-    return next((clock.timesteps for clock in clocks if clock is not None), 1)
+    return next((owner.clock.timesteps for owner in _owners(model) if owner.clock is not None), 1)
 
 
 def set_scale_(model: nn.Module, scale: float) -> None:
@@ -238,8 +244,7 @@ def set_scale_(model: nn.Module, scale: float) -> None:
 
 def table(model: nn.Module) -> list[dict[str, Any]]:
     """Return one row per site of a converted network: what spikes, its thresholds, what stays analog and why."""
-    owners = {module.owner: module for module in model.modules() if isinstance(module, Neurons)}
-    rows = []
+    owners, rows = {neurons.owner: neurons for neurons in _owners(model)}, []
     for site, neuron in named_neurons(model):
         spikes, calls = isinstance(neuron, Neuron), owners[site.owner].calls.get(site.key, 1)
         what = neuron.extra_repr() if spikes else f"analog: {neuron.extra_repr()}"

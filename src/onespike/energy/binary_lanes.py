@@ -81,8 +81,7 @@ def shift_and_add(product: Callable[[Tensor], Tensor], counts: Tensor) -> tuple[
 def fixed_point(weight: Tensor, bits: int = WEIGHT_BITS) -> Tensor:
     """Return integers of `bits` bits, in float64, proportional to the weights."""
     largest = weight.detach().abs().max().double().clamp(min=1e-300)
-    fixed: Tensor = (weight.detach().double() / largest * (2**bits - 1)).round()
-    return fixed
+    return torch.round(weight.detach().double() / largest * (2**bits - 1))
 
 
 @dataclass

@@ -7,7 +7,7 @@ are found by gradient: where it is zero, the product's result cannot reach the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,11 @@ def _average(
     x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    pool: Any = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.dim()]
-    return pool(x, kernel, stride or kernel, padding, ceil_mode)
+    return getattr(F, f"avg_pool{x.dim() - 2}d")(x, kernel, stride or kernel, padding, ceil_mode)
 
 
 def _mean(x: Tensor, size: Any, **options: Any) -> Any:
-    pool: Any = {3: F.adaptive_avg_pool1d, 4: F.adaptive_avg_pool2d, 5: F.adaptive_avg_pool3d}[x.dim()]
-    return pool(x, size)
+    return getattr(F, f"adaptive_avg_pool{x.dim() - 2}d")(x, size)
 
 
 OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -58,19 +56,13 @@ OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that block some values, and their stand-ins: a path that is blocked now is not dead."""
 
 
-class _Result(NamedTuple):
-    product: str
-    macs: int
-    value: Tensor
-
-
 class _Products(TorchFunctionMode, Visitor):
     """Collect the result of every product, and its MACs, taken from the visit to its operands."""
 
     def __init__(self) -> None:
         super().__init__()
         self.product, self.macs = "", 0
-        self.results: list[_Result] = []
+        self.results: list[tuple[str, int, Tensor]] = []
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         self.product, self.macs = operand.site.product, operand.synapses.macs
@@ -81,7 +73,7 @@ class _Products(TorchFunctionMode, Visitor):
     ) -> Any:
         result = OPEN.get(function, function)(*args, **(kwargs or {}))
         if is_leaf(function) and isinstance(result, Tensor) and result.requires_grad:
-            self.results.append(_Result(self.product, self.macs, result))
+            self.results.append((self.product, self.macs, result))
             return result.clone()  # later code may change it in place
         return result
 
@@ -118,8 +110,8 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
             "dead work is known for networks whose output is a tensor. Leave it out for this one."
         )
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-    gradients = torch.autograd.grad(output, [x.value for x in seen.results], noise, allow_unused=True)
-    whole, dead = sum(result.macs for result in seen.results), dict[str, float]()
+    gradients = torch.autograd.grad(output, [value for *_, value in seen.results], noise, allow_unused=True)
+    whole, dead = sum(macs for _, macs, _ in seen.results), dict[str, float]()
     for (product, macs, _), gradient in zip(seen.results, gradients, strict=True):
         if (share := _dead(gradient, count(batch))) > 0:
             dead[product] = dead.get(product, 0.0) + share * macs / whole

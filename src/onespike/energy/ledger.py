@@ -87,7 +87,9 @@ class Ledger:
     @property
     def analog_products(self) -> int:
         """Multiply-accumulates of products without a spiking operand."""
-        return sum(row.macs for row in self.products().values() if not row.spiking) + sum(self.unruled.values())
+        return sum(row.macs for row in self.products().values() if not row.spiking) + sum(
+            self.unruled.values()
+        )
 
     @property
     def analog_share(self) -> float:

@@ -43,13 +43,9 @@ class Pairs:
         product, site = operand.product, operand.site
         if len(product.operands) != 2:
             return None
-        call, now = operand.call, operand.timestep
-        additions = {
-            name: reading.additions(fired)
-            for name, reading in READINGS.items()
-            if reading.over_steps or call is None
-        }
-        earlier = None
+        call, now, earlier = operand.call, operand.timestep, None
+        readings = {name: r for name, r in READINGS.items() if r.over_steps or call is None}
+        additions = {name: reading.additions(fired) for name, reading in readings.items()}
         if call is not None:  # several timesteps
             earlier = self.before.pop((site, call), None) if now > 1 else None
             smallest = min(float(s[s > 0].min()) for _, s in operand.neuron().code().populations)

@@ -81,9 +81,7 @@ class SiteSurvey:
         sums = torch.stack([_by_channel(part, axis) for part in (x.square(), error, fired)]).cpu()
         if not self.channels.shape[1]:
             self.channels = sums
-        elif (
-            self.channels.shape == sums.shape
-        ):  # sequences of another length have other channels in attention
+        elif self.channels.shape == sums.shape:  # attention over another length has other channels
             self.channels = self.channels + sums
         unit = torch.where(step > 0, step, torch.maximum(up, down)).clamp_min(1e-30)
         places = (seen / unit).asinh().clamp(-self.span, self.span)
@@ -101,13 +99,13 @@ class SiteSurvey:
     @property
     def dead_channels(self) -> float:
         """The share of channels that never fired."""
-        return _share(self.channels[2] == 0)
+        return float((self.channels[2] == 0).double().mean()) if self.channels.numel() else 0.0
 
     @property
     def outlier_channels(self) -> float:
         """The share of channels whose root mean square is far above the median."""
         power = self.channels[0]
-        return _share(power > OUTLIER**2 * power.median()) if power.numel() else 0.0
+        return float((power > OUTLIER**2 * power.median()).double().mean()) if power.numel() else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -171,10 +169,6 @@ def decibels(signal: float, noise: float) -> float:
     if not noise:
         return 99.0
     return max(-99.0, min(99.0, 10 * math.log10(signal / noise))) if signal else -99.0
-
-
-def _share(chosen: Tensor) -> float:
-    return float(chosen.double().mean()) if chosen.numel() else 0.0
 
 
 def _by_channel(x: Tensor, axis: int) -> Tensor:

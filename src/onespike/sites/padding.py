@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,17 +39,15 @@ def mask_of(batch: Any) -> Tensor | None:
 
 def token_lengths(batch: Any) -> set[int]:
     """Return the lengths of a batch's sequences of token numbers, which differ from text to text and while one is written."""
-    whole = (torch.int32, torch.int64)
     leaves = [x for x in tree_leaves(batch) if isinstance(x, Tensor)]
-    return {x.shape[1] for x in leaves if x.dim() == 2 and x.dtype in whole}
+    return {x.shape[1] for x in leaves if x.dim() == 2 and x.dtype in (torch.int32, torch.int64)}
 
 
-def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:
+def _token_axis(site: Site, x: Tensor, mask: Tensor | None) -> int | None:
     """Return an operand's token axis, counted from the back; None if no axis has this length."""
-    if x.dim() < 3 or len(x) != len(mask):
+    if mask is None or x.dim() < 3 or len(x) != len(mask):
         return None
-    length = mask.shape[1]
-    fits = [axis for axis in (-2, -1) if x.shape[axis] == length]
+    fits = [axis for axis in (-2, -1) if x.shape[axis] == mask.shape[1]]
     if site.operation == "linear" or site.role == "lhs":
         return -2 if -2 in fits else None
     if site.operation != "matmul" or not fits:
@@ -60,7 +58,7 @@ def token_axis(site: Site, x: Tensor, mask: Tensor) -> int | None:
 
 def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:
     """Return which elements of an operand belong to tokens, as a tensor that broadcasts to it; None for all."""
-    axis = None if mask is None else token_axis(site, x, mask)
+    axis = _token_axis(site, x, mask)
     if mask is None or axis is None:
         return None
     shape = [len(mask), *[1] * (x.dim() - 1)]
@@ -68,12 +66,10 @@ def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:
     return mask.view(shape)
 
 
-def without_padding(site: Site, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
+def without_padding(site: Site, x: Tensor, mask: Tensor | None) -> list[Tensor]:
     """Return an operand without its padding: as it is, or input by input."""
-    axis = None if mask is None else token_axis(site, x, mask)
+    axis = _token_axis(site, x, mask)
     if mask is None or axis is None:
-        yield x
-        return
-    for row, tokens in zip(x.split(1), mask, strict=True):
-        if bool(tokens.any()):
-            yield row.index_select(axis, tokens.nonzero().flatten())
+        return [x]
+    rows = zip(x.split(1), mask, strict=True)
+    return [row.index_select(axis, tokens.nonzero().flatten()) for row, tokens in rows if bool(tokens.any())]

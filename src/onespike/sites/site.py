@@ -21,8 +21,8 @@ class Site(NamedTuple):
 
     Attributes:
         owner: the module whose forward multiplies, by its name in the network.
-        operation: `linear`, `conv`, `matmul`, `einsum`, `grouped`, or `relu` for a neuron in place of a ReLU; for a
-            product that no rule reaches, the operation that ran.
+        operation: `linear`, `conv`, `matmul`, `einsum`, or `relu` for a neuron in place of a ReLU; for a product that
+            no rule reaches, the operation that ran.
         number: which product of that kind within one call of the owner; None for a product without a rule.
         role: which operand: `input`, `weight`, `lhs`, `rhs` or a number.
 
@@ -70,7 +70,6 @@ class Site(NamedTuple):
     @staticmethod
     @lru_cache(maxsize=65536)
     def of(owner: str, key: str) -> Site:
-        """Return the site of an owner with this key."""
         match = _KEY.fullmatch(key)
         if match is None:
             return Site(owner, key)
@@ -78,7 +77,6 @@ class Site(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Site:
-        """Parse the text form of a site."""
         foreign = "::" in text  # another library's operation, such as roi:torchvision::roi_align
         owner, colon, key = text.partition(":") if foreign else text.rpartition(":")
         if not colon:

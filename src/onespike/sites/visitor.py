@@ -7,7 +7,7 @@ A rule hands over a `Product`. The mode `Sites` numbers its operands and lets a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -56,7 +56,7 @@ class Sites(TorchFunctionMode):
     once, by `visit.multiply` or `visit.attend`.
     """
 
-    around: ClassVar[Callable[[], AbstractContextManager[None]]] = torch._C.DisableTorchFunction
+    around: ClassVar[Any] = torch._C.DisableTorchFunction
     """The context of a rule: an enclosing owner must not visit its calls again."""
 
     def __init__(self, visitor: Visitor, owner: str = "") -> None:
