@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onespike.errors import LoadError, UsageError, unknown
-from onespike.tasks import Classification, Detection, Item, Items, Task, batches
+from onespike.errors import LoadError, UsageError, first_line, unknown
+from onespike.tasks import Classification, Detection, Items, Task, batches
 
+ALIGNMENT = 64
+"""Bytes at multiples of which torch puts what it allocates."""
 ATTENTIONS = ("sdpa", "eager")
 BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
 """Names that detectors give to the part that a classifier also has."""
@@ -46,11 +47,6 @@ class Reading:
     size: tuple[int, int] | None = None
     replaced: Normalization | None = None
     doubt: str = ""
-
-    def batches(
-        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
-        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,15 @@ class LoadedModel:
         self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Any, Tensor | None]]:
         """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
-        return self.reading.batches(items, batch_size, part, self.task.load)
+        reading, load = self.reading, self.task.load
+        return batches(items, reading.transform, batch_size, part=part, collate=reading.collate, load=load)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The weights to use, at most one of the three, and the form of attention."""
+    """What the user asks for, `ADAPTER:NAME`: with which weights, at most one of the three, and which form of attention."""
 
+    spec: str
     file: Path | None = None
     pretrained: bool = False
     random: bool = False
@@ -164,8 +162,8 @@ def load_model(
     """
     kind, colon, name = spec.partition(":")
     if not colon or not name:
-        forms = ", ".join(f"{a}:NAME" for a in sorted(ADAPTERS))
-        raise UsageError(f"{spec!r} does not name a network. Write one of: {forms}.")
+        forms = ":NAME, ".join(sorted(ADAPTERS))
+        raise UsageError(f"{spec!r} does not name a network. Write one of: {forms}:NAME.")
     if kind not in ADAPTERS:
         raise unknown("adapter", kind, ADAPTERS)
     if sum((weights is not None, pretrained, random_weights)) > 1:
@@ -174,27 +172,21 @@ def load_model(
         raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
-    source = Source(None if weights is None else Path(weights), pretrained, random_weights, attention)
+    file = None if weights is None else Path(weights)
+    source = Source(spec, file, pretrained, random_weights, attention)
     from onespike.adapters.checkpoints import files_of, load_from_disk
 
-    files = files_of(name, source) if on_disk else []
-    loaded = load_from_disk(kind, name, source, files) if files else ADAPTERS[kind].load(name, source)
-    if not files:
-        align_(loaded.model)
+    if on_disk and (files := files_of(name, source)):
+        loaded = load_from_disk(ADAPTERS[kind].load, name, source, files)
+    else:
+        loaded = ADAPTERS[kind].load(name, source)
+        # last bits of a product depend on where its weights lie, and a mapped file has them anywhere
+        for weight in loaded.model.parameters():
+            plain = type(weight.data) is Tensor and weight.device.type == "cpu"
+            if plain and weight.data_ptr() % ALIGNMENT:
+                weight.data = weight.data.clone()
     loaded.model.eval()
     return loaded
-
-
-ALIGNMENT = 64
-"""Bytes at multiples of which torch puts what it allocates."""
-
-
-def align_(model: nn.Module) -> None:
-    """Put weights where torch would have put them: last bits of a product depend on it, and a mapped file has them anywhere."""
-    for weight in model.parameters():
-        plain = type(weight.data) is Tensor and weight.device.type == "cpu"
-        if plain and weight.data_ptr() % ALIGNMENT:
-            weight.data = weight.data.clone()
 
 
 OPTIONS = "weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)"
@@ -205,29 +197,9 @@ def require(package: str, extra: str, wanted_by: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        if error.name is not None and error.name.partition(".")[0] != package.partition(".")[0]:
-            reason = f"{package} cannot be imported ({first_line(error)})"
-        else:
-            reason = f"it needs {package}"
+        elsewhere = error.name is not None and error.name.partition(".")[0] != package.partition(".")[0]
+        reason = f"{package} cannot be imported ({first_line(error)})" if elsewhere else f"it needs {package}"
         raise LoadError(f"{wanted_by}: {reason}. Install it with: pip install 'onespike[{extra}]'") from error
-
-
-def unknown_model(library: str, name: str, names: Sequence[str]) -> UsageError:
-    """Return the error for a name among hundreds: it shows only the nearest ones and where to find all."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
-    listing = f"All {len(names)} names: onespike list models {library}."
-    return UsageError(f"unknown {library} model {name!r}.{hint} {listing}")
-
-
-def built(spec: str, source: Source, build: Callable[[], nn.Module]) -> nn.Module:
-    """Return what a library builds; what goes wrong with its published weights becomes one error."""
-    try:
-        return build()
-    except Exception as error:  # hub and HTTP clients have separate exception families
-        if not source.pretrained:
-            raise
-        raise cannot_download(spec, error) from error
 
 
 def cannot_download(spec: str, error: Exception) -> LoadError:
@@ -235,16 +207,6 @@ def cannot_download(spec: str, error: Exception) -> LoadError:
         f"{spec}: the published weights cannot be fetched ({first_line(error)}). "
         "Check the network connection, or give a local checkpoint with weights=FILE."
     )
-
-
-def first_line(error: Exception) -> str:
-    r"""Return an exception's first line without its full stop, for use inside a sentence.
-
-    >>> first_line(ValueError("No such thing.\nDetails."))
-    'No such thing'
-    """
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(". ") if lines else type(error).__name__
 
 
 def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onespike.adapters import scenes
 from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, require
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import Records, box, run_lengths
+from onespike.adapters.detection import Records, listed
 from onespike.adapters.preprocessing import NORMALIZATIONS, normalized, pixels_of
 from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, unknown
@@ -37,13 +37,8 @@ class ConvStem(nn.Sequential):
     """Three 3×3 convolutions that turn a 32×32 image into an 8×8 grid of tokens."""
 
     def __init__(self, width: int) -> None:
-        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
-            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-            return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
-
-        super().__init__(
-            *block(3, width // 4, 1), *block(width // 4, width // 2, 2), *block(width // 2, width, 2)
-        )
+        shapes = ((3, width // 4, 1), (width // 4, width // 2, 2), (width // 2, width, 2))
+        super().__init__(*(layer for shape in shapes for layer in scenes.convolution(*shape)))
         self.num_features = width
 
 
@@ -79,29 +74,21 @@ def load(name: str, source: Source) -> LoadedModel:
     """Load a bundled network; by default with the weights that ship with it."""
     if name not in NETWORKS:
         raise unknown("bundled model", name, NETWORKS)
-    spec = f"bundled:{name}"
     if name != SCENES:
-        require("timm", "timm", spec)
-    file = None if source.random else source.file or weights_file(name)
-    model = NETWORKS[name]()
-    if file:
+        require("timm", "timm", source.spec)
+    shipped = None if source.random or source.file else weights_file(name)
+    model, weights = NETWORKS[name](), "bundled" if shipped else source.describe()
+    if file := shipped or source.file:
         load_checkpoint_(model, file)
-    shipped = file is not None and source.file is None
-    weights = "bundled" if shipped else source.describe()
     if name == SCENES:
         reading = Reading(to_scene, f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5")
-        task = Detection(scene_results, scene_objects, masks=True, class_names=scenes.SCENE_CLASSES)
-        return LoadedModel(model, spec, reading, task, weights, attention="sdpa")
+        objects = Detection(scene_results, scene_objects, masks=True, class_names=scenes.SCENE_CLASSES)
+        return LoadedModel(model, source.spec, reading, objects, weights, "sdpa")
     normalization = describe_normalization(CIFAR10_MEAN, CIFAR10_STD)
-    return LoadedModel(
-        model,
-        spec,
-        Reading(to_input, f"resize {SIDE}×{SIDE} bilinear, {normalization}"),
-        Classification(CIFAR10_CLASSES),
-        weights,
-        attention=set_attention_(model, source.attention),
-        published_top1=_recorded_accuracy(file) if file and shipped else None,
-    )
+    reading = Reading(to_input, f"resize {SIDE}×{SIDE} bilinear, {normalization}")
+    task, attention = Classification(CIFAR10_CLASSES), set_attention_(model, source.attention)
+    accuracy = _recorded_accuracy(shipped) if shipped else None
+    return LoadedModel(model, source.spec, reading, task, weights, attention, accuracy)
 
 
 def weights_file(name: str) -> Path:
@@ -136,26 +123,27 @@ def to_scene(image: Image) -> Tensor:
 
 def scene_objects(output: dict[str, Tensor]) -> list[Objects]:
     """Return each image's objects as tensors; masks are cut to their boxes, as in `scene_results`."""
-    logits, boxes = output["masks"], output["boxes"].detach()
+    logits = output["masks"]
     at = (torch.arange(logits.shape[-1], device=logits.device) + 0.5) * (scenes.SIDE / logits.shape[-1])
-    x0, y0, x1, y1 = (boxes[..., c, None] for c in range(4))
-    inside = ((at > y0) & (at < y1))[..., :, None] & ((at > x0) & (at < x1))[..., None, :]
-    masks = logits.sigmoid() * inside
+    masks = logits.sigmoid() * _inside(output["boxes"].detach(), at, at)
     names = ("scores", "labels", "boxes")
     return [{**{name: output[name][row] for name in names}, "masks": masks[row]} for row in range(len(masks))]
 
 
 def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[str, Any]]:
     """Return COCO results of the detector's output: masks at the image's size, cut to their boxes."""
-    for row, image in enumerate(images):
-        height, width = image["height"], image["width"]
+
+    def entry(row: int, height: int, width: int) -> dict[str, Tensor]:
         masks = F.interpolate(output["masks"][row][None], size=(height, width), mode="bilinear")[0] > 0
         boxes = output["boxes"][row] * torch.tensor([width, height, width, height]) / scenes.SIDE
-        ys, xs = torch.arange(height)[:, None] + 0.5, torch.arange(width) + 0.5
-        for i, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
-            inside = (xs > x0) & (xs < x1) & (ys > y0) & (ys < y1)
-            yield {
-                "image_id": image["id"], "category_id": int(output["labels"][row, i]),
-                "score": float(output["scores"][row, i]), "bbox": box(boxes[i]),
-                "segmentation": run_lengths(masks[i].cpu() & inside),
-            }  # fmt: skip
+        masks = masks.cpu() & _inside(boxes, torch.arange(height) + 0.5, torch.arange(width) + 0.5)
+        facts = {name: output[name][row] for name in ("scores", "labels")}
+        return {**facts, "boxes": boxes, "masks": masks[:, None]}
+
+    return listed((entry(i, image["height"], image["width"]) for i, image in enumerate(images)), images)
+
+
+def _inside(boxes: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+    """Return which places of a grid lie within each box."""
+    x0, y0, x1, y1 = boxes[..., None, None, :].unbind(-1)
+    return (xs > x0) & (xs < x1) & (ys[:, None] > y0) & (ys[:, None] < y1)

@@ -9,15 +9,15 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import ADAPTERS, LoadedModel, Source, first_line, require
-from onespike.errors import LoadError
+from onespike.adapters.base import Load, LoadedModel, Source, cannot_download, require
+from onespike.errors import LoadError, first_line
 from onespike.runtime.offload import Stored, built_without_weights, stored_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -47,12 +47,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise LoadError(f"{path}: the file cannot be opened ({reason}). Check its permissions.") from error
     except Exception as error:  # torch, its unpickler, safetensors and zip have separate exception families
         raise _broken(path, first_line(error)) from error
-    while isinstance(contents, Mapping):
-        inner = next((contents[w] for w in WRAPPERS if isinstance(contents.get(w), Mapping)), None)
-        if inner is None:
-            break
-        contents = inner
     tensors = dict(contents) if isinstance(contents, Mapping) else {}
+    while inner := next((tensors[w] for w in WRAPPERS if isinstance(tensors.get(w), Mapping)), None):
+        tensors = dict(inner)
     if not tensors or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
         raise _no_state_dict(path)
     while all(name.startswith("module.") for name in tensors):
@@ -81,12 +78,9 @@ def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapp
     for name, tensor in ((name, tensor) for name, tensor in tensors if name in wanted):
         target = wanted[name].dtype
         plain = tensor.layout is torch.strided and not tensor.is_meta
-        if not plain or (target in REAL and tensor.dtype not in REAL):
-            kind = "meta" if tensor.is_meta else tensor.dtype if plain else tensor.layout
-            raise LoadError(
-                f"{place}: the tensor {name} is of type {_short(kind)}, and the network needs {_short(target)}. "
-                "Save the weights as floating-point numbers, with the scales of quantized ones applied."
-            )
+        kind = "meta" if tensor.is_meta else tensor.dtype if plain else tensor.layout
+        if not plain or (target in REAL and kind not in REAL):
+            raise _other_type(place, name, kind, target)
         if tensor.dtype == target:
             continue
         cast = tensor.to(target)
@@ -96,6 +90,13 @@ def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapp
                 f"{place}: the tensor {name} holds {tensor[lost][0].item():g}, which {_short(target)} does not. "
                 "Check the weights, or scale them down."
             )
+
+
+def _other_type(place: str, name: str, kind: object, target: object) -> LoadError:
+    return LoadError(
+        f"{place}: the tensor {name} is of type {_short(kind)}, and the network needs {_short(target)}. "
+        "Save the weights as floating-point numbers, with the scales of quantized ones applied."
+    )
 
 
 def _short(kind: object) -> str:
@@ -146,11 +147,9 @@ def _read_safetensors(path: Path) -> object:
 
 def _read_torch(path: Path) -> object:
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(
-            path
-        ) as archive:  # torch writes checksums, unless they are switched off, but reads none
-            written = any(part.CRC for part in archive.infolist())
-            damaged = archive.testzip() if written else None
+        with zipfile.ZipFile(path) as archive:
+            # torch writes checksums, unless they are switched off, but reads none
+            damaged = archive.testzip() if any(part.CRC for part in archive.infolist()) else None
         if damaged is not None:
             raise _broken(path, f"its part {damaged} has another checksum")
     try:
@@ -205,14 +204,14 @@ def files_of(name: str, source: Source) -> list[Path]:
     """The safetensors files that hold a network's weights; none where they are not at hand as such."""
     if source.file is not None:
         return [source.file] if source.file.suffix == ".safetensors" and source.file.is_file() else []
-    return sorted(Path(name).glob("*.safetensors")) if source.pretrained and Path(name).is_dir() else []
+    return sorted(Path(name).glob("*.safetensors")) if source.pretrained else []
 
 
-def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
+def load_from_disk(load: Load, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
     """The network, and where in these files its parameters and buffers are."""
-    accelerate = require("accelerate", "accelerate", f"{kind}:{name} in blocks")
+    accelerate = require("accelerate", "accelerate", f"{source.spec} in blocks")
     with accelerate.init_empty_weights(include_buffers=False):
-        loaded = ADAPTERS[kind].load(name, Source(random=True, attention=source.attention))
+        loaded = load(name, dataclasses.replace(source, file=None, pretrained=False, random=True))
     model: Any = loaded.model
     if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
         model.tie_weights()
@@ -222,14 +221,11 @@ def load_from_disk(kind: str, name: str, source: Source, files: Sequence[Path]) 
 
 def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:
     """What the network has of these tensors, if all of it is there, in its shape and of a type that it can take."""
-    wanted = model.state_dict()
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in stored:
-            first.setdefault(id(parameter), name)
-    tied = {n: first.get(id(p), n) for n, p in model.named_parameters(remove_duplicate=False)}
-    missing = [name for name in wanted if tied.get(name, name) not in stored]
-    tensors = {name: stored[tied.get(name, name)] for name in wanted if name not in missing}
+    wanted, every = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    first = {id(p): name for name, p in reversed(every.items()) if name in stored}
+    tied = {name: first.get(id(p), name) for name, p in every.items()}
+    tensors = {name: stored[other] for name in wanted if (other := tied.get(name, name)) in stored}
+    missing = [name for name in wanted if name not in tensors]
     reshaped = [(n, t.shape, wanted[n].shape) for n, t in tensors.items() if t.shape != wanted[n].shape]
     try:
         refuse_differences(place, model, missing, [], reshaped)
@@ -239,8 +235,18 @@ def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[s
         ) from error
     for name, tensor in tensors.items():
         if wanted[name].dtype in REAL and tensor.dtype not in REAL:
-            raise LoadError(
-                f"{place}: the tensor {name} is of type {tensor.dtype}, and the network needs {wanted[name].dtype}. "
-                "Save the weights as floating-point numbers."
-            )
+            raise _other_type(place, name, tensor.dtype, wanted[name].dtype)
     return tensors
+
+
+def built(source: Source, build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what a library builds, with the weights of a file; what goes wrong with published ones becomes one error."""
+    try:
+        model = build()
+    except Exception as error:  # hub and HTTP clients have separate exception families
+        if not source.pretrained:
+            raise
+        raise cannot_download(source.spec, error) from error
+    if source.file:
+        load_checkpoint_(model, source.file)
+    return model

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, first_line
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import Records, as_list, listed, objects_in
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError, UsageError, first_line
 from onespike.tasks import Detection
 from onespike.tasks.objects import Objects
 
@@ -33,7 +33,7 @@ DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
 @adapter("detectron2")
 def load(name: str, source: Source) -> LoadedModel:
     """Load a detector with the resizing and the color order of its configuration."""
-    spec = f"detectron2:{name}"
+    spec = source.spec
     library = _library(spec)
     file = Path(name) / SAVED if Path(name).is_dir() else Path(name)
     if not file.is_file():
@@ -57,14 +57,10 @@ def load(name: str, source: Source) -> LoadedModel:
     mean, std = (getattr(built.model, f"pixel_{part}").flatten().tolist() for part in ("mean", "std"))
     masks = bool(getattr(getattr(built.model, "roi_heads", None), "mask_on", False))
     preprocessing = f"{built.resizing}, {built.colors}, {describe_normalization(mean, std)}"
-    return LoadedModel(
-        built.model,
-        spec if not lazy else f"detectron2:{file.resolve()}",
-        Reading(_transform(library, built.augmentations, built.colors), preprocessing, as_list),
-        Detection(_results, _objects, masks, _class_names(library, built.dataset, built.model)),
-        source.describe(),
-        save_configuration=built.save,
-    )
+    reading = Reading(_transform(library, built.augmentations, built.colors), preprocessing, as_list)
+    task = Detection(_results, _objects, masks, _class_names(library, built.dataset, built.model))
+    spec = f"detectron2:{file.resolve()}" if lazy else spec
+    return LoadedModel(built.model, spec, reading, task, source.describe(), save_configuration=built.save)
 
 
 def _library(spec: str) -> Any:
@@ -143,7 +139,6 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
 
 
 def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
-    """Return COCO results of a list of `{"instances": Instances}`, in coordinates of the original images."""
     return listed(map(_entry, output), images)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, first_line, require
-from onespike.errors import DataError, UsageError
+from onespike.adapters.base import LoadedModel, require
+from onespike.errors import DataError, UsageError, first_line
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,9 @@ def harness(
         warnings.simplefilter("ignore")
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         try:
+            settings = dict(backend="causal", max_length=task.context, batch_size=batch_size)
             for key, model in networks.items():
-                wrapped = HFLM(
-                    pretrained=model,
-                    tokenizer=task.tokenizer.tokenizer,
-                    backend="causal",
-                    max_length=task.context,
-                    batch_size=batch_size,
-                )
+                wrapped = HFLM(pretrained=model, tokenizer=task.tokenizer.tokenizer, **settings)
                 scores[key] = library.simple_evaluate(
                     wrapped, tasks=list(names), task_manager=manager, limit=limit, bootstrap_iters=0
                 )
@@ -112,7 +108,4 @@ def _paired_error(pairs: Sequence[tuple[Any, Any]]) -> float | None:
     """
     if len(pairs) < 2 or not all(isinstance(v, (int, float)) for pair in pairs for v in pair):
         return None
-    differences = [b - a for a, b in pairs]
-    mean = sum(differences) / len(differences)
-    variance = sum((d - mean) ** 2 for d in differences) / (len(differences) - 1)
-    return math.sqrt(variance / len(differences))
+    return statistics.stdev(b - a for a, b in pairs) / math.sqrt(len(pairs))

@@ -17,7 +17,7 @@ SCENE_CLASSES = (
 )  # fmt: skip
 
 
-def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
@@ -46,8 +46,8 @@ class SceneBackbone(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.stage1, self.stage2 = _convolution(3, width // 4, 2), _convolution(width // 4, width // 2, 2)
-        self.refine, self.stage3 = _convolution(width // 2, width // 2), _convolution(width // 2, width, 2)
+        self.stage1, self.stage2 = convolution(3, width // 4, 2), convolution(width // 4, width // 2, 2)
+        self.refine, self.stage3 = convolution(width // 2, width // 2), convolution(width // 2, width, 2)
         self.positions = nn.Parameter(0.02 * torch.randn(1, (SIDE // 8) ** 2, width))
         self.blocks = nn.Sequential(*[Block(width, 4) for _ in range(3)])
 
@@ -68,11 +68,11 @@ class SceneDetector(nn.Module):
         self.detections, middle = detections, 2 * width // 3
         self.backbone = SceneBackbone(width)
         self.lateral4, self.lateral8 = nn.Conv2d(width // 2, middle, 1), nn.Conv2d(width, middle, 1)
-        self.fuse, self.tower = _convolution(middle, middle), _convolution(middle, middle)
+        self.fuse, self.tower = convolution(middle, middle), convolution(middle, middle)
         self.classes = nn.Conv2d(middle, len(SCENE_CLASSES), 1)
         self.boxes, self.coefficients = nn.Conv2d(middle, 4, 1), nn.Conv2d(middle, PROTOTYPES, 1)
         self.lateral2, self.down = nn.Conv2d(width // 4, width // 4, 1), nn.Conv2d(middle, width // 4, 1)
-        self.mix = _convolution(width // 4, width // 4)
+        self.mix = convolution(width // 4, width // 4)
         self.prototypes = nn.Conv2d(width // 4, PROTOTYPES, 1)
         nn.init.constant_(self.classes.bias, -4.0)  # type: ignore[arg-type]
 

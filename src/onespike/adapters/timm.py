@@ -7,17 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import (
-    LoadedModel,
-    Reading,
-    Source,
-    adapter,
-    built,
-    describe_normalization,
-    require,
-    unknown_model,
-)
-from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, require
+from onespike.adapters.checkpoints import built
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.tasks import Classification
 
@@ -29,10 +20,10 @@ def names() -> Sequence[str]:
 @adapter("timm", names=names)
 def load(name: str, source: Source) -> LoadedModel:
     """Load a timm model with the transform of its evaluation settings."""
-    spec = f"timm:{name}"
+    spec = source.spec
     timm = require("timm", "timm", spec)
     if not timm.is_model(name):
-        raise unknown_model("timm", name, timm.list_models())
+        raise unknown("timm model", name, names(), f"All {len(names())} names: onespike list models timm.")
     architecture, _, tag = name.partition(".")
     tags = [n.partition(".")[2] for n in timm.list_pretrained(f"{architecture}.*")]
     if tag and not tags:
@@ -43,19 +34,11 @@ def load(name: str, source: Source) -> LoadedModel:
         raise LoadError(
             f"{spec}: timm publishes no weights for this model. Give a local checkpoint with weights=FILE."
         )
-    model = built(spec, source, lambda: timm.create_model(name, pretrained=source.pretrained))
-    if source.file:
-        load_checkpoint_(model, source.file)
+    model = built(source, lambda: timm.create_model(name, pretrained=source.pretrained))
     settings = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**settings, is_training=False)
-    return LoadedModel(
-        model,
-        spec,
-        Reading(transform, _describe(settings)),
-        _task(timm, model),
-        source.describe(),
-        attention=set_attention_(model, source.attention),
-    )
+    reading, attention = Reading(transform, _describe(settings)), set_attention_(model, source.attention)
+    return LoadedModel(model, spec, reading, _task(timm, model), source.describe(), attention)
 
 
 def set_attention_(model: nn.Module, attention: str | None) -> str | None:

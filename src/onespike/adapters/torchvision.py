@@ -12,15 +12,13 @@ from onespike.adapters.base import (
     Reading,
     Source,
     adapter,
-    built,
     describe_normalization,
     imagenet_synsets,
     require,
-    unknown_model,
 )
-from onespike.adapters.checkpoints import load_checkpoint_
+from onespike.adapters.checkpoints import built
 from onespike.adapters.detection import as_list, listed, objects_in
-from onespike.errors import UsageError
+from onespike.errors import UsageError, unknown
 from onespike.tasks import Classification, Detection, Task
 
 
@@ -32,33 +30,25 @@ def names() -> Sequence[str]:
 @adapter("torchvision", names=names)
 def load(name: str, source: Source) -> LoadedModel:
     """Load a torchvision classifier or detector with the transform of its default weights."""
-    spec = f"torchvision:{name}"
+    spec = source.spec
     models = require("torchvision", "torchvision", spec).models
     if name not in names():
-        raise unknown_model("torchvision", name, names())
+        listing = f"All {len(names())} names: onespike list models torchvision."
+        raise unknown("torchvision model", name, names(), listing)
     detects = name in models.list_models(module=models.detection)
     published = models.get_model_weights(name).DEFAULT
     weights = {"weights": published if source.pretrained else None}
     if detects:
         weights["weights_backbone"] = None  # which would be fetched as well
-    model = built(spec, source, lambda: models.get_model(name, **weights))
-    if source.file:
-        load_checkpoint_(model, source.file)
+    model = built(source, lambda: models.get_model(name, **weights))
     fused = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
     if fused and source.attention == "eager":
         raise UsageError(f"{spec}: torchvision computes attention with sdpa only. Use attention='sdpa'.")
     doubt = _doubt(models.get_model_weights(name)) if source.file and not detects else ""
-    reading, task = (_detector if detects else _classifier)(model, published, doubt)
-    metrics = published.meta["_metrics"].get("ImageNet-1K", {})
-    return LoadedModel(
-        model,
-        spec,
-        reading,
-        task,
-        source.describe(),
-        attention="sdpa" if fused else None,
-        published_top1=metrics.get("acc@1") if source.pretrained else None,
-    )
+    reading, task = _detector(model, published) if detects else _classifier(published, doubt)
+    metrics = published.meta["_metrics"].get("ImageNet-1K", {}) if source.pretrained else {}
+    attention = "sdpa" if fused else None
+    return LoadedModel(model, spec, reading, task, source.describe(), attention, metrics.get("acc@1"))
 
 
 def _doubt(every: Any) -> str:
@@ -69,20 +59,18 @@ def _doubt(every: Any) -> str:
     return ", ".join(f"{name} resize={resize} crop={crop}" for name, (resize, crop) in sizes.items())
 
 
-def _classifier(model: Any, published: Any, doubt: str) -> tuple[Reading, Task]:
+def _classifier(published: Any, doubt: str) -> tuple[Reading, Task]:
     transform, names = published.transforms(), tuple(published.meta["categories"])
-    preprocessing = (
-        f"resize {transform.resize_size[0]} {transform.interpolation.value}, center crop {transform.crop_size[0]}, "
-        + describe_normalization(transform.mean, transform.std)
-    )
+    resize = f"resize {transform.resize_size[0]} {transform.interpolation.value}"
+    normalization = describe_normalization(transform.mean, transform.std)
+    preprocessing = f"{resize}, center crop {transform.crop_size[0]}, {normalization}"
     return Reading(transform, preprocessing, doubt=doubt), Classification(names, imagenet_synsets(names))
 
 
-def _detector(model: Any, published: Any, doubt: str) -> tuple[Reading, Task]:
+def _detector(model: Any, published: Any) -> tuple[Reading, Task]:
     """A detector resizes and normalizes by itself, so that its boxes refer to the original image."""
     inner, masks = model.transform, hasattr(getattr(model, "roi_heads", None), "mask_head")
-    preprocessing = f"resize {min(inner.min_size)} to {inner.max_size} bilinear, " + describe_normalization(
-        inner.image_mean, inner.image_std
-    )
+    normalization = describe_normalization(inner.image_mean, inner.image_std)
+    preprocessing = f"resize {min(inner.min_size)} to {inner.max_size} bilinear, {normalization}"
     task = Detection(listed, objects_in, masks, tuple(published.meta["categories"]))
     return Reading(published.transforms(), preprocessing, as_list), task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,13 @@ from onespike.adapters.base import (
     adapter,
     cannot_download,
     describe_normalization,
-    first_line,
     imagenet_synsets,
     require,
 )
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import padded, processed
-from onespike.adapters.writing import FIRST, POOLING, Pooled, sentences, takes_first, windowed
-from onespike.errors import LoadError, UsageError, out_of_memory
+from onespike.adapters.writing import FIRST, POOLING, Pooled, takes_first, text_reader
+from onespike.errors import LoadError, UsageError, first_line, out_of_memory
 from onespike.runtime.validated import understood
 from onespike.tasks import Classification, Task
 
@@ -47,7 +46,7 @@ HEADS = {
 @adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
 def load(name: str, source: Source) -> LoadedModel:
     """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
-    spec = f"transformers:{name}"
+    spec = source.spec
     library = require("transformers", "transformers", spec)
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
     with _quiet(library), _failures(spec, name):
@@ -64,25 +63,18 @@ def load(name: str, source: Source) -> LoadedModel:
             model = _build(library, name, source, config, where, "eager")
         parts, attention = [model.config, processor], model.config._attn_implementation
         pooling: dict[Path, str] = {}
-        if kind == "writes":
-            reading, task = windowed(spec, model.config, processor, model)(None)
-            parts.append(model.generation_config)
-        elif kind == "embeds":
-            reading, task = sentences(spec, model.config, processor, model)(None)
-            first = takes_first(Path(name))
-            model, pooling = Pooled(model, first), {POOLING: json.dumps({FIRST: first})}
-        else:
+        if kind not in ("writes", "embeds"):
             reading, task = _image_reader(spec, config, processor, model)
             parts[0] = config
-    return LoadedModel(
-        model,
-        spec,
-        reading,
-        task,
-        source.describe(),
-        attention=attention,
-        save_configuration=partial(_save, parts, pooling),
-    )
+        else:
+            reading, task = text_reader(spec, processor, model, kind == "writes")(None)
+        if kind == "writes":
+            parts.append(model.generation_config)
+        elif kind == "embeds":
+            first = takes_first(Path(name))
+            model, pooling = Pooled(model, first), {POOLING: json.dumps({FIRST: first})}
+    save = partial(_save, parts, pooling)
+    return LoadedModel(model, spec, reading, task, source.describe(), attention, save_configuration=save)
 
 
 def _save(parts: list[Any], files: dict[Path, str], folder: Path) -> None:
@@ -106,11 +98,16 @@ def _refuse_headless(library: Any, spec: str, config: Any) -> None:
 def _image_reader(spec: str, config: Any, processor: Any, model: nn.Module) -> tuple[Reading, Task]:
     labels, kind = config.id2label, _head(config)[0]
     names = tuple(labels[i] for i in sorted(labels)) if labels else None
-    transform, preprocessing = image_transform(processor, spec), _describe(processor)
+
+    def transform(image: Any) -> Tensor:
+        with understood(f"{spec}: the image processor", "Mend its preprocessor_config.json."):
+            pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
     if kind is None:
-        return Reading(transform, preprocessing), Classification(names, imagenet_synsets(names))
+        return Reading(transform, _describe(processor)), Classification(names, imagenet_synsets(names))
     collate = padded(list(inspect.signature(type(model).forward).parameters))
-    return Reading(transform, preprocessing, collate), processed(processor, kind == "masks", names)
+    return Reading(transform, _describe(processor), collate), processed(processor, kind == "masks", names)
 
 
 def _architecture(config: Any) -> str:
@@ -119,21 +116,10 @@ def _architecture(config: Any) -> str:
 
 def _head(config: Any) -> tuple[str | None, str]:
     architecture = _architecture(config)
-    if architecture.endswith("Model") and getattr(config, "vocab_size", None):
-        return HEADS["LMHeadModel"] if architecture.endswith("LMHeadModel") else HEADS["ForMaskedLM"]
     head = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
+    if head is None and architecture.endswith("Model") and getattr(config, "vocab_size", None):
+        return HEADS["ForMaskedLM"]
     return head or (None, "AutoModelForImageClassification")
-
-
-def image_transform(processor: Any, spec: str) -> Callable[[Any], Tensor]:
-    """Return an image processor as a function of one image."""
-
-    def transform(image: Any) -> Tensor:
-        with understood(f"{spec}: the image processor", "Mend its preprocessor_config.json."):
-            pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
-
-    return transform
 
 
 def _build(
@@ -144,12 +130,8 @@ def _build(
     if source.random:
         model: nn.Module = automatic.from_config(config, dtype=torch.float32, **settings)
         return model
-    settings |= {
-        "config": config,
-        "dtype": "float32",
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # so that they are reported, and refused below
-    }
+    settings |= dict(config=config, dtype="float32", output_loading_info=True)
+    settings["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
     if source.file:
         # Through the library, not load_state_dict: it knows the names in files of its older releases.
         tensors = read_checkpoint(source.file)
@@ -160,11 +142,11 @@ def _build(
         model, report = automatic.from_pretrained(name, use_safetensors=True, **where, **settings)
     # transformers fills missing tensors with random numbers and continues; a converted network must not.
     # Surplus tensors (heads for other tasks) are common in published checkpoints.
-    unexpected = sorted(report["unexpected_keys"]) if source.file else []
-    place = str(source.file) if source.file else f"transformers:{name}"
-    refuse_differences(
-        place, model, sorted(report["missing_keys"]), unexpected, sorted(report["mismatched_keys"])
+    missing, mismatched, surplus = (
+        sorted(report[f"{k}_keys"]) for k in ("missing", "mismatched", "unexpected")
     )
+    place = str(source.file) if source.file else source.spec
+    refuse_differences(place, model, missing, surplus if source.file else [], mismatched)
     if source.file:
         refuse_types(place, tensors.items(), model.state_dict())
     for file in sorted(Path(name).glob("*.safetensors")) if source.pretrained else ():
@@ -189,16 +171,19 @@ def _failures(spec: str, name: str) -> Iterator[None]:
     except (LoadError, UsageError):
         raise
     except Exception as error:
-        reason = first_line(error)
         if out_of_memory(error):
-            remedy = "Read them one block at a time: device_map=blocks."
-            raise LoadError(f"{spec}: its weights do not fit into memory ({reason}). {remedy}") from error
-        if Path(name).is_dir():
-            raise LoadError(
-                f"{spec}: the folder holds no network that can be loaded ({reason}). "
+            what, remedy = (
+                "its weights do not fit into memory",
+                "Read them one block at a time: device_map=blocks.",
+            )
+        elif Path(name).is_dir():
+            what = "the folder holds no network that can be loaded"
+            remedy = (
                 "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
-            ) from error
-        raise cannot_download(spec, error) from error
+            )
+        else:
+            raise cannot_download(spec, error) from error
+        raise LoadError(f"{spec}: {what} ({first_line(error)}). {remedy}") from error
 
 
 @contextmanager

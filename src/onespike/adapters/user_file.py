@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, first_line
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.errors import LoadError, OnespikeError, UsageError, unknown
+from onespike.errors import LoadError, OnespikeError, UsageError, first_line, unknown
 from onespike.tasks import Classification
 
 OWN = "python:"

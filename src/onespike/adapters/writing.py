@@ -55,64 +55,41 @@ class Pooled(nn.Module):
         return pooled
 
 
-def fitting(spec: str, tokenizer: Any, model: Any) -> Tokens:
-    """Return the tokenizer of a network, if the network knows its tokens."""
+def text_reader(
+    spec: str, tokenizer: Any, model: Any, writes: bool
+) -> Callable[[int | None], tuple[Reading, Task]]:
+    """Return what makes reading and task for a number of tokens: windows of a text for a network that writes, else texts."""
     size = int(model.get_input_embeddings().num_embeddings)
     if len(tokenizer) > size:
         raise LoadError(
             f"{spec}: its tokenizer has {len(tokenizer)} tokens, and the network knows {size}. "
             "Put the tokenizer that the network was trained with into the folder."
         )
-    return Tokens(tokenizer, size)
+    context = _context(model, tokenizer)
+
+    def of_length(length: int | None) -> tuple[Reading, Task]:
+        if length is None:
+            length = min(context, LENGTH if writes else SENTENCE)
+        elif not 2 <= length <= context:
+            raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
+        task: Task = Language(Tokens(tokenizer, size), length, context) if writes else Embedding()
+        words = f"its own tokenizer, {'windows of' if writes else 'texts of at most'} {length} tokens"
+        collate = _windows if writes else padded(tokenizer, model, length)
+        return Reading(lambda text: text, words, collate, length, of_length), task
+
+    return of_length
 
 
-def context_of(config: Any, tokenizer: Any, model: nn.Module) -> int:
+def _context(model: Any, tokenizer: Any) -> int:
     """Return the longest input of a network, as far as its configuration and its tokenizer state it."""
     names = ("max_position_embeddings", "n_positions", "seq_length")
-    limits = [int(getattr(config, name)) for name in names if getattr(config, name, None)]
+    limits = [int(limit) for name in names if (limit := getattr(model.config, name, None))]
     # positions of RoBERTa and related networks begin after the number of the padding token
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None) if isinstance(module, nn.Embedding) else None
         if name.endswith("position_embeddings") and padding is not None:
             limits.append(module.num_embeddings - padding - 1)
     return min([*limits, int(tokenizer.model_max_length)])
-
-
-def checked(spec: str, length: int | None, context: int, usual: int) -> int:
-    """Return the requested number of tokens, if the network can take so many."""
-    if length is not None and not 2 <= length <= context:
-        raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
-    return min(context, usual) if length is None else length
-
-
-Fed = Callable[[int | None], tuple[Reading, Task]]
-"""A number of tokens, or None for the default → how the network is fed with so many, and its task."""
-
-
-def windowed(spec: str, config: Any, tokenizer: Any, model: nn.Module) -> Fed:
-    """Return how a network that writes is fed with windows of a text."""
-    tokens, context = fitting(spec, tokenizer, model), context_of(config, tokenizer, model)
-
-    def of_length(length: int | None) -> tuple[Reading, Task]:
-        length = checked(spec, length, context, LENGTH)
-        words = f"its own tokenizer, windows of {length} tokens"
-        reading = Reading(_as_it_is, words, _windows, length, of_length)
-        return reading, Language(tokens, length, context)
-
-    return of_length
-
-
-def sentences(spec: str, config: Any, tokenizer: Any, model: nn.Module) -> Fed:
-    """Return how a network that embeds is fed with texts."""
-    fitting(spec, tokenizer, model)
-    context = context_of(config, tokenizer, model)
-
-    def of_length(length: int | None) -> tuple[Reading, Task]:
-        length = checked(spec, length, context, SENTENCE)
-        words = f"its own tokenizer, texts of at most {length} tokens"
-        return Reading(_as_it_is, words, padded(tokenizer, model, length), length, of_length), Embedding()
-
-    return of_length
 
 
 POOLING, FIRST = Path("1_Pooling") / "config.json", "pooling_mode_cls_token"
@@ -142,7 +119,3 @@ def padded(tokenizer: Any, model: nn.Module, length: int) -> Callable[[list[Any]
 def _windows(ids: list[Tensor]) -> dict[str, Any]:
     """Return windows of one length as one batch; nothing is generated, so nothing is cached."""
     return {"input_ids": torch.stack(ids), "use_cache": False}
-
-
-def _as_it_is(read: Any) -> Any:
-    return read

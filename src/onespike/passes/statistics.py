@@ -57,29 +57,13 @@ See = Callable[[Operand, Tensor, Tensor | None], Hear]
 """see(operand, value, padding) is shown an operand, and returns what takes in its gradient."""
 
 
-class _Once:
-    """Hands on the gradient of an operand, which must come in one part."""
-
-    def __init__(self, site: Site, hear: Hear) -> None:
-        self.site, self.hear, self.heard = site, hear, False
-
-    def __call__(self, gradient: Tensor) -> None:
-        if self.heard:
-            raise UsageError(
-                f"passes: the gradient at {self.site} comes in parts, since several blocks read it. Leave out the passes "
-                "that need gradients, or take another device map."
-            )
-        self.heard = True
-        self.hear(gradient)
-
-
 def _listen(see: See, padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
     """Show an operand, and pass on a tensor whose gradient will be heard."""
     if not torch.is_grad_enabled():  # this block will be run again on the way back
         return x
     hear = see(operand, x.detach(), padding)
     x = x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
-    x.register_hook(_Once(operand.site, hear))
+    x.register_hook(hear)
     return x
 
 

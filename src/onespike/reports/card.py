@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onespike.adapters.base import first_line, require
+from onespike.adapters.base import require
 from onespike.energy.columns import DEFINITION, meanings
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError, UsageError, first_line
 from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
 from onespike.runs.pair import class_of

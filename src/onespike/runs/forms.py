@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from onespike.adapters.base import first_line
 from onespike.conversion.network import scale_of
 from onespike.deploy.exports import Exported, export
 from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
@@ -25,7 +24,7 @@ from onespike.deploy.integer import optimize
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
 from onespike.energy.columns import COLUMNS, integer_reading
 from onespike.energy.ledger import or_none
-from onespike.errors import OnespikeError, UsageError, out_of_memory, unknown
+from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory, unknown
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.passes import no_progress

@@ -19,7 +19,7 @@ from onespike.errors import DataError
 from onespike.passes.parts import Parts, part_size
 from onespike.runtime.atomic import sha256
 from onespike.runtime.processes import ALONE, Processes
-from onespike.tasks import Item, Items, Task, limit, unlabeled
+from onespike.tasks import Item, Items, Task, batches, limit, unlabeled
 
 MEMORY = 2**30
 """Bytes of decoded inputs that `Inputs` remembers; further ones are decoded whenever they are read."""
@@ -133,8 +133,11 @@ class Inputs(Parts):
         self, items: tuple[Item, ...], batch_size: int, processes: Processes = ALONE
     ) -> Iterator[Any]:
         some = dataclasses.replace(self.items, items=items)
-        reading = dataclasses.replace(self.loaded.reading, transform=lambda decoded: decoded)
-        return (inputs for inputs, _ in reading.batches(some, batch_size, processes.part, self._decode))
+        collate, part = self.loaded.reading.collate, processes.part
+        decoded = batches(
+            some, lambda decoded: decoded, batch_size, part=part, collate=collate, load=self._decode
+        )
+        return (inputs for inputs, _ in decoded)
 
     def one(self) -> Any:
         """Return the first input, in a batch of its own."""

@@ -23,12 +23,12 @@ from onespike.adapters import (
     renormalized,
     resized,
 )
-from onespike.adapters.base import first_line, require
+from onespike.adapters.base import require
 from onespike.adapters.user_file import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
 from onespike.conversion import network
 from onespike.conversion.network import Conversion, Network, conversion_of, is_rounded, revert_
-from onespike.errors import DataError, LoadError, UsageError
+from onespike.errors import DataError, LoadError, UsageError, first_line
 from onespike.recipe import Recipe
 from onespike.runs import storage
 from onespike.runtime.batches import call, count, take, to

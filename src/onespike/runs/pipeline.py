@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from onespike.adapters import LoadedModel
-from onespike.adapters.base import first_line
 from onespike.conversion.network import Network, conversion_of
-from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, out_of_memory
+from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.passes import no_progress, prepare
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by

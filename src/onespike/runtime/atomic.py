@@ -56,7 +56,7 @@ def atomic_files(path: Path) -> Iterator[Path]:
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
     refuse_existing(path)
-    with _explained(path), _parents(path), _unfinished(path, folder=True) as partial:
+    with _explained(path), _unfinished(path, folder=True) as partial:
         yield partial
 
 
@@ -67,30 +67,31 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
     """
     path, data = Path(path), contents.encode() if isinstance(contents, str) else contents
     with _explained(path):
-        if (stream := _stream(path)) is not None:
-            _write_through(stream, data)
+        if (stream := _stream(path)) is None:
+            target = _target(path)
+            with _unfinished(target) as partial:
+                partial.write_bytes(data)
+                partial.replace(target)
             return
-        target = _target(path)
-        with _parents(target), _unfinished(target) as partial:
-            partial.write_bytes(data)
-            partial.replace(target)
+        for printed in filter(None, (sys.stdout, sys.stderr)):
+            printed.flush()  # earlier output comes first
+        with open(stream, "wb", closefd=isinstance(stream, Path)) as file:
+            file.write(data)
 
 
 def try_file(path: Path | None) -> None:
     """Check before long work that a file can be written; change nothing."""
     if path is None:
         return
-    path = Path(path)
     with _explained(path):
         if (stream := _stream(path)) is None:
             _try(_target(path))
         elif isinstance(stream, Path) and not os.access(stream, os.W_OK):
-            raise _error(errno.EACCES, path)
+            raise OSError(errno.EACCES, "")
 
 
 def try_folder(path: Path) -> None:
     """Check before long work that a folder can be made at `path`, or that files can be written into it."""
-    path = Path(path)
     if path.exists() and not path.is_dir():
         raise LoadError(f"{path}: this is a file. Give the name of a folder.")
     with _explained(path):
@@ -99,20 +100,17 @@ def try_folder(path: Path) -> None:
 
 def try_new_folder(path: Path) -> None:
     """Check before long work that `atomic_directory` will succeed."""
-    path = Path(path)
     refuse_existing(path)
     with _explained(path):
         _try(path)
 
 
 def _try(path: Path) -> None:
-    """Make the parents of a file and a file beside it, then remove them all."""
-    with _parents(path, stay=False), _unfinished(path):
+    with _unfinished(path, stay=False):
         pass
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -135,17 +133,13 @@ def refuse_existing(path: Path) -> None:
         raise UsageError(f"{path} exists. Choose another name or remove it.")
 
 
-def _error(code: int, path: Path) -> OSError:
-    return OSError(code, os.strerror(code), str(path))
-
-
 def _target(path: Path) -> Path:
     """Return the regular file that a path leads to through its links; it need not exist."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise _error(errno.EISDIR, path)
+        raise OSError(errno.EISDIR, "")
     if target.exists() and not os.access(target, os.W_OK):
-        raise _error(errno.EACCES, path)
+        raise OSError(errno.EACCES, "")
     return target
 
 
@@ -167,20 +161,15 @@ def _stream(path: Path) -> int | Path | None:
     raise LoadError(f"{path}: this is neither a file nor a pipe. Choose another place.")
 
 
-def _write_through(stream: int | Path, data: bytes) -> None:
-    for printed in filter(None, (sys.stdout, sys.stderr)):
-        printed.flush()  # earlier output comes first
-    with open(stream, "wb", closefd=isinstance(stream, Path)) as file:
-        file.write(data)
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn the system's error about a place that cannot be written into advice."""
     try:
         yield
     except Exception as error:
-        code = _error_number(error)
+        # safetensors gives the number only in its message
+        named = (code for code in (*FULL, *FORBIDDEN) if f"(os error {code})" in str(error))
+        code = error.errno if isinstance(error, OSError) else next(named, None)
         advice = ADVICE.get(code or 0)
         if code in (errno.ENOTDIR, errno.EEXIST) and not path.parent.is_dir():
             advice = "a part of this path is a file. Choose another place."
@@ -189,37 +178,41 @@ def _explained(path: Path) -> Iterator[None]:
         raise LoadError(f"{path}: {advice}") from error
 
 
-def _error_number(error: Exception) -> int | None:
-    """Return the system's error number; safetensors gives it only in its message (`(os error 28)`)."""
-    if isinstance(error, OSError):
-        return error.errno
-    text = str(error)
-    return next((code for code in (*FULL, *FORBIDDEN) if f"(os error {code})" in text), None)
-
-
 @contextmanager
-def _unfinished(path: Path, folder: bool = False) -> Iterator[Path]:
+def _unfinished(path: Path, folder: bool = False, stay: bool = True) -> Iterator[Path]:
     """Yield a new file or folder beside `path`, so that the last step is a rename within one file system.
 
     It is locked while this process lives, so that other processes can tell when it is abandoned.
     """
-    for abandoned in path.parent.glob(".onespike-????????.partial"):
-        if (lock := _lock(abandoned, wait=False)) is not None:  # its process is gone
-            _remove(abandoned)
+    with _parents(path, stay):
+        for abandoned in path.parent.glob(".onespike-????????.partial"):
+            if (lock := _lock(abandoned, wait=False)) is not None:  # its process is gone
+                _remove(abandoned, lock)
+        while True:
+            partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
+            partial.mkdir() if folder else partial.touch(exist_ok=False)
+            lock = _lock(partial, wait=True)
+            if lock is None or partial.exists():  # another process may have cleared it before it was locked
+                break
             os.close(lock)
-    while True:
-        partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
-        partial.mkdir() if folder else partial.touch(exist_ok=False)
-        lock = _lock(partial, wait=True)
-        if lock is None or partial.exists():  # another process may have cleared it before it was locked
-            break
-        os.close(lock)
+        try:
+            yield partial
+        finally:  # it is gone if all went well
+            _remove(partial, lock)
+
+
+@contextmanager
+def _parents(path: Path, stay: bool) -> Iterator[None]:
+    """Make the missing parents of `path`; remove them if the block fails or if they are not to stay."""
+    missing = [parent for parent in path.parents if not parent.exists()]
     try:
-        yield partial
-    finally:  # it is gone if all went well
-        _remove(partial)
-        if lock is not None:
-            os.close(lock)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+        missing = [] if stay else missing
+    finally:
+        with suppress(OSError):
+            for parent in missing:
+                parent.rmdir()
 
 
 def _lock(partial: Path, wait: bool) -> int | None:
@@ -238,21 +231,8 @@ def _lock(partial: Path, wait: bool) -> int | None:
     return descriptor
 
 
-def _remove(partial: Path) -> None:
+def _remove(partial: Path, lock: int | None) -> None:
     with suppress(OSError):
         shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _parents(path: Path, stay: bool = True) -> Iterator[None]:
-    """Make the missing parents of `path`; remove them if the block fails or if they are not to stay."""
-    missing = [parent for parent in path.parents if not parent.exists()]
-    done = False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-        done = stay
-    finally:
-        with suppress(OSError):
-            for parent in () if done else missing:
-                parent.rmdir()
+    if lock is not None:
+        os.close(lock)

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError, UsageError, first_line
 from onespike.runtime.validated import read
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_device(device: str) -> torch.device:
     try:
         torch.zeros(1, device=device).item()  # a tensor on `meta` can be made but has no value
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise UsageError(f"device {device!r} cannot be used here ({reason}). Try device='cpu'.") from error
     return torch.device(device)
 
@@ -52,14 +52,13 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
     A map is `auto`, `balanced`, `balanced_low_0`, `sequential`, or a JSON file with module → device (a number, a name,
     `cpu` or `disk`); or `blocks` for one block at a time on the device, `blocks:8GB` within so much memory.
     """
-    if device_map is not None and in_blocks(device_map):
+    if device_map is None:
+        return model.to(check_device(device))
+    if in_blocks(device_map):
         from onespike.runtime.offload import lie_in_blocks_, parse_size
 
         size = device_map.partition(":")[2]
-        memory = parse_size(size) if size else None
-        return lie_in_blocks_(model, device=check_device(device), memory=memory)
-    if device_map is None:
-        return model.to(check_device(device))
+        return lie_in_blocks_(model, check_device(device), parse_size(size) if size else None)
     if device != "cpu":
         raise UsageError(f"device={device!r} and a device map exclude each other. Give one of them.")
     try:
@@ -78,30 +77,24 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
             warnings.filterwarnings("ignore", message="The following device_map keys")
             placed: nn.Module = accelerate.dispatch_model(model, chosen, offload_dir=folder)
     except (ValueError, RuntimeError) as error:  # parts without a device; too little memory
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UsageError(
-            f"device map {device_map}: {reason}. Give every part of the network a device."
-        ) from error
+        remedy = "Give every part of the network a device."
+        raise UsageError(f"device map {device_map}: {first_line(error)}. {remedy}") from error
     return placed.requires_grad_(False)  # weights that come and go cannot be trained
 
 
 def _strategy(model: nn.Module, name: str) -> dict[str, Any]:
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
+    from torch import nn
 
-    whole, memory = _unsplit(model), None
+    # inputs and outputs of blocks that repeat in a sequence are added, so each stays on one device
+    sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList)) and len(m) > 1]
+    blocks = [child for sequence in sequences for child in sequence if any(True for _ in child.children())]
+    whole = sorted({type(block).__name__ for block in blocks} - {"Sequential", "ModuleList"})
+    memory = None
     if name != "sequential":
         memory = get_balanced_memory(model, no_split_module_classes=whole, low_zero=name == "balanced_low_0")
     return dict(infer_auto_device_map(model, memory, no_split_module_classes=whole))
-
-
-def _unsplit(model: nn.Module) -> list[str]:
-    """Return the classes of blocks that repeat in a sequence; their inputs and outputs are added on one device."""
-    from torch import nn
-
-    sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList)) and len(m) > 1]
-    blocks = [child for sequence in sequences for child in sequence if any(True for _ in child.children())]
-    return sorted({type(block).__name__ for block in blocks} - {"Sequential", "ModuleList"})
 
 
 def _read(model: nn.Module, path: str) -> dict[str, Any]:
@@ -109,10 +102,11 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
         raise UsageError(
             f"device map {path!r}: neither a strategy ({', '.join((*STRATEGIES, BLOCKS))}) nor a file. Give one of them."
         )
-    places = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
-    modules = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    remedy = 'Write an object such as {"": "cpu"}.'
+    places = read(dict[str, int | str], Path(path), remedy, UsageError)
     if not places:
-        raise UsageError(f'device map {path}: it is empty. Write an object such as {{"": "cpu"}}.')
+        raise UsageError(f"device map {path}: it is empty. {remedy}")
+    modules = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     for name, device in places.items():
         if name not in modules:
             raise UsageError(f"device map {path}: the network has no module {name!r}. Correct its name.")
@@ -126,16 +120,13 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     from onespike.runtime.offload import blocks_of
 
     state: dict[str, Any] = model.state_dict()
-    absent = [name for name, tensor in state.items() if tensor.is_meta]
-    if not absent:
-        return state
     if (blocks := blocks_of(model)) is not None:
-        return state | {name: blocks.tensors[name] for name in absent}
-    from accelerate.utils.modeling import get_state_dict_offloaded_model
+        return state | {name: blocks.tensors[name] for name, tensor in state.items() if tensor.is_meta}
+    if any(tensor.is_meta for tensor in state.values()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model
 
-    state |= get_state_dict_offloaded_model(model)
-    absent = [name for name, tensor in state.items() if tensor.is_meta]
-    if absent:
+        state |= get_state_dict_offloaded_model(model)
+    if absent := [name for name, tensor in state.items() if tensor.is_meta]:
         raise LoadError(
             f"save: the weights {', '.join(absent[:3])} are not in memory. "
             "Keep them off the disk in the device map, or refer to the file that holds them."

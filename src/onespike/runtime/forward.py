@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from onespike.errors import UsageError
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[None]]
 SCHEDULE = "_schedule"
-"""Where a network keeps its schedule, if it has one of its own."""
+"""Where a network that is not in memory keeps how its forwards run."""
 SPLIT = {
     "_convolution", "_linalg_solve_ex", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "convolution", "convolution_backward", "kl_div", "linalg_norm", "linalg_solve", "linalg_solve_ex", "linalg_vector_norm",
@@ -30,37 +31,18 @@ SPLIT = {
 """Operations that sum in an order which depends on the number of threads; inference mode hands composite ones on whole."""
 
 
-class Schedule:
-    """How the forwards of a network run: one after the other. A network that is not in memory brings another."""
-
-    def in_turn(self, works: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-        return (work() for work in works)
-
-    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
-        for forward, around in works:
-            with around():
-                forward().backward()
-
-    def estimate(self, work: Callable[[], Any], batch_count: int) -> str | None:
-        return None
-
-
-def _schedule(model: nn.Module) -> Schedule:
-    schedule: Schedule = model.__dict__.get(SCHEDULE) or Schedule()
-    return schedule
-
-
 def in_memory(model: nn.Module) -> bool:
     """Whether all weights of a network are there, whoever asks for them."""
     return SCHEDULE not in model.__dict__
 
 
-def in_turn(model: nn.Module, works: Iterable[Callable[[], T]]) -> Iterator[T]:
+def in_turn(model: nn.Module, works: Iterable[Callable[[], T]], *, gradients: bool = False) -> Iterator[T]:
     """The results of pieces of work in their order, each of which runs forwards of a network or of its copies.
 
     They may go through the network together, so what else one of them does must not depend on how far others are.
     """
-    return _schedule(model).in_turn(works)
+    schedule: Any = model.__dict__.get(SCHEDULE)
+    return (work() for work in works) if schedule is None else schedule.in_turn(works, gradients)
 
 
 def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
@@ -68,12 +50,19 @@ def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Arou
 
     Parts of the network may run twice, first without gradients.
     """
-    _schedule(model).backwards(works)
+
+    def both_ways(forward: Callable[[], Tensor], around: Around) -> None:
+        with around():
+            forward().backward()
+
+    for _ in in_turn(model, (partial(both_ways, *work) for work in works), gradients=True):
+        pass
 
 
 def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str | None:
     """What so many batches take of memory, in words, by the first one; nothing where all weights are there."""
-    return _schedule(model).estimate(work, batch_count)
+    schedule: Any = model.__dict__.get(SCHEDULE)
+    return None if schedule is None else schedule.estimate(work, batch_count)
 
 
 class _Turn(threading.local):

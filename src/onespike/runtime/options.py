@@ -31,12 +31,8 @@ def words_of(record: Any, values: Mapping[str, Any]) -> list[str]:
     words = list[str]()
     for name, value in values.items():
         option = options(record)[name]
-        for one in value if option.repeated else (value,):
-            words += (
-                [f"--{name.replace('_', '-')}", _text(one)]
-                if option.usual
-                else ["--set", f"{name}={_text(one)}"]
-            )
+        for text in map(_text, value if option.repeated else (value,)):
+            words += [f"--{name.replace('_', '-')}", text] if option.usual else ["--set", f"{name}={text}"]
     return words
 
 
@@ -94,10 +90,9 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    if isinstance(value, tuple) and any(isinstance(part, float) for part in value):
-        return f"{value[0]}={','.join(map(_text, value[1:]))}"
     if isinstance(value, tuple):
-        return ",".join(value)
+        numbers = any(isinstance(part, float) for part in value)
+        return f"{value[0]}={','.join(map(_text, value[1:]))}" if numbers else ",".join(value)
     return "none" if value is None else str(value)
 
 
@@ -126,10 +121,8 @@ def share_or_none(word: str) -> float | None:
     >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
     (0.01, 0.02, None)
     """
-    if not word.endswith("%"):
-        return number_or_none(word)
-    number = number_or_none(word[:-1].strip())
-    return None if number is None else number / 100
+    number = number_or_none(word.removesuffix("%").strip())
+    return number / 100 if number is not None and word.endswith("%") else number
 
 
 def yes_or_no(word: str) -> bool:
@@ -155,10 +148,8 @@ def glob_with_numbers(count: int) -> Callable[[str], tuple[Any, ...]]:
         glob, _, text = word.rpartition("=")
         numbers = tuple(map(name_or_number, text.split(",")))
         if not glob or len(numbers) != count or any(isinstance(number, str) for number in numbers):
-            example = ",".join(["0.5"] * count)
-            raise UsageError(
-                f"{word!r} is not a glob with its numbers. Write for example '*.fc1:*={example}'."
-            )
+            example = f"*.fc1:*={','.join(['0.5'] * count)}"
+            raise UsageError(f"{word!r} is not a glob with its numbers. Write for example '{example}'.")
         return glob, *numbers
 
     return read

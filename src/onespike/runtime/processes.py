@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from onespike.errors import OnespikeError, UsageError, out_of_memory
+from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory
 
 T = TypeVar("T")
 
@@ -33,24 +33,17 @@ class Processes:
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
         self.ended = False
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def part(self) -> tuple[int, int]:
-        """Return this process's batches: every `count`-th from `rank` on."""
-        return self.rank, self.count
+        self.is_main = rank == 0
+        self.part = rank, count
+        """This process's batches: every `count`-th from `rank` on."""
 
     def exchange(self, mine: T) -> list[T]:
         """Return the results of all processes in order; if one failed, raise its error in all of them."""
         if self.count == 1:
             return [mine]
         results = self._gather(mine, None)
-        for _, error in results:
-            if error is not None:
-                raise error
+        if errors := [error for _, error in results if error is not None]:
+            raise errors[0]
         return [value for value, _ in results]
 
     @contextmanager
@@ -118,9 +111,8 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
         try:
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)
         except (ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
             raise UsageError(
-                f"WORLD_SIZE is {count}, and the other processes cannot be reached ({reason}). "
+                f"WORLD_SIZE is {count}, and the other processes cannot be reached ({first_line(error)}). "
                 "Start them with accelerate launch, or unset WORLD_SIZE."
             ) from error
         atexit.register(_leave)

@@ -46,7 +46,6 @@ def made() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's name, as the system gives it."""
     information = Path("/proc/cpuinfo")
     text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.M)
@@ -60,17 +59,8 @@ def commit() -> str:
     if git is None or not (CHECKOUT / ".git").exists():
         return ""
     # no lock on the index, which a killed process would leave behind
-    words = (
-        git,
-        "--no-optional-locks",
-        "-C",
-        CHECKOUT,
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    )
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    words = (git, "--no-optional-locks", "-C", CHECKOUT, *describe)
     result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - nothing of the user's
     return result.stdout.strip()
 

@@ -42,14 +42,10 @@ class Once(nn.Module):
         if place in self.answers:
             return self.answers[place]
         output = self.model(*inputs, **named)
-        size = _size(output)
+        inside = hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict))
+        leaves = tree_leaves(vars(output) if inside else output)
+        size = sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
         if size <= self.room:
             self.room -= size
             self.answers[place] = output
         return output
-
-
-def _size(output: Any) -> int:
-    """Return the bytes of an output's tensors."""
-    parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict)) else output
-    return sum(x.numel() * x.element_size() for x in tree_leaves(parts) if isinstance(x, Tensor))

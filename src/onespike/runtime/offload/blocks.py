@@ -13,20 +13,22 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onespike.errors import UsageError
-from onespike.runtime.forward import SCHEDULE, Around, Schedule
-from onespike.runtime.offload.lockstep import Conductor, arrive, in_turn, leave
+from onespike.runtime.forward import SCHEDULE
+from onespike.runtime.offload.lockstep import Conductor, arrive, leave
 from onespike.runtime.offload.stored import Stored, Unit, stored_in, write
-from onespike.runtime.offload.way_back import backwards
 
+CPU = torch.device("cpu")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SMALL = 1 / 16
 """What is smaller than this part of the largest block stays in memory."""
@@ -39,7 +41,7 @@ TENSORS = "_stored_tensors"
 
 
 @dataclass(eq=False)
-class Blocks(Schedule):
+class Blocks:
     """How a network lies on disk, and the schedule by which its forwards run.
 
     Attributes:
@@ -79,16 +81,23 @@ class Blocks(Schedule):
         free = _available(self.device)
         return None if free is None else int(SHARE * free)
 
-    def in_turn(self, works: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-        return in_turn(self.fitting, iter(works))
+    def in_turn(self, works: Iterable[Callable[[], Any]], gradients: bool) -> Iterator[Any]:
+        """The results of pieces of work in their order; as many as fit into memory go through the network together.
 
-    def backwards(self, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
-        copies = sum(unit.repeats for unit in self.units) or len(self.units)
-        backwards(self.fitting, works, copies)
+        A way back keeps what enters each block.
+        """
+        copies = (sum(unit.repeats for unit in self.units) or len(self.units)) if gradients else 1
+        waiting = iter(works)
+        for first in waiting:
+            with Conductor() as conductor:
+                conductor.start(first)
+                for work in islice(waiting, self.fitting(copies * conductor.carried()) - 1):
+                    conductor.start(work)
+                yield from conductor.results()
 
     def estimate(self, work: Callable[[], Any], batch_count: int) -> str:
         """What so many batches take, by the first one on its way to the first block; refused where it does not fit."""
-        with Conductor(self.fitting) as conductor:
+        with Conductor() as conductor:
             conductor.start(work)
             carried = conductor.carried()
         at_once, room, largest = min(self.fitting(carried), batch_count), self._room(), self.largest
@@ -102,58 +111,51 @@ class Blocks(Schedule):
 
 def blocks_of(model: nn.Module) -> Blocks | None:
     """How a network lies on disk; None for one that is in memory, or spread otherwise."""
-    schedule: Blocks | None = model.__dict__.get(SCHEDULE)
-    return schedule
+    return model.__dict__.get(SCHEDULE)
 
 
-def built_without_weights(model: nn.Module, tensors: Mapping[str, Stored]) -> nn.Module:
+def built_without_weights(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
     """Tell a network without memory for its parameters where its parameters and buffers are."""
     model.__dict__[TENSORS] = tensors
-    return model
 
 
-def lie_in_blocks_(
-    model: nn.Module, *, device: torch.device | str = "cpu", memory: int | None = None
-) -> nn.Module:
+def lie_in_blocks_(model: nn.Module, device: torch.device = CPU, memory: int | None = None) -> nn.Module:
     """Leave a network's weights on disk, to be read block by block; it computes on one device.
 
     A network that is in memory is written to a temporary file first.
     """
-    device = torch.device(device)
     written = model.__dict__.pop(TENSORS, None)
     tensors: Mapping[str, Stored] = _written(model) if written is None else written
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):  # tied ones are stored once
-        if name in tensors or id(parameter) not in first:
-            first[id(parameter)] = name
-    names = {n: tensors[first[id(p)]] for n, p in model.named_parameters(remove_duplicate=False)}
-    units = []
+    every = dict(model.named_parameters(remove_duplicate=False))
+    first = {
+        id(p): name for name, p in reversed(every.items()) if name in tensors
+    }  # tied ones are stored once
+    places = {name: tensors[first[id(p)]] for name, p in every.items()}
+    units, away = list[Unit](), set[nn.Module]()
     for name, module, repeats in _coming_and_going(model):
-        weights = {
-            path: (tensors[first[id(parameter)]], parameter.dtype)
-            for path, parameter in module.named_parameters(remove_duplicate=False)
-        }
+        paths = dict(module.named_parameters(remove_duplicate=False))
+        weights = {path: (places[f"{name}.{path}"], p.dtype) for path, p in paths.items()}
         units.append(Unit(name, weights, repeats, device))
+        away.update(module.modules())
         module.register_forward_pre_hook(partial(arrive, units[-1]), with_kwargs=True)
         module.register_forward_hook(partial(leave, units[-1]), with_kwargs=True, always_call=True)
     if not units:
         raise UsageError("blocks: this network has no weights. Leave the device map out.")
-    away = {id(part) for unit in units for part in model.get_submodule(unit.name).modules()}
     resident = 0
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(module) in away:
-                value = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            if module in away:
+                value = torch.empty_like(parameter, device="meta")
             else:
-                value = names[prefix + name].read().to(device, parameter.dtype)
+                value = places[prefix + name].read().to(device, parameter.dtype)
                 resident += value.numel() * value.itemsize
             setattr(module, name, nn.Parameter(value, requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             stored = tensors.get(prefix + name)
             setattr(module, name, (buffer if stored is None else stored.read().to(buffer.dtype)).to(device))
         module.__dict__["_execution_device"] = device
-    blocks = model.__dict__[SCHEDULE] = Blocks(units, resident, device, memory, names)
+    blocks = model.__dict__[SCHEDULE] = Blocks(units, resident, device, memory, places)
     blocks.fitting(0)
     return model
 
@@ -161,12 +163,8 @@ def lie_in_blocks_(
 def _coming_and_going(model: nn.Module) -> list[tuple[str, nn.Module, bool]]:
     """The modules whose weights come and go, and whether they repeat: blocks, and what else is large and has no parts."""
     blocks = list(_repeating(model))
-    inside = {id(part) for _, block in blocks for part in block.modules()}
-    alone = [
-        (name, module)
-        for name, module in model.named_modules()
-        if id(module) not in inside and not any(True for _ in module.children())
-    ]
+    inside = {part for _, block in blocks for part in block.modules()}
+    alone = [(n, m) for n, m in model.named_modules() if m not in inside and not list(m.children())]
     least = max(1, SMALL * max((_bytes(module) for _, module in blocks or alone), default=0))
     large = [(name, module, False) for name, module in alone if _bytes(module) >= least]
     return [*((name, block, True) for name, block in blocks), *large]
@@ -180,7 +178,11 @@ def _repeating(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Mod
     """What repeats in a network: members of its outermost lists in which two have children and are built alike."""
     for name, child in model.named_children():
         members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        kinds = [_kind(member) for member in members if any(True for _ in member.children())]
+        kinds = [
+            (type(member), tuple((n, p.shape) for n, p in member.named_parameters()))
+            for member in members
+            if list(member.children())
+        ]
         inner = _members if len(set(kinds)) < len(kinds) else _repeating
         yield from inner(child, f"{prefix}{name}.")
 
@@ -190,12 +192,8 @@ def _members(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     for name, member in parent.named_children():
         if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
             yield from _members(member, f"{prefix}{name}.")
-        elif any(True for _ in member.parameters()):
+        elif list(member.parameters()):
             yield f"{prefix}{name}", member
-
-
-def _kind(module: nn.Module) -> tuple[Any, ...]:
-    return type(module), tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
 
 
 def _written(model: nn.Module) -> dict[str, Stored]:
@@ -211,30 +209,16 @@ def _available(device: torch.device) -> int | None:
     """Bytes that may still be taken on a device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_of_system(), _of_group()]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _of_system() -> int | None:
-    """What Linux expects to be able to give out without swapping."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    line = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return None if line is None else 1024 * int(line[1])
-
-
-def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the container or the batch job of this process may still take."""
-    try:
-        limit, used, details = (
-            (folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
-        )
-        cached = re.search(r"^inactive_file (\d+)$", details, re.M)
-        return int(limit) - int(used) + (int(cached[1]) if cached else 0)
-    except (OSError, ValueError):  # no such group, or one without a limit ("max")
-        return None
+    limits = []
+    with suppress(OSError):  # what Linux expects to be able to give out without swapping
+        lines = re.findall(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        limits += [1024 * int(line) for line in lines]
+    with suppress(OSError, ValueError):  # no container or batch job, or one without a limit ("max")
+        files = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat"))
+        limit, used, details = (file.read_text(encoding="ascii") for file in files)
+        cached = re.findall(r"^inactive_file (\d+)$", details, re.M)
+        limits.append(int(limit) - int(used) + sum(map(int, cached)))
+    return min(limits, default=None)
 
 
 def parse_size(text: str) -> int:

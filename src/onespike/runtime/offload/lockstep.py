@@ -9,17 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from onespike.errors import UsageError
+from onespike.errors import UsageError, first_line
 from onespike.runtime.forward import TURN, family
 from onespike.runtime.offload.stored import Unit
+from onespike.runtime.offload.way_back import HERE, Call, followed
 
 _here = threading.local()
 
@@ -28,40 +26,16 @@ class _Stopped(BaseException):
     """Raised in a forward that nobody needs any more."""
 
 
-@dataclass
-class Call:
-    """One call of a unit."""
-
-    unit: Unit
-    module: nn.Module
-    args: Any
-    kwargs: Any
-
-    def tensors(self) -> list[Tensor]:
-        return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
-
-    def size(self) -> int:
-        """Bytes of the tensors that are handed over."""
-        sizes = {x.untyped_storage().data_ptr(): x.numel() * x.itemsize for x in self.tensors()}
-        return sum(sizes.values())
-
-
-class Recorder(Protocol):
-    """Who hears of every call of a unit in one forward."""
-
-    def enter(self, call: Call) -> None: ...
-    def leave(self, output: Any) -> Any: ...
-
-
 class Worker:
     """A piece of work in its thread, which runs while it has the baton."""
 
-    def __init__(self, work: Callable[[], Any], recorder: Recorder | None) -> None:
-        self.work, self.recorder = work, recorder
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
         self.result: list[Any] = []
         self.error: BaseException | None = None
         self.ended = self.stopped = False
         self.at: Call | None = None
+        self.without_gradients: tuple[Call, list[int]] | None = None
         self.passed = 0
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
         self.family = family()
@@ -72,8 +46,10 @@ class Worker:
         self.go.acquire()
         _here.worker, TURN.family = self, self.family
         grad, inference = self.modes
+        # the way back waits at blocks, too, so it must not run in a thread that others need
+        alone = torch.autograd.set_multithreading_enabled(False)
         try:
-            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            with alone, torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 self.result.append(self.work())
         except BaseException as error:  # noqa: BLE001 - raised again where the results are wanted
             self.error = error
@@ -108,9 +84,8 @@ def _explained(error: BaseException) -> BaseException:
     """Weights that are used outside the forward of their module are not there."""
     if not isinstance(error, (RuntimeError, NotImplementedError)) or "meta" not in str(error):
         return error
-    reason = str(error).splitlines()[0].rstrip(".")
     refusal = UsageError(
-        f"blocks: a weight is used while its block does not run ({reason}). Take another device map."
+        f"blocks: a weight is used while its block does not run ({first_line(error)}). Take another device map."
     )
     refusal.__cause__ = error
     return refusal
@@ -120,10 +95,10 @@ def arrive(unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
     """Hook: the weights are there when the forward of a unit begins."""
     worker: Worker | None = getattr(_here, "worker", None)
     if worker is not None:
-        call = Call(unit, module, args, kwargs)
-        worker.wait_at(call)
-        if worker.recorder is not None:
-            worker.recorder.enter(call)
+        worker.wait_at(call := Call(unit, module, args, kwargs))
+        if torch.is_grad_enabled() and not HERE.again:
+            worker.without_gradients = call, call.versions()
+            torch.set_grad_enabled(False)
     elif not unit.held:
         unit.load([module])
 
@@ -133,19 +108,17 @@ def leave(unit: Unit, module: nn.Module, args: Any, kwargs: Any, output: Any) ->
     worker: Worker | None = getattr(_here, "worker", None)
     if worker is None and not unit.held:
         unit.free([module])
-    if worker is not None and worker.recorder is not None:
-        return worker.recorder.leave(output)
-    return output
+    if worker is None or worker.without_gradients is None:
+        return output
+    (call, versions), worker.without_gradients = worker.without_gradients, None
+    torch.set_grad_enabled(True)
+    return followed(call, versions, output)
 
 
 class Conductor:
-    """Hands the baton to one worker after the other, and loads what they wait for.
+    """Takes pieces of work through the network together, unit by unit."""
 
-    `fitting` says how many works may go together, by the bytes that each carries from block to block.
-    """
-
-    def __init__(self, fitting: Callable[[int], int]) -> None:
-        self.fitting = fitting
+    def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.loaded: tuple[Unit, list[nn.Module]] | None = None
         self.turns = self._turns()
@@ -156,24 +129,18 @@ class Conductor:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.stop()
-        self.free()
+        self._free()
 
-    def start(self, work: Callable[[], Any], recorder: Recorder | None = None) -> None:
-        self.workers.append(Worker(work, recorder))
+    def start(self, work: Callable[[], Any]) -> None:
+        self.workers.append(Worker(work))
         self.workers[-1].resume()
-
-    def gather(self, first: Any, waiting: Iterator[Any], copies: int = 1) -> None:
-        """Start the first (work, recorder), and as many of the waiting as fit; each keeps `copies` of what it carries."""
-        self.start(*first)
-        for work in islice(waiting, self.fitting(copies * self.carried()) - 1):
-            self.start(*work)
 
     def carried(self) -> int:
         """Take the first work to the first block, and say how many bytes it carries there."""
         worker = self.workers[0]
         while worker.at is not None and not worker.at.unit.repeats:
             next(self.turns)
-        self.free()
+        self._free()
         return 0 if worker.at is None else worker.at.size()
 
     def results(self) -> Iterator[Any]:
@@ -182,34 +149,21 @@ class Conductor:
             while not worker.ended:
                 next(self.turns)
             yield worker.result.pop()
-        self.free()
 
     def _turns(self) -> Iterator[None]:
         """Take all workers that wait at the hindmost unit through it, one per turn; then at the next."""
         while waiting := [(w, w.at) for w in self.workers if w.at is not None]:
-            _, hindmost = min(waiting, key=lambda pair: pair[0].passed)
-            group = [(worker, call.module) for worker, call in waiting if call.unit is hindmost.unit]
-            self.load(hindmost.unit, [module for _, module in group])
+            unit = min(waiting, key=lambda pair: pair[0].passed)[1].unit
+            group = [(worker, call.module) for worker, call in waiting if call.unit is unit]
+            self.loaded, unit.held = (unit, [module for _, module in group]), True
+            unit.load(dict.fromkeys(self.loaded[1]))
             for worker, _ in group:
                 worker.resume()
                 yield
-            self.free()
+            self._free()
 
-    def load(self, unit: Unit, modules: list[nn.Module]) -> None:
-        self.loaded, unit.held = (unit, modules), True
-        unit.load(dict.fromkeys(modules))
-
-    def free(self) -> None:
+    def _free(self) -> None:
         if self.loaded is not None:
             (unit, modules), self.loaded = self.loaded, None
             unit.free(modules)
             unit.held = False
-
-
-def in_turn(fitting: Callable[[int], int], works: Iterator[Callable[[], Any]]) -> Iterator[Any]:
-    """The results of pieces of work in their order; as many as fit into memory go through the network together."""
-    waiting = ((work, None) for work in works)
-    for first in waiting:
-        with Conductor(fitting) as conductor:
-            conductor.gather(first, waiting)
-            yield from conductor.results()

@@ -59,28 +59,26 @@ def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
     for file in files:
         try:
             with file.open("rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(length)) if length < file.stat().st_size else None
+                start = 8 + int.from_bytes(opened.read(8), "little")
+                size = file.stat().st_size
+                header = json.loads(opened.read(start - 8)) if start - 8 < size else None
             if not isinstance(header, dict):
                 raise _broken(file, "it has no header")
             header.pop("__metadata__", None)
-            tensors |= {name: _entry(file, 8 + length, facts) for name, facts in header.items()}
+            for name, facts in header.items():
+                if facts["dtype"] not in TYPES:
+                    raise LoadError(
+                        f"{file}: it holds numbers of type {facts['dtype']}, which are not read block by block. "
+                        "Save the weights as floating-point numbers."
+                    )
+                begin, end = facts["data_offsets"]
+                entry = Stored(file, start + begin, TYPES[facts["dtype"]], tuple(facts["shape"]))
+                if entry.numel() * entry.itemsize != end - begin or start + end > size:
+                    raise _broken(file, "it is shorter than its header says")
+                tensors[name] = entry
         except (ValueError, KeyError, TypeError) as error:
             raise _broken(file, "its header cannot be read") from error
     return tensors
-
-
-def _entry(file: Path, start: int, facts: Any) -> Stored:
-    if facts["dtype"] not in TYPES:
-        raise LoadError(
-            f"{file}: it holds numbers of type {facts['dtype']}, which are not read block by block. "
-            "Save the weights as floating-point numbers."
-        )
-    begin, end = facts["data_offsets"]
-    entry = Stored(file, start + begin, TYPES[facts["dtype"]], tuple(facts["shape"]))
-    if entry.numel() * entry.itemsize != end - begin or start + end > file.stat().st_size:
-        raise _broken(file, "it is shorter than its header says")
-    return entry
 
 
 def _broken(file: Path, reason: str) -> LoadError:
