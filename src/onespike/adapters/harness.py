@@ -108,4 +108,4 @@ def _paired_error(pairs: Sequence[tuple[Any, Any]]) -> float | None:
     """
     if len(pairs) < 2 or not all(isinstance(v, (int, float)) for pair in pairs for v in pair):
         return None
-    return statistics.stdev(b - a for a, b in pairs) / math.sqrt(len(pairs))
+    return statistics.stdev(float(b - a) for a, b in pairs) / math.sqrt(len(pairs))

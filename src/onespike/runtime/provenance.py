@@ -60,7 +60,7 @@ def commit() -> str:
         return ""
     # no lock on the index, which a killed process would leave behind
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    words = (git, "--no-optional-locks", "-C", CHECKOUT, *describe)
+    words = (git, "--no-optional-locks", "-C", str(CHECKOUT), *describe)
     result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - nothing of the user's
     return result.stdout.strip()
 
