@@ -14,7 +14,7 @@ from contract.networks import sequences, transformer
 from onespike import kernels
 from onespike.deploy.folding import common_units
 from onespike.deploy.integer import optimize_
-from onespike.deploy.products import Populations, convolution_form, linear_form
+from onespike.deploy.products import IntegerProduct, integer_form
 from onespike.errors import UsageError
 from onespike.neurons import ScaleFire
 
@@ -61,15 +61,14 @@ def snn(model: type[nn.Module] = Block, x: Tensor = X, **recipe: object) -> nn.M
     return onespike.convert(network, onespike.calibrate(network, [x], made), made)
 
 
-def defined(form: nn.Module, neuron: ScaleFire, x: Tensor) -> Tensor:
+def defined(form: IntegerProduct, neuron: ScaleFire, x: Tensor) -> Tensor:
     """gain·scale·(W·units) + bias with the sums in float64."""
-    if isinstance(form, Populations):
-        return defined(form.first, neuron, x) + defined(form.second, neuron, x)
     counts, gain = neuron.counts(x).double(), neuron.code().gain
     units = counts.clamp(min=0) * form.times_up + counts.clamp(max=0) * form.times_down
     value = (units @ form.weight.double().t()).float() * form.scale
     value = value if gain is None else value * gain
-    return value if form.bias is None else value + form.bias
+    value = value if form.bias is None else value + form.bias
+    return value if form.other is None else value + defined(form.other, neuron, x)
 
 
 @pytest.fixture(params=PATHS, ids=[path.name for path in PATHS])
@@ -106,7 +105,7 @@ def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.
     neuron = neurons(7, 70)[kind]
     before = copy.deepcopy(neuron)
     weight, bias = torch.randn(37, 70, generator=generator), torch.randn(37, generator=generator)
-    form, rounded = linear_form(neuron, weight, bias)
+    form, rounded = integer_form(neuron, weight, bias)
     # what is folded is the float map, up to the rounding of weights and the moved step
     x = torch.randn(3, 7, 70, generator=generator)
     expected = torch.nn.functional.linear(neuron(x), weight, bias)
@@ -118,8 +117,7 @@ def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.
             monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
             x = 30 * torch.randn(120, 7, 70, generator=generator)  # counts are beyond a byte
             actual = form(x, neuron)
-            first = getattr(form, "first", form)
-            assert first._ready[1] is not None and neuron.counts(x).abs().max() > 127  # the kernel has run
+            assert form._ready[1] is not None and neuron.counts(x).abs().max() > 127  # the kernel has run
             assert torch.equal(actual, defined(form, neuron, x))
             assert torch.equal(actual[5:6], form(x[5:6], neuron)) and torch.equal(
                 actual, form.plain(x, neuron)
@@ -156,7 +154,7 @@ def test_the_offset_of_a_padded_convolution_differs_by_place(path: kernels.Path)
     x = torch.randn(2, 6, 8, 7)
     with torch.inference_mode():
         expected = module._conv_forward(neuron(x), module.weight, module.bias)
-        form, _ = convolution_form(neuron, module)
+        form, _ = integer_form(neuron, module.weight, module.bias, module)
         assert (form(x, neuron) - expected).abs().max() < 0.05 and form.constants((8, 7)).shape == (5, 8, 7)
         assert torch.equal(form(x, neuron), form.plain(x, neuron))
 

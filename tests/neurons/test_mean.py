@@ -39,7 +39,7 @@ def test_the_preset_runs_on_integers():
 def test_no_format_can_write_it():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     snn = onespike.spike(model, [torch.randn(8, 4)], preset("w8aspike"))
-    from onespike.deploy.exports.graph import code_of
+    from onespike.deploy.exports.graph import Site
 
     with pytest.raises(UsageError, match="the neuron 'mean' at x fires by a rule of its own"):
-        code_of(next(n for _, n in onespike.named_neurons(snn) if isinstance(n, MeanFire)), "x")
+        Site("x", next(n for _, n in onespike.named_neurons(snn) if isinstance(n, MeanFire)), [])

@@ -13,7 +13,7 @@ import onespike
 from onespike import convert, kernels, metered
 from onespike.conversion.firing import named_neurons
 from onespike.deploy.integer import optimize_
-from onespike.deploy.products import linear_form
+from onespike.deploy.products import integer_form
 from onespike.energy.binary_lanes import prove
 from onespike.errors import UsageError
 from onespike.neurons import ScaleFire
@@ -110,7 +110,7 @@ def test_integers_are_the_float_network_of_the_same_weights(path, monkeypatch):
     monkeypatch.setattr(kernels, "best_path", lambda: path)
     neuron, x = cell(gain=torch.tensor(2.0)), rows(4, 7)
     weight, bias = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)), torch.ones(5)
-    form, rounded = linear_form(neuron, weight, bias)
+    form, rounded = integer_form(neuron, weight, bias)
     value = form(x, neuron)
     assert torch.equal(value, form.plain(x, neuron))
     spikes = neuron(x).double() - neuron.offset  # the offset meets the weight before it is rounded

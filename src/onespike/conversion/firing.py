@@ -200,11 +200,11 @@ class NeuronSites(Sites):
             return None
         code = neuron.code()
         step = code.row_steps()
-        if step is None or (step.dim() > 1 and step.shape[-2] not in (1, operands[0].shape[-2])):
+        if step is None or (step.dim() and step.shape[-1] not in (1, operands[0].shape[-2])):
             return None
         sites = (names[0], names[1], names[3])
         query, key, value = (self.neurons[name](x) for name, x in zip(sites, operands, strict=True))
-        return kernels.attend(query, key, value, _added(mask), step[..., 0] if step.dim() else step, code)
+        return kernels.attend(query, key, value, _added(mask), step, code)
 
 
 ROWS = 8

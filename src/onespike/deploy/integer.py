@@ -16,7 +16,7 @@ from onespike.conversion.firing import Neurons
 from onespike.conversion.network import is_converted, steps_of
 from onespike.deploy.attention import IntegerAttention
 from onespike.deploy.folding import rounded
-from onespike.deploy.products import convolution_form, linear_form
+from onespike.deploy.products import integer_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.neurons.gradient import wants_gradient
@@ -112,7 +112,6 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
                 continue
             done += 1
             owner.weights, (integers, weight) = "integers", form
-            integers.biased = product.bias is not None
             product.replace_(weight)
             module.add_module(f"integer_{product.key}", integers)
             owner.products = {**owner.products, product.key: integers}
@@ -129,9 +128,9 @@ NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no
 
 def _form(module: Any, product: Weighted, neuron: Neuron) -> tuple[Any, Tensor] | str:
     if product.key.startswith("linear") and product.weight.dim() == 2:
-        return linear_form(neuron, product.weight, product.bias)
+        return integer_form(neuron, product.weight, product.bias)
     if product.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
-        return convolution_form(neuron, module)
+        return integer_form(neuron, product.weight, product.bias, module)
     return f"{type(module).__name__} has no integer form"
 
 
@@ -183,7 +182,7 @@ def optimize(snn: nn.Module, *, integer_units: bool | None = None) -> nn.Module:
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> snn = convert(model, calibrate(model, [torch.randn(64, 2)]))
     >>> optimize(snn, integer_units=True)[2].integer_linear0_input
-    IntegerLinear(int8 (3, 3))
+    IntegerProduct(int8 (3, 3))
     """
     check_network("optimize", snn)
     twin = copy.deepcopy(snn)

@@ -20,6 +20,5 @@ from onespike.kernels.product import Weights as Weights
 from onespike.kernels.product import Window as Window
 from onespike.kernels.product import best_path as best_path
 from onespike.kernels.product import multiply as multiply
-from onespike.kernels.product import pack as pack
 from onespike.kernels.product import paths as paths
 from onespike.kernels.product import word_path as word_path

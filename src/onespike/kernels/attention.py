@@ -51,15 +51,9 @@ class _Firing(ctypes.Structure):
     _fields_ = (*((name, ctypes.c_void_p) for name in _names), ("quick", ctypes.c_int64))
 
 
-FIRE = ("q_fires", "k_fires", "v_fires")
-
-
 class _Integers(ctypes.Structure):
-    _fields_ = (
-        *_Attention._fields_,
-        *((name, ctypes.c_void_p) for name in (*FIRE, *Units._fields)),
-        ("path", ctypes.c_int64),
-    )
+    _names = ("q_fires", "k_fires", "v_fires", *Units._fields)
+    _fields_ = (*_Attention._fields_, *((name, ctypes.c_void_p) for name in _names), ("path", ctypes.c_int64))
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -88,13 +82,11 @@ def attend(
             query, key, value, mask, step, list(g.levels), g.rounding, code.inside
         )
         return result
-    return _attend(query, key, value, mask, step, code)
+    return _run("onespike_attend", _Attention, (query, key, value), mask, step, code)
 
 
 def attend_integers(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    operands: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     step: Tensor,
     code: SpikeCode,
@@ -106,8 +98,6 @@ def attend_integers(
 
     `fires` holds the code of q, k and v, and what counts of each sign are worth in units. Tensors of these codes are float32 and contiguous, [heads, depth], with 0 for a side that is off; gains per row or key.
     """
-    call, batch, out = _call(_Integers, query, key, value, mask, step, code)
-    call.path = path.number
     firing = [
         _Firing(
             *map(pointer, (one.positive, one.negative, *times, one.center, one.gain)),
@@ -115,41 +105,26 @@ def attend_integers(
         )
         for one, times in fires
     ]
-    for name, operand in zip(FIRE, firing, strict=True):
-        setattr(call, name, ctypes.addressof(operand))
-    for name, of_units in units._asdict().items():
-        setattr(call, name, pointer(of_units))
-    _run("onespike_attend_integers", call, batch)
-    return out
+    further = (*map(ctypes.addressof, firing), *map(pointer, units), path.number)
+    return _run("onespike_attend_integers", _Integers, operands, mask, step, code, *further)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, code: SpikeCode
-) -> Tensor:
-    call, batch, out = _call(_Attention, query, key, value, mask, step, code)
-    _run("onespike_attend", call, batch)
-    return out
-
-
-def _call(
-    kind: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, step: Tensor, code: SpikeCode
-) -> tuple[Any, int, Tensor]:
+def _run(
+    name: str, kind: Any, operands: tuple[Tensor, ...], mask: Tensor | None, step: Tensor, code: SpikeCode, *further: Any
+) -> Tensor:  # fmt: skip
+    query, key, value = operands
     (batch, heads, rows, inner), (keys, outer) = query.shape, value.shape[2:]
     out = query.new_empty(batch, rows, heads, outer).transpose(1, 2)
     where = None if mask is None else mask.float().expand(batch, heads, rows, keys)
     steps, form = step.expand(heads, rows), form_of(code.function, code.inside)
     call = kind(
         *map(_operand, (query, key.transpose(2, 3), value, where, out)), heads, rows, keys, inner, outer,
-        steps.data_ptr(), *steps.stride(), ctypes.addressof(form),
+        steps.data_ptr(), *steps.stride(), ctypes.addressof(form), *further,
     )  # fmt: skip
-    call.held = (where, steps, form)  # keeps what it points to
-    return call, batch, out
-
-
-def _run(name: str, call: Any, batch: int) -> None:
     kernels = build.library()
     if kernels is None or getattr(kernels, name)(ctypes.addressof(call), batch, torch.get_num_threads()):
         raise MemoryError("attention: there is no memory left for a few rows of scores. Use smaller inputs.")
+    return out
 
 
 def _operand(x: Tensor | None) -> _Operand:
@@ -169,7 +144,7 @@ def _attend_operator(
 ) -> Tensor:
     """Run `attend` under a compiler, which sees one operation."""
     code = SpikeCode(step, None, fire_function(tuple(levels), rounding), inside=inside)
-    return _attend(query, key, value, mask, step, code)
+    return _run("onespike_attend", _Attention, (query, key, value), mask, step, code)
 
 
 @_attend_operator.register_fake

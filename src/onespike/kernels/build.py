@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +69,14 @@ def _load() -> ctypes.CDLL:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     flags = flags_for(torch.backends.cpu.get_cpu_capability())
     name = key(flags)
-    built = _prebuilt(name)
-    if built is not None:
-        return built
-    folder = private_folder()
-    for file in kept_libraries(folder, name) if folder else ():
+    wheel, folder = PREBUILT / f"{name}.so", private_folder()
+    for file in chain([wheel] if wheel.is_file() else [], kept_libraries(folder, name) if folder else []):
         try:
             return _declared(file)
         except (OSError, AttributeError) as error:  # for another machine, or without our functions
-            log.info("%s is compiled again: %s", file, error)
-            drop(file)
+            log.info("%s does not load, and the kernels are compiled: %s", file, error)
+            if file != wheel:
+                drop(file)
     if compiler is None:
         raise RuntimeError("no C compiler found")
     if folder and not os.access(folder, os.W_OK):
@@ -87,18 +86,6 @@ def _load() -> ctypes.CDLL:
         compile_(compiler, flags, target)
         # A loaded library stays, even if its file does not.
         return _declared(keep(target, folder, name) if folder else target)
-
-
-def _prebuilt(name: str) -> ctypes.CDLL | None:
-    """Return the wheel's library for these sources and this kind of processor; None without one that loads."""
-    file = PREBUILT / f"{name}.so"
-    if not file.is_file():
-        return None
-    try:
-        return _declared(file)
-    except (OSError, AttributeError) as error:
-        log.info("%s does not load, and the kernels are compiled: %s", file, error)
-        return None
 
 
 _NUMBER, _INT, _POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p

@@ -58,8 +58,10 @@ def fire(x: Tensor, code: SpikeCode, plans: dict[Any, Plan], *, decoded: bool) -
         return _around(x, code, decoded, _compiled)
     if plain_is_needed(x, code.positive, code.negative):
         return None
-    backend = _backend(x.device.type)
-    return None if backend is None else backend(x, code, plans, decoded)
+    if x.device.type == "cpu":
+        return _native(x, code, plans, decoded)
+    gpu = _gpu() if x.device.type == "cuda" else None
+    return None if gpu is None else _around(x, code, decoded, gpu.launch)
 
 
 Step = Tensor | None
@@ -117,16 +119,12 @@ def _(x: Tensor, *code: Any) -> Tensor:
     return torch.empty_like(x, dtype=x.dtype if decoded else torch.float32)
 
 
-def _backend(device: str) -> Callable[..., Tensor | None] | None:
-    """Return the kernel of this kind of device; None where only torch works."""
-    if device == "cpu":
-        return None if build.library() is None else _native
-    return _triton if device == "cuda" and _gpu() is not None else None
-
-
 def _native(
     x: Tensor, code: SpikeCode, plans: dict[Any, Plan], decoded: bool, most: tuple[float, float] | None = None
 ) -> Tensor | None:
+    kernels: Any = build.library()
+    if kernels is None:
+        return None
     source = x if x.dtype is torch.float32 else x.float()
     out = torch.empty_like(source)
     shape = source.shape, source.stride()
@@ -138,17 +136,12 @@ def _native(
         if len(plans) >= PLANS:
             plans.clear()
         plans[shape] = way
-    kernels: Any = build.library()
     if way.copied:
         source = out.copy_(source)  # dense, in memory order
     threads = 1 if out.numel() < SMALL else torch.get_num_threads()
     if kernels.onespike_fire(way.address, source.data_ptr(), out.data_ptr(), decoded, threads):
         return None
     return out.to(x.dtype) if decoded and x.dtype is not torch.float32 else out
-
-
-def _triton(x: Tensor, code: SpikeCode, plans: Any, decoded: bool) -> Tensor | None:
-    return _around(x, code, decoded, _gpu().launch)
 
 
 @cache

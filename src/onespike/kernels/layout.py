@@ -106,47 +106,46 @@ def plan(x: Tensor, out: Tensor, code: SpikeCode, most: tuple[float, float]) -> 
     except RuntimeError:  # it broadcasts the input to its shape
         return None
     order = sorted((d for d in range(x.dim()) if x.shape[d] != 1), key=out.stride, reverse=True)
-    sizes = [x.shape[d] for d in order]
-    axes = [[s[d] for d in order] for s in (x.stride(), *strides)]
-    sizes, axes = _joined(sizes, axes)
-    copied = x.stride() != out.stride() and (axes[0][-1] != 1 or sizes[-1] < SHORT)
-    if copied:
-        sizes, axes = _joined(
-            [x.shape[d] for d in order], [[s[d] for d in order] for s in (out.stride(), *strides)]
-        )
-    if len(sizes) > DIMS or axes[-1][-1]:
+
+    def runs_from(source: Tensor) -> list[Axis]:
+        walks = (source.stride(), *strides)
+        return _joined([(x.shape[d], tuple(walk[d] for walk in walks)) for d in order])
+
+    runs = runs_from(x)
+    copied = x.stride() != out.stride() and (runs[-1][1][0] != 1 or runs[-1][0] < SHORT)
+    runs = runs_from(out) if copied else runs
+    if len(runs) > DIMS or runs[-1][1][-1]:
         return None
+    apart, *by, by_row = (_Axes(*walk) for walk in zip(*(steps for _, steps in runs), strict=True))
     form = form_of(code.function, code.inside)
     call = _Fire(
-        len(sizes), x.numel(), _Axes(*sizes), _Axes(*axes[0]), pointer(code.scale), pointer(code.gain), _Axes(*axes[5]),
-        (ctypes.c_void_p * 4)(*map(pointer, tensors)), (_Axes * 4)(*(_Axes(*a) for a in axes[1:5])),
-        ctypes.addressof(form), *most,
+        len(runs), x.numel(), _Axes(*(size for size, _ in runs)), apart, pointer(code.scale), pointer(code.gain), by_row,
+        (ctypes.c_void_p * 4)(*map(pointer, tensors)), (_Axes * 4)(*by), ctypes.addressof(form), *most,
     )  # fmt: skip
     call.held = form
     return Plan(code, addresses(code), call, ctypes.addressof(call), copied)
 
 
-def _joined(sizes: list[int], axes: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+Axis = tuple[int, tuple[int, ...]]
+"""The size of an axis, and how far apart its elements lie in each tensor."""
+
+
+def _joined(axes: list[Axis]) -> list[Axis]:
     """Join the axes that every tensor passes through as one; a single number has one axis.
 
-    >>> _joined([2, 3, 4], [[12, 4, 1], [0, 1, 0]])
-    ([2, 3, 4], [[12, 4, 1], [0, 1, 0]])
-    >>> _joined([2, 3, 4], [[12, 4, 1], [0, 0, 1]])
-    ([6, 4], [[4, 1], [0, 1]])
+    >>> _joined([(2, (12, 0)), (3, (4, 1)), (4, (1, 0))])
+    [(2, (12, 0)), (3, (4, 1)), (4, (1, 0))]
+    >>> _joined([(2, (12, 0)), (3, (4, 0)), (4, (1, 1))])
+    [(6, (4, 0)), (4, (1, 1))]
     """
-    if not sizes:
-        return [1], [[1], *([0] for _ in axes[1:])]
-    lengths, joined = [sizes[0]], [[a[0]] for a in axes]
-    for d in range(1, len(sizes)):
-        if all(a[d - 1] == a[d] * sizes[d] for a in axes):
-            lengths[-1] *= sizes[d]
-            for a, to in zip(axes, joined, strict=True):
-                to[-1] = a[d]
+    joined: list[Axis] = []
+    for size, steps in axes:
+        before, last = joined[-1] if joined else (1, ())
+        if joined and all(far == near * size for far, near in zip(last, steps, strict=True)):
+            joined[-1] = (before * size, steps)
         else:
-            lengths.append(sizes[d])
-            for a, to in zip(axes, joined, strict=True):
-                to.append(a[d])
-    return lengths, joined
+            joined.append((size, steps))
+    return joined or [(1, (1, 0, 0, 0, 0, 0))]
 
 
 def pointer(x: Tensor | None) -> int | None:

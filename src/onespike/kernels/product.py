@@ -59,18 +59,32 @@ class Window(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """8-bit weights in the layout of a path, with what counts are worth to them and what follows the sums."""
+    """8-bit weights in the layout of a path, with the code that fires what they multiply and what follows the sums."""
 
+    path: Path
+    code: SpikeCode  # its tensors float32 and contiguous, steps with their scale; a gain per row r modulo their number
     packed: Tensor
     total: Tensor  # of the weights of each output, in int32
     scale: Tensor  # of each output
+    factor: Tensor  # of all scales
     bias: Tensor | None  # [outputs], or [places, outputs] for row r modulo their number
     inputs: int  # before padding
-    times: tuple[Tensor, Tensor] = (
-        ONE,
-        ONE,
-    )  # the units of a count of each sign, single numbers or one per input
-    low: int = -128  # the smallest number of units that a byte holds
+    times: tuple[Tensor, Tensor]  # the units of a count of each sign, single numbers or one per input
+    low: int  # the smallest number of units that a byte holds
+
+    @staticmethod
+    def of(
+        weight: Tensor, path: Path, code: SpikeCode, scale: Tensor, *, factor: Tensor = ONE, bias: Tensor | None = None,
+        times: tuple[Tensor, Tensor] = (ONE, ONE), low: int = -128,
+    ) -> Weights:  # fmt: skip
+        """Pack 8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], padded with zeros."""
+        group = 4 // path.bytes
+        outputs, inputs = weight.shape
+        wide = weight.to(torch.int16 if path.bytes == 2 else torch.int8)
+        whole = F.pad(wide, (0, -inputs % group, 0, -outputs % path.columns))
+        packed = whole.view(-1, path.columns, whole.shape[1] // group, group).transpose(1, 2).contiguous()
+        total = weight.sum(1, dtype=torch.int32)
+        return Weights(path, code, packed, total, scale, factor, bias, inputs, times, low)
 
 
 class _Source(ctypes.Structure):
@@ -92,15 +106,6 @@ class _Product(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("biases", "inputs", "outputs")),
         *((name, ctypes.c_int32) for name in ("low", "path")),
     )
-
-
-def pack(weight: Tensor, path: Path) -> Tensor:
-    """Return 8-bit weights [outputs, inputs] as [panels, groups of four bytes, columns], padded with zeros."""
-    group = 4 // path.bytes
-    outputs, inputs = weight.shape
-    wide = weight.to(torch.int16 if path.bytes == 2 else torch.int8)
-    whole = F.pad(wide, (0, -inputs % group, 0, -outputs % path.columns))
-    return whole.view(-1, path.columns, whole.shape[1] // group, group).transpose(1, 2).contiguous()
 
 
 @cache
@@ -144,53 +149,52 @@ def _is_exact(path: Path) -> bool:
             counts = torch.randint(-140, 141, (rows, inputs), generator=generator).float()
             largest = counts.sign() * 127, weight.sign() * 127
             for x, w in ((counts, weight), largest, (counts.abs(), weight.abs())):
-                total = w.sum(1, dtype=torch.int32)
-                weights = Weights(pack(w.to(torch.int8), path), total, torch.ones(outputs), None, inputs)
-                product = _multiply(x, code, weights, ONE, path)
+                product = _multiply(x, Weights.of(w, path, code, torch.ones(outputs)))
                 if product is None or not torch.equal(product.double(), x.double() @ w.double().t()):
                     return False
     return True
 
 
-def multiply(
-    x: Tensor, code: SpikeCode, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
-) -> Tensor | None:
+def multiply(x: Tensor, weights: Weights, window: Window | None = None) -> Tensor | None:
     """Return factor·scale·gain·(counts·W) + bias, [rows, outputs]; None where the plain form must run.
 
-    x is [rows, inputs], or with a window [images, height, width, inputs]. The code's tensors are float32 and contiguous:
-    steps with their scale and a center, single numbers or one per input; a gain per row, where row r has number r modulo
-    their number. The factor is a single number for all scales.
+    x is [rows, inputs], or with a window [images, height, width, inputs].
     """
     if plain_is_needed(x, weights.bias) or x.device.type != "cpu" or x.dtype != torch.float32:
         return None
-    return _multiply(x, code, weights, factor, path, window)
+    return _multiply(x, weights, window)
 
 
-def _multiply(
-    x: Tensor, code: SpikeCode, weights: Weights, factor: Tensor, path: Path, window: Window | None = None
-) -> Tensor | None:
+def _multiply(x: Tensor, weights: Weights, window: Window | None = None) -> Tensor | None:
     kernels: Any = build.library()
     if kernels is None:
         return None
-    x = x.contiguous()
-    down, right = (1, 1) if window is None else window.places
-    rows, outputs = (len(x) * down * right, len(weights.scale))
-    out = x.new_empty(rows, outputs)
-    up_step, down_step = (OFF if side is None else side for side in (code.positive, code.negative))
-    shape: tuple[int, ...] = ()
+    x, code, bias = x.contiguous(), weights.code, weights.bias
+    places, shape = (1, 1), tuple[int, ...]()
     if window is not None:
-        above, _, left, _ = window.padding
-        shape = (*window.image, above, left, *window.padded, *window.kernel, *window.stride, *window.dilation)
-    gain, bias, form = code.gain, weights.bias, form_of(code.function, code.inside)
+        places, (above, _, left, _) = window.places, window.padding
+        shape = (
+            *window.image,
+            above,
+            left,
+            *window.padded,
+            *window.kernel,
+            *window.stride,
+            *window.dilation,
+            *places,
+        )
+    rows, outputs = len(x) * places[0] * places[1], len(weights.scale)
+    out = x.new_empty(rows, outputs)
+    up, down = (OFF if side is None else side for side in (code.positive, code.negative))
+    form = form_of(code.function, code.inside)
     source = _Source(
-        x.data_ptr(), pointer(code.center), pointer(gain), up_step.data_ptr(), down_step.data_ptr(),
-        weights.times[0].data_ptr(), weights.times[1].data_ptr(), ctypes.addressof(form),
-        1 if gain is None else gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
-        max(up_step.dim(), down_step.dim()), 0, *shape, *((down, right) if shape else ()),
+        *map(pointer, (x, code.center, code.gain, up, down, *weights.times)), ctypes.addressof(form),
+        1 if code.gain is None else code.gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
+        max(up.dim(), down.dim()), 0, *shape,
     )  # fmt: skip
     call = _Product(
-        weights.packed.data_ptr(), weights.total.data_ptr(), weights.scale.data_ptr(), factor.data_ptr(), pointer(bias),
-        out.data_ptr(), 1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, weights.low, path.number,
+        *map(pointer, (weights.packed, weights.total, weights.scale, weights.factor, bias, out)),
+        1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, weights.low, weights.path.number,
     )  # fmt: skip
     threads = 1 if rows * weights.inputs < SMALL else torch.get_num_threads()
     refused = kernels.onespike_product(ctypes.addressof(call), ctypes.addressof(source), threads)

@@ -115,14 +115,15 @@ class SpikeCode(NamedTuple):
         return nothing if up is None else up, nothing if down is None else down
 
     def row_steps(self) -> Tensor | None:
-        """Return the positive steps, [heads, rows, 1] at most, of a code without other constants; else None."""
+        """Return the positive steps, [heads, rows] at most, of a code without other constants; else None."""
         step, gain = self.steps[0], self.gain
         if step is None or not (self.center is None and self.offset is None and self.typical is None):
             return None
         for part in (step, gain):
             if part is not None and part.dim() and (part.dim() > 3 or part.shape[-1] > 1):
                 return None
-        return step if gain is None else step * gain
+        step = step if gain is None else step * gain
+        return step[..., 0] if step.dim() else step
 
     def settled(self, x: Tensor) -> SpikeCode:
         """Return the code of this one input, with fixed gains."""

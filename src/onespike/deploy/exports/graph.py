@@ -17,27 +17,15 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 from onespike.conversion.firing import Neurons
 from onespike.deploy.exports import operations
 from onespike.deploy.exports.operations import ZERO
-from onespike.deploy.products import IntegerConvolution, IntegerLinear, Populations
+from onespike.deploy.products import IntegerProduct
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
-from onespike.spikes import SpikeCode
 
 FIXED = "the size of its batch is fixed at {}: the network itself depends on it"
 LENGTH = "its inputs have {} tokens: the network itself, or a pass, depends on their number"
 Log = list[tuple[str, Tensor]]
-
-
-def code_of(neuron: Neuron, site: str) -> SpikeCode:
-    """Return the neuron's code, if it says all that the neuron does."""
-    code = neuron.code()
-    if not neuron.coded or not code.shifts:
-        raise UsageError(
-            f"export: the neuron '{neuron.name}' at {site} fires by a rule of its own, which no format but pt2 can "
-            "write. Convert with neuron='sfn', or export with format='pt2'."
-        )
-    return code
 
 
 class Site(nn.Module):
@@ -47,18 +35,23 @@ class Site(nn.Module):
 
     def __init__(self, name: str, neuron: Neuron, log: Log) -> None:
         super().__init__()
-        self.name, self.log, self.code = name, log, code_of(neuron, name)
-        up, down = self.code.units()
+        code = neuron.code()
+        if not neuron.coded or not code.shifts:
+            raise UsageError(
+                f"export: the neuron '{neuron.name}' at {name} fires by a rule of its own, which no format but pt2 can "
+                "write. Convert with neuron='sfn', or export with format='pt2'."
+            )
+        self.name, self.log, self.sides = name, log, code.sides
+        self.firing = (code.sides, list(code.levels), list(code.function.bounds), name)
+        up, down = code.units()
         # a channel that is off divides by infinity and multiplies by 0
         buffers: dict[str, Tensor | None] = {
             "positive": torch.where(up > 0, up, torch.inf), "negative": torch.where(down > 0, down, torch.inf),
-            "up": up, "down": down, "center": self.code.center, "gain": self.code.gain, "offset": self.code.offset,
-            "typical": self.code.typical,
+            "up": up, "down": down, "center": code.center, "gain": code.gain, "offset": code.offset,
+            "typical": code.typical,
         }  # fmt: skip
         for part, value in buffers.items():
             self.register_buffer(part, None if value is None else value.detach())
-        self.sides, function = self.code.sides, self.code.function
-        self.firing = (self.sides, list(function.levels), list(function.bounds), name)
 
     def fire(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The counts, and the gains of their rows."""
@@ -80,62 +73,48 @@ class Site(nn.Module):
         return value.to(x.dtype)
 
 
-class Part(nn.Module):
-    """Multiply a site's counts by the weights of one integer product, by name."""
+class Product(nn.Module):
+    """Replace an integer product: multiply a site's counts by name."""
 
-    def __init__(self, site: Site, form: Any, unsigned: bool) -> None:
+    def __init__(self, site: Site, form: IntegerProduct, unsigned: bool) -> None:
         super().__init__()
         if not form.fits:
             raise UsageError(
                 f"export: the sums at {site.name} do not fit into 32 bits. Convert with fewer levels, or with "
                 "a larger scale."
             )
-        self.form = (form,)  # no child: its buffers are not exported
+        if any(before != after for before, after in form.padding):
+            raise UsageError(
+                "export: a convolution pads one side more than the other (padding='same' with an even kernel). "
+                "Pad in a layer of its own."
+            )
+        self.form, self.biased = (form,), form.biased  # no child: its buffers are not exported
         up, down = form.times_up, form.times_down
         once = bool((up == 1).all() and (down == 1).all())
         weight = (form.weight.int() + ZERO).to(torch.uint8) if unsigned else form.weight
         values = (weight, form.scale, form.bias, None if once else up, None if once else down)
         for name, value in zip(("weight", "scale", "bias", "up", "down"), values, strict=True):
             self.register_buffer(name, value)
-        most = int(site.code.largest * torch.maximum(up, down).max())
-        self.facts = (most, site.sides != "positive", site.name)
+        self.facts = (form.most, site.sides != "positive", site.name)
+        self.other = None if form.other is None else Product(site, form.other, unsigned)
 
-    def forward(self, counts: Tensor, gain: Tensor | None) -> Any:
-        form = self.form[0]
-        if isinstance(form, IntegerLinear):
-            return operations.linear(counts, *self._buffers.values(), gain, *self.facts)
+    def forward(self, x: Tensor, site: Site) -> Tensor:
+        return self.multiply(*site.fire(x))
+
+    def multiply(self, counts: Tensor, gain: Tensor | None) -> Tensor:
+        """The value of counts, and of those of the other sign where they have weights of their own."""
+        (form,) = self.form
         if form.shift is not None:
             # the first call, before the network is traced, settles what depends on the size of the image
-            bias = form.constants(tuple(counts.shape[2:]))
+            bias: Any = form.constants(tuple(counts.shape[2:]))
             self.bias, form.shift = bias.flatten() if bias.shape[1:].numel() == 1 else bias, None
-        return operations.conv(counts, *self._buffers.values(), *_geometry(form), *self.facts)
-
-
-class Product(nn.Module):
-    """Replace an integer product: one part, or the sum of two populations."""
-
-    def __init__(self, site: Site, form: Any, unsigned: bool) -> None:
-        super().__init__()
-        forms = (form.first, form.second) if isinstance(form, Populations) else (form,)
-        self.parts, self.biased = nn.ModuleList(Part(site, one, unsigned) for one in forms), form.biased
-
-    def forward(self, x: Tensor, site: Site) -> Any:
-        counts, gain = site.fire(x)
-        first, *others = (part(counts, gain) for part in self.parts)
-        return first + others[0] if others else first
-
-
-def _geometry(part: IntegerConvolution) -> tuple[list[int], list[int], list[int], int]:
-    stride, padding, dilation, groups = part.geometry
-    if isinstance(padding, str):
-        spans = [d * (k - 1) for d, k in zip(dilation, part.weight.shape[2:], strict=True)]
-        if padding == "same" and any(span % 2 for span in spans):
-            raise UsageError(
-                "export: a convolution pads one side more than the other (padding='same' with an even kernel). "
-                "Pad in a layer of its own."
-            )
-        padding = [0 if padding == "valid" else span // 2 for span in spans]
-    return list(stride), list(padding), list(dilation), groups
+        if form.dims:
+            stride, _, dilation, groups = form.geometry
+            around = (list(stride), [before for before, _ in form.padding], list(dilation), groups)
+            value: Tensor = operations.conv(counts, *self._buffers.values(), *around, *self.facts)
+        else:
+            value = operations.linear(counts, *self._buffers.values(), gain, *self.facts)
+        return value if self.other is None else value + self.other.multiply(counts, gain)
 
 
 class Marked(nn.Module):

@@ -14,7 +14,7 @@ import io
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,17 @@ from onespike.deploy.exports.base import Foreign, Request, Run, example, export_
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.graph import Graph, marked, trace
 from onespike.deploy.exports.integers import LEFT_OUT, SAME, operation_of
-from onespike.deploy.exports.operations import Fire
+from onespike.deploy.exports.operations import Fire, Multiply
 from onespike.deploy.exports.thresholds import RELU, level_thresholds
+from onespike.deploy.folding import by_rows
 from onespike.errors import UsageError
 
 SHAPES = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
 PRODUCTS = ("spikes.linear", "spikes.conv", "aten.linear.default", "aten.conv2d.default")
 PLAIN = "Convert with preset='sformer' and io='spiking', or try format='integers'."
 """The remedy for what the passes have made."""
+DEFAULTS = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
+"""The arguments of a convolution of values; a linear map has the first three."""
 Copies = list[float]
 """Of each copy of a neuron, the difference of two levels that its spike is worth, with the sign of its side."""
 
@@ -68,25 +71,13 @@ def write(request: Request, file: Path) -> Foreign:
     return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires))
 
 
-class Weighted(NamedTuple):
-    """A product of the graph, in double: `scale` is None where it multiplies values."""
-
-    node: fx.Node
-    weight: Tensor
-    bias: Tensor
-    scale: Tensor | None
-    times: tuple[Tensor | None, Tensor | None]
-    geometry: tuple[Any, ...]
-    """Stride, padding, dilation and groups of a convolution."""
-
-
 class Chain:
     """The nodes and edges of a graph, written product by product.
 
     Attributes:
         fires: site → the node whose spikes are its counts, and what they are worth.
         copies: of the neurons before; None where a real value comes.
-        product: the product that waits for its neuron.
+        product: the product that waits for its neuron, and the `shape` of its result.
         between: pools and changes of shape between it and its neuron.
     """
 
@@ -98,7 +89,7 @@ class Chain:
         self.edges: list[tuple[str, str]] = []
         self.fires: dict[str, tuple[str, Copies]] = {}
         self.copies: Copies | None = None
-        self.product: Weighted | None = None
+        self.product: Multiply | None = None
         self.between: list[fx.Node] = []
         before, rectified = graph.inputs[0], False
         self.nodes["input"] = nir.Input(input_type={"input": _shape(before)})
@@ -112,7 +103,7 @@ class Chain:
             if op in SAME or op.startswith("aten.to."):
                 continue
             if op in PRODUCTS:
-                self.product, rectified = self._weighted(node, op), False
+                self.product, self.shape, rectified = self._weighted(node, op), _shape(node), False
             elif op in RELU and self.product is not None:
                 rectified = True  # its neuron fires on positive inputs alone
             elif op in (*SHAPES, "aten.max_pool2d.default"):
@@ -123,60 +114,53 @@ class Chain:
                 raise refuse(f"{op} stands before {_where(node)}")
         if self.product is None or self.between or rectified:
             raise refuse("the network does not end with a product")
-        weight, scale = self._copied(self.product), self.product.scale
-        if scale is not None:
-            weight = weight * scale.view(-1, *[1] * (weight.dim() - 1))
-        self._multiply("output_layer", weight, self.product.bias)
-        self._add("output", nir.Output(output_type={"output": _shape(self.product.node)}))
+        product, weight = self.product, self._copied(self.product)
+        if product.scale is not None:
+            weight = weight * by_rows(product.scale, weight)
+        self._affine("output_layer", weight, product.bias, product.counts, *product.geometry[:3])
+        self._add("output", nir.Output(output_type={"output": _shape(before)}))
 
     def _add(self, name: str, node: Any) -> None:
         self.nodes[name] = node
         self.edges.append((self.last, name))
         self.last = name
 
-    def _weighted(self, node: fx.Node, op: str) -> Weighted:
-        """Read a product, and refuse what NIR cannot multiply."""
-        where, args = _where(node), list(node.args)
-        integers, convolution = op.startswith("spikes."), "conv" in op
-        if not integers and (self.product is not None or self.copies is not None):
+    def _weighted(self, node: fx.Node, op: str) -> Multiply:
+        """Read a product, its tensors in double, and refuse what NIR cannot multiply; one of values has no scale."""
+        where, convolution = _where(node), "conv" in op
+        if op.startswith("spikes."):
+            product = Multiply.of(node)
+        elif self.product is None and self.copies is None:
+            x, weight, bias, *geometry = (*node.args, *DEFAULTS[len(node.args) :])
+            product = Multiply(x, weight, None, bias, None, None, None, tuple(geometry), where)
+        else:
             raise UsageError(
                 f"export: nir has no ReLU, and the input of the product before {where} stays analog. "
                 "Convert with io='spiking'."
             )
         if node.meta["val"].dim() != (4 if convolution else 2):
             raise refuse(f"the product before {where} is neither of vectors nor of images")
-        if integers:
-            weight, scale, bias, up, down = (self._double(argument) for argument in args[1:6])
-            geometry = tuple(args[6:10])
-        else:
-            (weight, bias), scale, up, down = (self._double(a) for a in (*args, None)[1:3]), None, None, None
-            default = ([1, 1], [0, 0], [1, 1], 1)
-            geometry = (*args[3:], *default[len(args[3:]) :])
-        if convolution and geometry[3] != 1:
+        if convolution and product.geometry[3] != 1:
             raise refuse(f"the convolution before {where} has groups")
+        weight, scale, bias, up, down = (self._double(argument) for argument in product[1:6])
         if bias is not None and bias.dim() > 1:
             raise refuse(f"the bias before {where} differs by place")
-        bias = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias  # type: ignore[arg-type]
-        return Weighted(node, weight, bias, scale, (up, down), geometry)  # type: ignore[arg-type]
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        return product._replace(weight=weight, scale=scale, bias=bias, up=up, down=down)
 
-    def _double(self, argument: Any) -> Tensor | None:
+    def _double(self, argument: Any) -> Any:
         tensor = self.graph.tensor(argument)
         return None if tensor is None else tensor.double()
 
-    def _copied(self, product: Weighted) -> Tensor:
+    def _copied(self, product: Multiply) -> Tensor:
         """Return the weight with one block of inputs per copy of the neurons before."""
-        weight, shape = product.weight, (1, -1, *[1] * (product.weight.dim() - 2))
+        weight: Tensor = product.weight
         if self.copies is None:
             return weight
-        blocks = []
-        for worth in self.copies:
-            times = product.times[0 if worth > 0 else 1]
-            blocks.append(weight * worth if times is None else weight * worth * times.view(shape))
-        return torch.cat(blocks, 1)
-
-    def _multiply(self, name: str, weight: Tensor, bias: Tensor) -> None:
-        """Write the waiting product, with these rows."""
-        self._affine(name, weight, bias, self.product.node.args[0], *self.product.geometry[:3])  # type: ignore[union-attr]
+        shape = (1, -1, *[1] * (weight.dim() - 2))
+        times = {True: product.up, False: product.down}
+        blocks = [(weight * worth, times[worth > 0]) for worth in self.copies]
+        return torch.cat([block if by is None else block * by.view(shape) for block, by in blocks], 1)
 
     def _affine(self, name: str, weight: Tensor, bias: Tensor, x: Any, *geometry: Any) -> None:
         import nir
@@ -217,8 +201,8 @@ class Chain:
             else:
                 first = level_thresholds(product.scale, product.bias, steps[0], neuron.bounds).double()
                 rows, bias = torch.cat([weight] * len(copies)), (1.5 - first).t().flatten()
-            self._multiply(f"{name}_levels", rows, bias)
-            shape = _shape(product.node)
+            self._affine(f"{name}_levels", rows, bias, product.counts, *product.geometry[:3])
+            shape = self.shape
         size = (len(copies) * shape[0], *shape[1:])
         self._add(name, _neurons(size, 1.0))
         for index, node in enumerate(self.between):

@@ -56,6 +56,26 @@ class Fire(NamedTuple):
         return Fire(*node.args)
 
 
+class Multiply(NamedTuple):
+    """The arguments of a node `spikes.linear` or `spikes.conv`; geometry is stride, padding, dilation and groups."""
+
+    counts: Any
+    weight: Any
+    scale: Any
+    bias: Any
+    up: Any
+    down: Any
+    gain: Any
+    geometry: tuple[Any, ...]
+    site: str
+
+    @staticmethod
+    def of(node: Any) -> Multiply:
+        *operands, _, _, site = node.args
+        gain, geometry = (operands[6], ()) if len(operands) == 7 else (None, tuple(operands[6:]))
+        return Multiply(*operands[:6], gain, geometry, site)
+
+
 @operation
 def row_gain(x: Tensor, typical: Tensor, center: Tensor | None, gain: Tensor | None) -> Tensor:
     """gain·2^round(log2(mean|x − center| / typical)) for each row along the last axis, the power from ½ to 2¹⁴."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from onespike.deploy.exports.graph import Graph
-from onespike.deploy.exports.operations import Fire
+from onespike.deploy.exports.operations import Fire, Multiply
 
 RELU = ("aten.relu.default", "aten.relu_.default")
 MONOTONE = (
@@ -42,9 +42,9 @@ def integer_thresholds(node: fx.Node, graph: Graph) -> Sums | None:
         rectified, product = rectified or str(product.target) in RELU, product.args[0]
     if neuron.gain is not None or not isinstance(product, fx.Node) or str(product.target) not in PRODUCTS:
         return None
-    args: Any = product.args
-    weight, scale, bias = (graph.tensor(of) for of in args[1:4])
-    by_row = weight is not None and weight.dim() == 2 and args[6] is not None
+    multiply = Multiply.of(product)
+    weight, scale, bias = (graph.tensor(of) for of in multiply[1:4])
+    by_row = multiply.gain is not None
     if weight is None or scale is None or by_row or (bias is not None and bias.dim() > 1):
         return None
 
