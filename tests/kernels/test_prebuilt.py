@@ -27,7 +27,10 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    command = [sys.executable, *"-m pip wheel . --no-deps --no-build-isolation -q -w out".split()]
+    command = [
+        sys.executable,
+        *["-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", "out"],
+    ]
     environment = {**os.environ, "ONESPIKE_PREBUILT": "1"}
     subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
     [wheel] = (source / "out").glob("*.whl")

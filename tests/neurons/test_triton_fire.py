@@ -30,7 +30,9 @@ def interpreted(monkeypatch):
 
     monkeypatch.setattr(gpu, "kernel", InterpretedFunction(gpu.kernel.fn))
     fire = import_module("onespike.kernels.firing")
-    monkeypatch.setattr(fire, "_backend", lambda device: fire._triton)
+    monkeypatch.setattr(
+        fire, "_native", lambda x, code, plans, decoded: fire._around(x, code, decoded, gpu.launch)
+    )
 
 
 @pytest.mark.parametrize("levels", ["mixed:8", "linear", "exponential"])

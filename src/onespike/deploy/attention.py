@@ -99,7 +99,7 @@ class IntegerAttention(nn.Module):
         if self._ready is None or self._ready[0] != case:
             self._ready = (case, self._prepared(neurons, *operands))
         prepared = self._ready[1]
-        return None if prepared is None else kernels.attend_integers(operands, mask, *prepared, path)
+        return None if prepared is None else kernels.attend_integers(operands, mask, path, *prepared)
 
     def _prepared(
         self, neurons: tuple[Neuron, Neuron, Neuron, Neuron], query: Tensor, key: Tensor, value: Tensor

@@ -88,11 +88,11 @@ def attend(
 def attend_integers(
     operands: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
+    path: Path,
     step: Tensor,
     code: SpikeCode,
     fires: Sequence[tuple[SpikeCode, tuple[Tensor, Tensor]]],
     units: Units,
-    path: Path,
 ) -> Tensor:
     """Compute the same for operands that fire, with exact products on 16-bit numbers.
 

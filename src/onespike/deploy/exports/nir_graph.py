@@ -131,7 +131,8 @@ class Chain:
         if op.startswith("spikes."):
             product = Multiply.of(node)
         elif self.product is None and self.copies is None:
-            x, weight, bias, *geometry = (*node.args, *DEFAULTS[len(node.args) :])
+            args: list[Any] = [*node.args, *DEFAULTS[len(node.args) :]]
+            x, weight, bias, *geometry = args
             product = Multiply(x, weight, None, bias, None, None, None, tuple(geometry), where)
         else:
             raise UsageError(

@@ -71,9 +71,9 @@ class Multiply(NamedTuple):
 
     @staticmethod
     def of(node: Any) -> Multiply:
-        *operands, _, _, site = node.args
-        gain, geometry = (operands[6], ()) if len(operands) == 7 else (None, tuple(operands[6:]))
-        return Multiply(*operands[:6], gain, geometry, site)
+        counts, weight, scale, bias, up, down, *rest, _, _, site = node.args
+        gain, geometry = (rest[0], ()) if len(rest) == 1 else (None, tuple(rest))
+        return Multiply(counts, weight, scale, bias, up, down, gain, geometry, site)
 
 
 @operation
