@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onespike.tasks import TASKS, Items, Task, check, task_of
-from onespike.tasks.base import exact
+from onespike.tasks.scores import exact
 
 
 def number(x: Tensor) -> float:

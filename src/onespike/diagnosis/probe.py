@@ -24,7 +24,7 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.tasks import Meaning, Task
-from onespike.tasks.base import exact
+from onespike.tasks.scores import exact
 
 COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""

@@ -6,32 +6,27 @@ Fisher information of every site, and searches and passes minimize its divergenc
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Generator, Tensor
-from torch.utils._pytree import tree_map_only
 
 from onespike.errors import UsageError, unknown
-from onespike.runtime.batches import logits
 from onespike.tasks.images import list_images, read_image
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import bounds_of, span
-from onespike.tasks.summaries import Figure, Headline, Summary
-
-NETWORKS = {"ann": "original", "snn": "spiking"}
-"""Both networks: their names in records and in words."""
+from onespike.tasks.scores import NETWORKS, Mean, exact
+from onespike.tasks.summaries import Figure, Headline, Summary, flat
 
 Drawing = Callable[[Any, Tensor], Tensor]
 """(output of some inputs, their places in the batch) → the summed log-probability of their samples."""
 
 
-class Meaning(Protocol):
+class Meaning(ABC):
     """The meaning of a network's output, for search, passes and doctor: no labels, no data.
 
     Attributes:
@@ -42,9 +37,19 @@ class Meaning(Protocol):
     positional: ClassVar[bool] = True
     enough: ClassVar[int] = 256
 
-    @abstractmethod
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
+        seeds = torch.randint(2**62, (size,), generator=generator).tolist()
+
+        def log_probability(output: Any, places: Tensor) -> Tensor:
+            sources = [torch.Generator().manual_seed(seeds[place]) for place in places.tolist()]
+            return self.drawn(output, sources)
+
+        return log_probability
+
+    def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
+        """Return the summed log-probability of samples from an output, one generator per input."""
+        raise NotImplementedError
 
     @abstractmethod
     def divergence(self, expected: Any, actual: Any) -> Tensor:
@@ -60,43 +65,37 @@ class Meaning(Protocol):
 
 
 class Metric(Protocol):
-    """A score of both networks: it takes their outputs batch by batch, and computes figures for JSON at the end."""
+    """A score of both networks: it takes their outputs batch by batch, and computes figures for JSON at the end.
+
+    `merge` adds what a metric of the same kind has seen in another process.
+    """
 
     def update(self, ann: Any, snn: Any, labels: Any) -> None: ...
-    def merge(self, other: Any) -> None:
-        """Add what a metric of the same kind has seen in another process."""
-
+    def merge(self, other: Any) -> None: ...
     def compute(self) -> dict[str, Any]: ...
 
 
 class Score(Protocol):
-    """A figure of the spiking network alone, which a search raises or lowers."""
+    """A figure of the spiking network alone, which a search raises or lowers.
 
-    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        """Add a batch of `size` inputs; `expected` is None unless the objective compares with the original network."""
+    A batch has `size` inputs; `expected` is None unless the objective compares with the original network.
+    """
 
+    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None: ...
     def value(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One figure that λ can be searched by.
-
-    Attributes:
-        score: makes a new score for inputs with this truth.
-        compares: whether it needs the original network's outputs.
-        labeled: whether it needs labels.
-        partial: whether its value on some inputs predicts that on all, so that a poor trial can be given up early.
-        share: whether it is a percentage of the inputs, so that the number of inputs gives its interval.
-    """
+    """One figure that λ can be searched by; `score` makes a new score for inputs with this truth."""
 
     title: str
     score: Callable[[Items], Score]
     maximize: bool = True
-    compares: bool = False
-    labeled: bool = False
-    partial: bool = True
-    share: bool = False
+    compares: bool = False  # with the original network's outputs
+    labeled: bool = False  # needs labels
+    partial: bool = True  # some inputs predict its value on all, so that a poor trial can be given up early
+    share: bool = False  # a percentage of the inputs, whose number gives its interval
 
 
 class Task(Meaning):
@@ -106,8 +105,8 @@ class Task(Meaning):
         unit: the plural name of its inputs.
         bundled: inputs for calibration and for figures that ship with onespike.
         cannot: an option or command that this task does not support → why, with the remedy.
-        scored_by: title and key of the figure by which runs are compared.
-        compared_by: the same where there are no labels; it needs none.
+        scored_by: title and key of the figures by which runs are compared: the first that an evaluation has.
+        compared_by: title and key of the figure that needs no labels, if there is one.
         listed: title, key and digits of the figures in a table of runs; `{}` in a title stands for each network.
     """
 
@@ -115,15 +114,25 @@ class Task(Meaning):
     unit: ClassVar[str] = "images"
     bundled: ClassVar[tuple[str, str]] = ("", "")
     cannot: ClassVar[Mapping[str, str]] = {}
-    scored_by: ClassVar[tuple[str, str]]
-    compared_by: ClassVar[tuple[str, str]]
+    scored_by: ClassVar[tuple[tuple[str, str], ...]]
+    compared_by: ClassVar[tuple[str, str] | None] = None
     listed: ClassVar[tuple[tuple[str, str, int], ...]] = ()
     class_names: tuple[str, ...] | None = None
 
     @property
     @abstractmethod
+    def aims(self) -> Mapping[str, Objective]:
+        """Name → an objective for λ beside the divergence, the headline's first."""
+
+    @property
     def objectives(self) -> Mapping[str, Objective]:
-        """Name → an objective for λ, the headline's before any other; `kl` is the divergence."""
+        """Name → every objective for λ; `kl` is the divergence per input."""
+
+        def total(expected: Any, actual: Any, labels: Any) -> Tensor:
+            return self.divergence(exact(expected), exact(actual))
+
+        nats = Objective("KL to the original, nats", lambda items: Mean(total), maximize=False, compares=True)
+        return {**self.aims, "kl": nats}
 
     @abstractmethod
     def metric(self, items: Items) -> Metric:
@@ -162,8 +171,7 @@ class Task(Meaning):
 
     def front(self, items: Items) -> str:
         """Return the objective of the evaluation's headline, which a report plots against energy."""
-        possible = (name for name, aim in self.objectives.items() if items.labeled or not aim.labeled)
-        return next((name for name in possible if name != "kl"), "kl")
+        return next((name for name, aim in self.aims.items() if items.labeled or not aim.labeled), "kl")
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
         """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""
@@ -180,22 +188,24 @@ class Task(Meaning):
     @classmethod
     def columns(cls, evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """The figures in a table of several runs, by their titles."""
-        columns = {}
+        columns, figures = {}, flat(evaluation)
         for title, key, digits in cls.listed:
             for network in NETWORKS if "{}" in title else ("",):
-                place = f"{network}.{key}".removeprefix(".")
-                text = span(evaluation, place, digits if digits > 2 else 1)
-                columns[title.format(network.upper())] = Figure(at(evaluation, place), digits, text)
+                if (place := f"{network}.{key}".removeprefix(".")) in figures:
+                    text = span(evaluation, place, digits if digits > 2 else 1)
+                    columns[title.format(network.upper())] = Figure(figures[place], digits, text)
         return columns
 
     @classmethod
     def headline(cls, evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
         """Return the one figure of an evaluation; without labels, or if `labeled` is false, one that needs none."""
-        title, key = cls.scored_by
-        ann, snn = (at(evaluation, f"{network}.{key}") for network in NETWORKS)
-        if labeled and snn is not None:
-            bounds, paired = bounds_of(evaluation, f"snn.{key}"), bounds_of(evaluation, "difference")
-            return Headline(title, ann, snn, evaluation.get("standard_error"), bounds, paired)
+        figures = flat(evaluation)
+        title, key = next((p for p in cls.scored_by if f"snn.{p[1]}" in figures), cls.scored_by[-1])
+        ann, snn = (figures[f"{network}.{key}"] for network in NETWORKS)
+        if cls.compared_by is None or (labeled and snn is not None):
+            places = (f"snn.{key}", "difference", f"difference.{key.partition('.')[0]}")
+            bounds, *paired = (bounds_of(evaluation, place) for place in places)
+            return Headline(title, ann, snn, evaluation.get("standard_error"), bounds, paired[0] or paired[1])
         title, key = cls.compared_by
         return Headline(title, None, evaluation[key], bounds=bounds_of(evaluation, key))
 
@@ -225,9 +235,8 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
     if len({tuple(task_of(e).columns(e)) for e in evaluations}) > 1:
         raise UsageError("compare: these runs have different tasks. Compare runs of one task at a time.")
     headlines = [task_of(e).headline(e) for e in evaluations]
-    if len({h.title for h in headlines}) == 1:
-        return headlines
-    return [task_of(e).headline(e, labeled=False) for e in evaluations]
+    alike = len({h.title for h in headlines}) == 1
+    return headlines if alike else [task_of(e).headline(e, labeled=False) for e in evaluations]
 
 
 REFUSALS = {
@@ -248,52 +257,3 @@ def check(task: Task, wanted: str) -> None:
     """Refuse what a task does not support, in the task's words."""
     if wanted in task.cannot:
         raise UsageError(task.cannot[wanted])
-
-
-def at(evaluation: Mapping[str, Any], key: str) -> Any:
-    """Return a figure of an evaluation by its place there, such as `snn.top1`."""
-    return reduce(lambda record, name: record[name], key.split("."), evaluation)
-
-
-def exact(output: Any) -> Any:
-    """Return an output in double precision."""
-    scores = logits(output)
-    return tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, scores)
-
-
-def relative_entropy(expected: Tensor, actual: Tensor) -> Tensor:
-    """Return KL(expected ‖ actual) over the last dimension of logits; classes of probability 0 add nothing."""
-    log_p, log_q = expected.log_softmax(-1), actual.log_softmax(-1)
-    p = log_p.exp()
-    return (p * (log_p - log_q)).masked_fill(p == 0, 0.0).sum(-1)
-
-
-def sources(size: int, generator: Generator) -> Callable[[Tensor], list[Generator]]:
-    """Return a generator for every input of a batch, by its place, so that parts of the batch draw alike."""
-    seeds = torch.randint(2**62, (size,), generator=generator).tolist()
-    return lambda places: [torch.Generator().manual_seed(seeds[place]) for place in places.tolist()]
-
-
-@dataclass
-class Mean:
-    """A score that is a mean over inputs: `values_of` (expected, actual, labels) gives one value per input, or their sum."""
-
-    values_of: Callable[[Any, Any, Any], Tensor]
-    total: float = 0.0
-    inputs: int = 0
-
-    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        self.total += float(self.values_of(expected, actual, labels).detach().double().sum())
-        self.inputs += size
-
-    def value(self) -> float:
-        return self.total / self.inputs
-
-
-def divergence(meaning: Meaning) -> Objective:
-    """Return the objective `kl` of any task: its divergence per input."""
-
-    def total(expected: Any, actual: Any, labels: Any) -> Tensor:
-        return meaning.divergence(exact(expected), exact(actual))
-
-    return Objective("KL to the original, nats", lambda items: Mean(total), maximize=False, compares=True)

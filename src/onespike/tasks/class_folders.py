@@ -39,8 +39,14 @@ def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] 
 
 
 def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], source: str) -> dict[str, int]:
-    tables = _tables(names, ids)
-    numbers: dict[str, int] = {}
+    # What a folder may be called, most certain first: name or id, normalized name, synonym.
+    tables = [defaultdict[str, set[int]](set) for _ in range(3)]
+    for number, name in [*enumerate(names), *enumerate(ids)]:
+        tables[0][name].add(number)
+        tables[1][_plain(name)].add(number)
+        for synonym in name.split(","):
+            tables[2][_plain(synonym)].add(number)
+    numbers: dict[int, str] = {}
     for folder in folders:
         classes = next((t[key] for t in tables for key in (folder, _plain(folder)) if key in t), set[int]())
         if len(classes) > 1:
@@ -51,27 +57,13 @@ def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], s
             )
         if not classes:
             raise _no_class(folder, names, source, not ids)
-        number = next(iter(classes))
-        twin = next((f for f, n in numbers.items() if n == number), None)
-        if twin is not None:
+        (number,) = classes
+        if (twin := numbers.setdefault(number, folder)) != folder:
             raise DataError(
                 f"{source}: the folders {twin!r} and {folder!r} name the same class of the network, {names[number]!r}. "
                 "Merge them."
             )
-        numbers[folder] = number
-    return numbers
-
-
-def _tables(names: Sequence[str], ids: Sequence[str]) -> list[dict[str, set[int]]]:
-    """Return tables of accepted folder names, most certain first: name or id, normalized name, synonym."""
-    exact, plain, synonyms = (defaultdict[str, set[int]](set) for _ in range(3))
-    for number, name in [*enumerate(names), *enumerate(ids)]:
-        exact[name].add(number)
-        plain[_plain(name)].add(number)
-    for number, name in enumerate(names):
-        for synonym in name.split(","):
-            synonyms[_plain(synonym)].add(number)
-    return [exact, plain, synonyms]
+    return {folder: number for number, folder in numbers.items()}
 
 
 def _plain(name: str) -> str:

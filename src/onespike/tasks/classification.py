@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,22 +13,12 @@ from torch import Generator, Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.base import (
-    NETWORKS,
-    Drawing,
-    Mean,
-    Metric,
-    Objective,
-    Task,
-    divergence,
-    refusals,
-    relative_entropy,
-    task,
-)
+from onespike.tasks.base import Drawing, Metric, Objective, Task, refusals, task
 from onespike.tasks.class_folders import match_classes
 from onespike.tasks.images import read_image, thumbnail
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import beside, change, interval, paired_interval, share_interval, span
+from onespike.tasks.scores import NETWORKS, Mean, refuse_nan, relative_entropy
 from onespike.tasks.summaries import Summary, Table
 
 BEST = 3
@@ -38,18 +28,17 @@ SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
 
 def check_labels(labels: Any, inputs: int, classes: int) -> None:
     """Refuse labels that are not one class number per input."""
-    if not isinstance(labels, Tensor) or labels.shape != (inputs,):
-        shape = (
-            f"shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"type {type(labels).__name__}"
-        )
+    shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
+    if shape != (inputs,):
+        form = f"type {type(labels).__name__}" if shape is None else f"shape {shape}"
         raise DataError(
-            f"the labels of {inputs} inputs have {shape}. "
+            f"the labels of {inputs} inputs have {form}. "
             "Give one class number per input; of one-hot rows, labels.argmax(1)."
         )
-    wrong = [int(y) for y in labels if not 0 <= y < classes]
-    if wrong:
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
         raise DataError(
-            f"the data has label {wrong[0]}, and the network has {classes} classes (0 to {classes - 1}). "
+            f"the data has label {int(wrong[0])}, and the network has {classes} classes (0 to {classes - 1}). "
             "Use a data folder with the classes that the network was trained for."
         )
 
@@ -72,32 +61,22 @@ class Accuracy:
     """
 
     def __init__(self) -> None:
-        self.sums: Counter[str] = Counter()
+        self.sums = Counter[str]()
         self.labeled = True
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
         outputs = {"ann": logits(ann).detach().double(), "snn": logits(snn).detach().double()}
         for network, scores in outputs.items():
-            if bool(scores.isnan().any()):  # −∞ masks out a class
-                name = NETWORKS[network]
-                raise DataError(
-                    f"the output of the {name} network is NaN. Check its weights, and the images."
-                )
-        images, classes = outputs["ann"].shape
+            refuse_nan(scores, network, "the images")
         kl = relative_entropy(outputs["ann"], outputs["snn"])
-        sums: dict[str, Any] = {
-            "images": images,
-            "kl": float(kl.sum()),
-            "kl squared": float(kl.square().sum()),
-        }
-        sums["agreement"] = int((outputs["ann"].argmax(1) == outputs["snn"].argmax(1)).sum())
+        self.sums.update({"images": len(kl), "kl": float(kl.sum()), "kl squared": float(kl.square().sum())})
+        self.sums["agreement"] += int((outputs["ann"].argmax(1) == outputs["snn"].argmax(1)).sum())
         if labels is None:
             self.labeled = False
         else:
-            check_labels(labels, images, classes)
-            sums |= _hits(outputs, labels.to(kl.device), classes)
-        self.sums.update(sums)
+            check_labels(labels, *scores.shape)
+            self.sums.update(_hits(outputs, labels.to(kl.device)))
 
     def merge(self, other: Accuracy) -> None:
         self.sums.update(other.sums)
@@ -105,15 +84,14 @@ class Accuracy:
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies are None without labels."""
-        images = self.sums["images"]
+        images, gained, lost = (self.sums[name] for name in ("images", "gained", "lost"))
         if not images:
             raise DataError("no image was scored. Give a data folder with at least one image.")
-        gained, lost = self.sums["gained"], self.sums["lost"]
         mean, kl = (gained - lost) / images, self.sums["kl"] / images
         variance = (gained + lost) / images - mean**2
         kl_error = (max(self.sums["kl squared"] / images - kl**2, 0.0) / images) ** 0.5
         shares = {name: 100 * self.sums[name] / images for name in (*SHARES, "agreement")}
-        intervals = {name: share_interval(share, images) for name, share in shares.items()}
+        intervals: dict[str, Any] = {name: share_interval(share, images) for name, share in shares.items()}
         intervals |= {"difference": paired_interval(gained, lost, images), "kl": interval(kl, kl_error, 0.0)}
         if not self.labeled:
             intervals = {name: intervals[name] for name in ("agreement", "kl")}
@@ -131,11 +109,11 @@ class Accuracy:
         }
 
 
-def _hits(outputs: Mapping[str, Tensor], labels: Tensor, classes: int) -> dict[str, int]:
+def _hits(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, int]:
     """Return how many labels are among the best classes, and where only one of the networks is right."""
     hits: dict[str, Tensor] = {}
     for network, scores in outputs.items():
-        ranked = scores.topk(min(5, classes)).indices == labels[:, None]
+        ranked = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
         hits |= {f"{network}.top1": ranked[:, 0], f"{network}.top5": ranked.any(1)}
     hits["gained"] = hits["snn.top1"] & ~hits["ann.top1"]
     hits["lost"] = hits["ann.top1"] & ~hits["snn.top1"]
@@ -159,32 +137,21 @@ def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
 @task
 @dataclass(frozen=True)
 class Classification(Task):
-    """A network whose output, or whose output's `logits`, scores classes: (inputs, classes).
-
-    Attributes:
-        class_names: one name per class, if known.
-        class_ids: one WordNet id per class, if known.
-    """
+    """A network whose output, or whose output's `logits`, scores classes: (inputs, classes)."""
 
     class_names: tuple[str, ...] | None = None
-    class_ids: tuple[str, ...] | None = None
+    class_ids: tuple[str, ...] | None = None  # of WordNet
 
     name = "classification"
     bundled = ("bundled:cifar10-calibration", "bundled:cifar10-test")
     cannot = refusals("classifies", "annotations", "generate", "picture", "tasks")
-    scored_by = ("top-1 accuracy, %", "top1")
+    scored_by = (("top-1 accuracy, %", "top1"),)
     compared_by = ("agreement with the original, %", "agreement")
     listed = (("{} top-1 %", "top1", 2), ("agreement %", "agreement", 2), ("KL nats", "kl", 4))
-
-    @property
-    def objectives(self) -> Mapping[str, Objective]:
-        return {
-            "top1": Objective(self.scored_by[0], lambda items: Mean(_hit), labeled=True, share=True),
-            "kl": divergence(self),
-            "agreement": Objective(
-                self.compared_by[0], lambda items: Mean(_agreeing), compares=True, share=True
-            ),
-        }
+    aims: ClassVar[Mapping[str, Objective]] = {
+        "top1": Objective(scored_by[0][0], lambda items: Mean(_hit), labeled=True, share=True),
+        "agreement": Objective(compared_by[0], lambda items: Mean(_agreeing), compares=True, share=True),
+    }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Sample a class from each input's softmax: p/E is largest at a class drawn from p, for E exponential."""
@@ -223,7 +190,6 @@ class Classification(Task):
         return match_classes(items, self.class_names, self.class_ids)
 
     def objective(self, items: Items) -> str:
-        """Return accuracy, or KL without labels."""
         return "top1" if items.labeled else "kl"
 
     def metric(self, items: Items) -> Metric:
@@ -238,15 +204,13 @@ class Classification(Task):
         """Return the image, its class, and both networks' best classes."""
         names = self.class_names or items.class_names
         best = {"ann": _best(ann, names), "snn": _best(snn, names)}
+        parts = {key: ", ".join(f"{name} {100 * p:.1f} %" for name, p in rows) for key, rows in best.items()}
         return {
             "label": None if item.label is None else f"label {_class(item.label, names)}",
             "pictures": {} if item.content is not None else {"input": thumbnail(read_image(item))},
             "agree": not bool(self.differences(ann, snn).any()),
             **best,
-            "text": [
-                f"{key.upper()} " + ", ".join(f"{name} {100 * p:.1f} %" for name, p in classes)
-                for key, classes in best.items()
-            ],
+            "text": [f"{key.upper()} {classes}" for key, classes in parts.items()],
         }
 
     @staticmethod
@@ -255,11 +219,12 @@ class Classification(Task):
         agreement, kl, images = (evaluation[key] for key in ("agreement", "kl", "images"))
         alike, certainty = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
         same = f"same answer as the original{alike}; KL {kl:.3f} nats{certainty}"
-        cards = [("agreement", f"{agreement:.1f} %", same)]
+        title, cards = "Agreement with the original", [("agreement", f"{agreement:.1f} %", same)]
         note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
-        title, stated = "Agreement with the original", ""
+        stated, also = "", ""
         if published is not None:
             stated = f"published top-1 of these weights: {published:.2f} % (on the whole test set)"
+            also = f"; published {published:.1f} %"
         if evaluation["snn"]["top1"] is not None:
             title, difference = "Accuracy", ""
             if evaluation.get("difference") is not None:
@@ -267,7 +232,6 @@ class Classification(Task):
                 difference = f"; difference {points}"
             note += difference
             both = " → ".join(f"{evaluation[key]['top1']:.1f}" for key in NETWORKS)
-            also = "" if published is None else f"; published {published:.1f} %"
             small = f"original → spiking, {images} images{also}{difference}"
             cards.insert(0, ("top-1 accuracy", f"{both} %", small))
         rows = tuple(
@@ -275,7 +239,7 @@ class Classification(Task):
             for key in NETWORKS
         )
         table = Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows)
-        return Summary(title, tuple(NETWORKS), table, note, tuple(cards), published=stated)
+        return Summary(title, table, note, tuple(cards), published=stated)
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from onespike.errors import DataError, LoadError
 from onespike.runtime.validated import parse
-from onespike.tasks.images import BUNDLED, image_size, list_images, unknown_strip
+from onespike.tasks.images import bundled, image_size, list_images
 from onespike.tasks.inputs import Item, Items
 
-INSTANCES = "Give COCO's instances file."
-SCENES = {"scenes-test": "scenes_test", "scenes-calibration": "scenes_calibration"}
+INSTANCES = "Give COCO's instances JSON with annotations=FILE."
+SCENES = ("scenes-test", "scenes-calibration")
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,10 @@ def read_coco(file: Path | str) -> Coco:
     try:
         text = file.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file. Give the instances JSON with annotations=FILE.") from error
+        raise DataError(f"{file}: no such file. {INSTANCES}") from error
     except OSError as error:
         raise DataError(f"{file}: the file cannot be read ({error.strerror}). {INSTANCES}") from error
-    record = parse(
-        Instances, text, file, INSTANCES, DataError, lambda location: place_of(json.loads(text), location)
-    )
+    record = parse(Instances, text, file, INSTANCES, DataError, partial(place_of, text))
     for key, entries in record.items():
         if not entries:
             raise DataError(f"{file}: its list {key!r} is empty. Give a file with annotated objects.")
@@ -73,10 +71,8 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
     `bundled:scenes-test` and `bundled:scenes-calibration` include their annotations.
     """
     if str(folder).startswith("bundled:"):
-        name = str(folder).removeprefix("bundled:")
-        if name not in SCENES:
-            raise unknown_strip(str(folder), SCENES)
-        coco, strip = read_coco(BUNDLED / f"{SCENES[name]}.json"), BUNDLED / f"{SCENES[name]}.png"
+        name, file, strip = bundled(str(folder), SCENES)
+        coco = read_coco(file)
         scenes = (Item(f"{name}/{i:04d}", i, strip, row, i) for row, i in enumerate(sorted(coco.images)))
         return Items(str(folder), tuple(scenes), truth=coco), coco
     if annotations is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NotRequired
@@ -14,6 +16,8 @@ Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 OUTLINE = 10**7
 """The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
+NAME = re.compile(r"[^\0\ud800-\udfff]+")
+"""What a file system and a record can hold: no NUL, and no half of a character."""
 KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
 
 
@@ -52,18 +56,17 @@ class Instances(TypedDict):
 
 def problems(record: Instances) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
     """Yield every inconsistency: the kind of an entry, the entry, its field, and what is wrong with it."""
-    entries: dict[str, dict[int, Any]] = {}
+    entries: dict[str, dict[int, Any]] = {kind: {} for kind in KINDS.values()}
     for key, kind in KINDS.items():
-        entries[kind] = {}
         for entry in record[key]:  # type: ignore[literal-required]
             if entries[kind].setdefault(entry["id"], entry) is not entry:
                 yield kind, entry, "id", "which another one has too"
     for image in record["images"]:
-        if not image["file_name"] or not _encodes(image["file_name"]):
+        if not NAME.fullmatch(image["file_name"]):
             yield "image", image, "file_name", "which no file can have"
     names: set[str] = set()
     for category in record["categories"]:
-        if not category["name"] or not _encodes(category["name"]) or category["name"] in names:
+        if not NAME.fullmatch(category["name"]) or category["name"] in names:
             yield "category", category, "name", "which is empty, unprintable or there twice"
         names.add(category["name"])
     for annotation in record["annotations"]:
@@ -76,23 +79,21 @@ def problems(record: Instances) -> Iterator[tuple[str, Mapping[str, Any], str, s
 
 
 def _shapes(annotation: Annotation, width: int, height: int) -> Iterator[tuple[str, str]]:
-    x, y, *sides = annotation["bbox"]
+    (x, y, *sides), image = annotation["bbox"], f"the image of {width}×{height}"
     if min(sides) < 0:
         yield "bbox", "not x, y, width and height, with no negative side"
     elif not _near([x, y, x + sides[0], y + sides[1]], width, height):
-        yield "bbox", f"far outside the image of {width}×{height}"
+        yield "bbox", f"far outside {image}"
     shape = annotation.get("segmentation")
     if isinstance(shape, dict):
-        yield from (("segmentation", wrong) for wrong in _run_lengths(shape, width, height))
+        if wrong := _run_lengths(shape, width, height):
+            yield "segmentation", wrong
         return
     for polygon in shape if shape and any(shape) else ():  # some programs write [[]] for none
         if len(polygon) < 6 or len(polygon) % 2:
             yield "segmentation", f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
         elif not all(map(math.isfinite, polygon)) or not _near(polygon, width, height):
-            yield (
-                "segmentation",
-                f"a polygon that is not finite, or far outside the image of {width}×{height}",
-            )
+            yield "segmentation", f"a polygon that is not finite, or far outside {image}"
         elif len(polygon) * (width + height) > OUTLINE and _outline(polygon) > OUTLINE:
             yield "segmentation", f"a polygon whose outline is longer than {OUTLINE} pixels"
 
@@ -108,18 +109,17 @@ def _outline(polygon: Sequence[float]) -> float:
     return sum(max(abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in pairwise([*points, points[0]]))
 
 
-def _run_lengths(mask: RunLengths, width: int, height: int) -> Iterator[str]:
+def _run_lengths(mask: RunLengths, width: int, height: int) -> str | None:
+    """Return what is wrong with run lengths."""
     if mask["size"] != [height, width]:
-        yield f"run lengths for a size of {mask['size']}, and the image has {[height, width]}"
-        return
-    counts = mask["counts"]
+        return f"run lengths for a size of {mask['size']}, and the image has {[height, width]}"
     try:
-        counts = decompressed(counts) if isinstance(counts, str) else counts
+        counts = decompressed(mask["counts"]) if isinstance(mask["counts"], str) else mask["counts"]
     except ValueError as error:
-        yield f"compressed run lengths {error}"
-    else:
-        if min(counts, default=0) < 0 or sum(counts) != width * height:
-            yield f"run lengths that are negative or do not add up to {width}·{height} pixels"
+        return f"compressed run lengths {error}"
+    if min(counts, default=0) < 0 or sum(counts) != width * height:
+        return f"run lengths that are negative or do not add up to {width}·{height} pixels"
+    return None
 
 
 def decompressed(text: str) -> list[int]:
@@ -152,19 +152,13 @@ def decompressed(text: str) -> list[int]:
     return counts
 
 
-def _encodes(text: str) -> bool:
-    """Return whether a file system and a record can hold a text: no NUL, and no half of a character."""
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+def place_of(text: bytes, location: Sequence[int | str]) -> str:
+    """Return a place in a file in readable form.
 
-
-def place_of(record: Any, location: Sequence[int | str]) -> str:
-    """Return a place in a file in readable form: `annotation 7, bbox.0` for `annotations.6.bbox.0`.
-
-    >>> place_of({"annotations": [{"id": 7, "bbox": [None]}]}, ("annotations", 0, "bbox", 0))
+    >>> place_of(b'{"annotations": [{"id": 7, "bbox": [null]}]}', ("annotations", 0, "bbox", 0))
     'annotation 7, bbox.0'
     """
-    parts: list[str] = []
-    here, entry = record, ""
+    here, entry, parts = json.loads(text), "", list[str]()
     for depth, part in enumerate(location):
         try:
             here = here[part]

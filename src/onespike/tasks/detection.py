@@ -13,25 +13,16 @@ from torch import Generator, Tensor
 
 from onespike.errors import DataError, UsageError
 from onespike.runtime.figures import picture, png
-from onespike.tasks.base import (
-    NETWORKS,
-    Drawing,
-    Metric,
-    Objective,
-    Task,
-    divergence,
-    refusals,
-    sources,
-    task,
-)
+from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, bounds_of, change, span
+from onespike.tasks.intervals import beside, change, span
 from onespike.tasks.objects import Objects, drawn, paired, parted, unlike
 from onespike.tasks.pictures import SMALLEST_SCORE, panel, predictions
 from onespike.tasks.precision import AveragePrecision, Precision, Results
-from onespike.tasks.summaries import Figure, Headline, Summary, Table, decimal
+from onespike.tasks.scores import NETWORKS
+from onespike.tasks.summaries import Summary, Table, decimal
 
 SHAPES = {"bbox": "box", "segm": "mask"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
@@ -47,7 +38,6 @@ class Detection(Task):
         results: its output and the images' COCO records → COCO results, with the network's class numbers.
         objects: its output → per image `scores`, `labels`, `boxes` and perhaps `masks` as tensors with gradients.
         masks: whether masks are scored as well as boxes.
-        class_names: one name per class, if known.
     """
 
     results: Results
@@ -65,31 +55,22 @@ class Detection(Task):
         compile="search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
         "Leave compile= out.",
     )
+    scored_by = (("mask AP, %", "segm.AP"), ("box AP, %", "bbox.AP"))
+    listed = (("{} box AP", "bbox.AP", 1), ("{} mask AP", "segm.AP", 1))
 
     @property
-    def objectives(self) -> Mapping[str, Objective]:
+    def aims(self) -> Mapping[str, Objective]:
+        title, _ = self.scored_by[0 if self.masks else 1]
         return {
-            "ap": Objective(
-                f"{SHAPES['segm' if self.masks else 'bbox']} AP, %",
-                lambda items: Precision(self.metric(items)),
-                labeled=True,
-                partial=False,
-            ),
-            "kl": divergence(self),
+            "ap": Objective(title, lambda items: Precision(self.metric(items)), labeled=True, partial=False)
         }
 
     def _pairs(self, expected: Any, actual: Any) -> Iterator[tuple[Objects, Objects]]:
         return zip(self.objects(expected), self.objects(actual), strict=True)
 
-    def drawing(self, size: int, generator: Generator) -> Drawing:
+    def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
         """Sample objects with the probability of their score, boxes and masks with noise: see `objects`."""
-        sources_of = sources(size, generator)
-
-        def log_probability(output: Any, places: Tensor) -> Tensor:
-            each = zip(self.objects(output), sources_of(places), strict=True)
-            return torch.stack([drawn(objects, source) for objects, source in each]).sum()
-
-        return log_probability
+        return torch.stack([drawn(*pair) for pair in zip(self.objects(output), sources, strict=True)]).sum()
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return KL of scores, boxes and masks of the objects that both networks find, and of those that one finds."""
@@ -114,7 +95,6 @@ class Detection(Task):
         return list_coco(source, annotations)[0]
 
     def objective(self, items: Items) -> str:
-        """Return AP, or KL without annotations."""
         return "kl" if items.truth is None else "ap"
 
     def metric(self, items: Items) -> AveragePrecision:
@@ -132,19 +112,15 @@ class Detection(Task):
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return pictures of both networks' boxes and masks from a score of 0.3, and the boxes that only one has."""
         metric = self.metric(items)
-        names, number = metric.coco.categories, int(item.id or 0)
-        results = {
-            key: sorted(
-                (r for r in metric.checked(output, key, [number]) if r["score"] >= SMALLEST_SCORE),
-                key=lambda r: -r["score"],
-            )
-            for key, output in (("ann", ann), ("snn", snn))
-        }
-        ours, theirs = (set(i.tolist()) for i in paired(*map(_as_objects, results.values())))
-        results["lost"] = [r for i, r in enumerate(results["ann"]) if i not in ours]
-        results["new"] = [r for i, r in enumerate(results["snn"]) if i not in theirs]
+        names, number, image = metric.coco.categories, int(item.id or 0), read_image(item)
+        results = {}
+        for key, output in (("ann", ann), ("snn", snn)):
+            sure = (r for r in metric.checked(output, key, [number]) if r["score"] >= SMALLEST_SCORE)
+            results[key] = sorted(sure, key=lambda r: -r["score"])
+        matches = zip(("lost", "new"), NETWORKS, paired(*map(_as_objects, results.values())), strict=True)
+        for kind, network, places in list(matches):
+            results[kind] = [r for i, r in enumerate(results[network]) if i not in places.tolist()]
         listed = {key: [[names[r["category_id"]], r["score"]] for r in rows] for key, rows in results.items()}
-        image = read_image(item)
         return {
             "label": f"truth {_truth(metric.coco, number)}",
             "agree": not results["lost"] and not results["new"],
@@ -166,57 +142,37 @@ class Detection(Task):
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize COCO's figures of both networks, and AP per class."""
         shapes, images, objects = (evaluation[key] for key in ("ann", "images", "objects"))
-        rows = [(shape, key) for shape in shapes for key in NETWORKS]
-        gaps = {shape: _gap(evaluation, shape) for shape in shapes}
-        note = f"{images} images, {objects} objects; figures in percent{''.join(gaps.values())}"
+        figures, cards, gaps = [], [], ""
+        for shape in shapes:
+            title, both = f"{SHAPES[shape]} AP", [evaluation[key][shape] for key in NETWORKS]
+            for key, row in zip(NETWORKS, both, strict=True):
+                first, *others = (row[column] for column in COLUMNS)
+                figures.append((SHAPES[shape], first, span(evaluation, f"{key}.{shape}.AP"), *others))
+            gap, values = "", [row["AP"] for row in both]
+            if None not in values:
+                gap = f"; {title} {change(evaluation, values[1] - values[0], f'difference.{shape}')}"
+            ap, ap50 = (" → ".join(decimal(row[name], 1) for row in both) for name in ("AP", "AP50"))
+            small = f"original → spiking{gap}; AP50 {ap50}; {objects} objects on {images} images"
+            cards.append((title, f"{ap} %", small))
+            gaps += gap
+        note = f"{images} images, {objects} objects; figures in percent{gaps}"
         if (kl := evaluation.get("kl")) is not None:
             note += f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
-        figures, cards = [], []
-        for shape, key in rows:
-            first, *others = (evaluation[key][shape][column] for column in COLUMNS)
-            figures.append((SHAPES[shape], first, span(evaluation, f"{key}.{shape}.AP"), *others))
-        for shape, gap in gaps.items():
-            ap, ap50 = (
-                " → ".join(decimal(evaluation[key][shape][figure], 1) for key in NETWORKS)
-                for figure in ("AP", "AP50")
-            )
-            small = f"original → spiking{gap}; AP50 {ap50}; {objects} objects on {images} images"
-            cards.append((f"{SHAPES[shape]} AP", f"{ap} %", small))
+        rows = [(shape, key) for shape in shapes for key in NETWORKS]
         headers = ("class", *(f"{key.upper()} {SHAPES[shape]} AP" for shape, key in rows))
         by_class = evaluation["classes"].items()
         classes = tuple((name, *(row[key][shape] for shape, key in rows)) for name, row in by_class)
         return Summary(
             title="Precision",
-            networks=tuple(key for _, key in rows),
             table=Table(("of", COLUMNS[0], "95 %", *COLUMNS[1:]), tuple(figures), digits=1),
             note=note,
             cards=tuple(cards),
+            networks=tuple(key for _, key in rows),
             details=Table(headers, classes, digits=1),
             about_details="Average precision of each class",
             examples=f"Boxes with a score from {SMALLEST_SCORE}; a box is found again if the other network has one of the "
             "same class over it, with an IoU from 0.5.",
         )
-
-    @classmethod
-    def columns(cls, evaluation: Mapping[str, Any]) -> dict[str, Figure]:
-        """AP of boxes and masks.
-
-        >>> list(Detection.columns({"ann": {"bbox": {"AP": 60.0}}, "snn": {"bbox": {"AP": 55.0}}}))
-        ['ANN box AP', 'SNN box AP']
-        """
-        columns = {}
-        for shape, key in ((shape, key) for shape in evaluation["ann"] for key in NETWORKS):
-            figure = Figure(evaluation[key][shape]["AP"], 1, span(evaluation, f"{key}.{shape}.AP"))
-            columns[f"{key.upper()} {SHAPES[shape]} AP"] = figure
-        return columns
-
-    @classmethod
-    def headline(cls, evaluation: Mapping[str, Any], labeled: bool = True) -> Headline:
-        """Return AP of masks, or else of boxes."""
-        shape = list(evaluation["ann"])[-1]
-        ann, snn = (evaluation[network][shape]["AP"] for network in NETWORKS)
-        bounds, paired = (bounds_of(evaluation, name) for name in (f"snn.{shape}.AP", f"difference.{shape}"))
-        return Headline(f"{SHAPES[shape]} AP, %", ann, snn, evaluation.get("standard_error"), bounds, paired)
 
 
 def _as_objects(results: Sequence[Mapping[str, Any]]) -> Objects:
@@ -226,14 +182,6 @@ def _as_objects(results: Sequence[Mapping[str, Any]]) -> Objects:
         "labels": torch.tensor([r["category_id"] for r in results]),
         "boxes": torch.tensor(corners).view(-1, 4),
     }
-
-
-def _gap(evaluation: Mapping[str, Any], shape: str) -> str:
-    """Spiking minus original in words, where there are both."""
-    ann, snn = (evaluation[network][shape]["AP"] for network in NETWORKS)
-    if ann is None or snn is None:
-        return ""
-    return f"; {SHAPES[shape]} AP {change(evaluation, snn - ann, f'difference.{shape}')}"
 
 
 def _truth(coco: Coco, number: int) -> str:

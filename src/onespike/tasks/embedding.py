@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from onespike.errors import DataError
-from onespike.tasks.base import (
-    NETWORKS,
-    Drawing,
-    Mean,
-    Metric,
-    Objective,
-    Task,
-    divergence,
-    refusals,
-    sources,
-    task,
-)
+from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import (
-    beside,
-    certain,
-    correlation_interval,
-    interval_or_none,
-    share_interval,
-    span,
-)
+from onespike.tasks.intervals import beside, certain, correlation_interval, interval, share_interval, span
+from onespike.tasks.scores import NETWORKS, Mean
 from onespike.tasks.summaries import Summary, Table
 from onespike.tasks.text import documents
 
@@ -61,11 +42,7 @@ def texts(source: str) -> Items:
         else:
             firsts.append((f"{document.name}a", Text(document.text, number, document.score)))
             seconds.append((f"{document.name}b", Text(document.other, number, document.score)))
-    items = (
-        Item(name, number, Path(source), number, None, text, hashlib.sha256(text.text.encode()).hexdigest())
-        for number, (name, text) in enumerate([*firsts, *seconds])
-    )
-    return Items(source, tuple(items))
+    return Items.read(source, [(name, text, text.text.encode()) for name, text in firsts + seconds])
 
 
 def vectors(output: Any) -> Tensor:
@@ -77,7 +54,7 @@ def vectors(output: Any) -> Tensor:
     return F.normalize(output, dim=-1)
 
 
-def cosines(expected: Any, actual: Any) -> Tensor:
+def cosines(expected: Any, actual: Any, labels: Any = None) -> Tensor:
     """Return the cosine of both networks' embeddings of each input."""
     return (vectors(expected) * vectors(actual)).sum(1)
 
@@ -115,16 +92,12 @@ class Similarity:
         compared = {"pair_spearman": (alike["ann"], alike["snn"])} if len(pairs) > 2 else {}
         if len(pairs) > 2 and len(scores) == len(pairs):
             compared |= {f"{name}.spearman": (scores, values) for name, values in alike.items()}
-        ranked = {
-            key: spearman(*(torch.tensor(x, dtype=torch.float64) for x in p)) for key, p in compared.items()
-        }
+        ranked = {key: spearman(*values) for key, values in compared.items()}
         intervals = {k: None if v is None else correlation_interval(v, len(pairs)) for k, v in ranked.items()}
         mean, nearest = float(cosine.mean()), _retrieval(ann, snn)
         error = float(cosine.std() / len(cosine) ** 0.5) if len(cosine) > 1 else None
-        intervals |= {
-            "cosine": interval_or_none(mean, error),
-            "retrieval": None if nearest is None else share_interval(nearest, len(order)),
-        }
+        intervals["cosine"] = interval(mean, error)
+        intervals["retrieval"] = None if nearest is None else share_interval(nearest, len(order))
         return {
             "task": Embedding.name,
             "cosine": mean,
@@ -140,16 +113,13 @@ class Similarity:
 
     def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the pairs with both texts embedded, and the scores of those that have one."""
-        first: dict[int, int] = {}
-        pairs, scores = [], []
+        numbers: dict[int, list[int]] = {}
         for number in sorted(self.rows["ann"]):
-            text = self.texts[number]
-            if text.pair is not None and text.pair in first:
-                pairs.append((first[text.pair], number))
-                scores += [] if text.score is None else [text.score]
-            elif text.pair is not None:
-                first[text.pair] = number
-        return pairs, scores
+            if (pair := self.texts[number].pair) is not None:
+                numbers.setdefault(pair, []).append(number)
+        pairs = [(first, second) for first, *rest in numbers.values() for second in rest]
+        scores = [self.texts[second].score for _, second in pairs]
+        return pairs, [score for score in scores if score is not None]
 
 
 def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
@@ -160,15 +130,16 @@ def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
     return 100 * float((nearest[0] == nearest[1]).double().mean())
 
 
-def spearman(a: Tensor, b: Tensor) -> float | None:
+def spearman(a: Sequence[float] | Tensor, b: Sequence[float] | Tensor) -> float | None:
     """Return the rank correlation, with ranks of equal values averaged; None if one side is constant.
 
-    >>> spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
+    >>> spearman([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
     0.8
     """
     rows = []
     for values in (a, b):
-        _, places, counts = values.unique(return_inverse=True, return_counts=True)
+        exact = torch.as_tensor(values, dtype=torch.float64)
+        _, places, counts = exact.unique(return_inverse=True, return_counts=True)
         rows.append((counts.cumsum(0) - (counts - 1) / 2).double()[places])
     ranks = torch.stack(rows) - torch.stack(rows).mean(1, keepdim=True)
     norms = ranks.square().sum(1).sqrt()
@@ -184,31 +155,22 @@ class Embedding(Task):
     unit = "texts"
     positional = False
     cannot = refusals("embeds texts", "annotations", "generate", "normalization", "picture", "tasks")
-    scored_by = ("Spearman with scores", "spearman")
+    scored_by = (("Spearman with scores", "spearman"),)
     compared_by = ("cosine with the original", "cosine")
     listed = (
         ("cosine", "cosine", 4),
         ("same nearest text %", "retrieval", 1),
         ("{} Spearman", "spearman", 4),
     )
+    aims: ClassVar[Mapping[str, Objective]] = {
+        "cosine": Objective(compared_by[0], lambda items: Mean(cosines), compares=True)
+    }
 
-    @property
-    def objectives(self) -> Mapping[str, Objective]:
-        def score(items: Items) -> Mean:
-            return Mean(lambda expected, actual, labels: cosines(expected, actual))
-
-        return {"cosine": Objective(self.compared_by[0], score, compares=True), "kl": divergence(self)}
-
-    def drawing(self, size: int, generator: Generator) -> Drawing:
+    def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
         """Sample a point near each embedding, with normal noise: its information is the squared distance's curvature."""
-        sources_of = sources(size, generator)
-
-        def log_probability(output: Any, places: Tensor) -> Tensor:
-            rows = vectors(output)
-            noise = [torch.randn(rows.shape[1:], generator=source) for source in sources_of(places)]
-            return (torch.stack(noise).to(rows) * rows).sum()  # log N up to terms without a gradient
-
-        return log_probability
+        rows = vectors(output)
+        noise = [torch.randn(rows.shape[1:], generator=source) for source in sources]
+        return (torch.stack(noise).to(rows) * rows).sum()  # log N up to terms without a gradient
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return 1 − cosine, half the squared distance of the two directions: their KL under noise of deviation 1."""
@@ -256,7 +218,6 @@ class Embedding(Task):
         rows = ((evaluation[key]["spearman"], span(evaluation, f"{key}.spearman", 4)) for key in NETWORKS)
         return Summary(
             title="Similarity",
-            networks=tuple(NETWORKS),
             table=Table(("Spearman with scores", "95 %"), tuple(rows), digits=4),
             note=f"cosine with the original {cosine:.4f}{sure}, worst {worst:.4f}{same}{similar}; {count}",
             cards=(("cosine", f"{cosine:.4f}", f"with the original{sure}, {count}{same}"),),

@@ -8,13 +8,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from onespike.errors import DataError, UsageError, unknown
+from onespike.errors import DataError, unknown
 from onespike.tasks.inputs import Item, Items
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 BUNDLED = Path(__file__).parent / "bundled"
 THUMBNAIL = 96
 """The longer side of a displayed image, in pixels."""
-STRIPS = {"cifar10-test": "cifar10_test", "cifar10-calibration": "cifar10_calibration"}
+STRIPS = ("cifar10-test", "cifar10-calibration")
 
 
 def list_images(folder: Path | str) -> Items:
@@ -38,7 +38,11 @@ def list_images(folder: Path | str) -> Items:
     """
     source = str(folder)
     if source.startswith("bundled:"):
-        return _list_strip(source)
+        name, file, strip = bundled(source, STRIPS)
+        record = json.loads(file.read_text(encoding="utf-8"))
+        rows = enumerate(zip(record["indices"], record["labels"], strict=True))
+        images = (Item(f"{name}/{index:05d}", label, strip, row) for row, (index, label) in rows)
+        return Items(source, tuple(images), tuple(record["classes"]))
     folder = Path(folder)
     if not folder.exists():
         raise DataError(f"{folder}: no such folder. Check the path, or use bundled:cifar10-test.")
@@ -90,40 +94,24 @@ def _walk(folder: Path) -> Iterator[Path]:
             if path.is_symlink() and not path.exists():
                 raise DataError(f"{path}: this link leads nowhere. Remove or mend it.")
             if path.is_file():
-                _check_name(path)
+                if (escaped := str(path).encode(errors="backslashreplace").decode()) != str(path):
+                    raise DataError(f"{escaped}: the name is not UTF-8. Rename it.")
                 yield path
 
 
-def _check_name(path: Path) -> None:
-    """Refuse a name that records cannot contain."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        escaped = str(path).encode(errors="backslashreplace").decode()
-        raise DataError(f"{escaped}: the name is not UTF-8. Rename it.") from error
-
-
-def _list_strip(source: str) -> Items:
+def bundled(source: str, names: Sequence[str]) -> tuple[str, Path, Path]:
+    """Return the name of images that ship with onespike, their record, and the strip that holds them."""
     name = source.removeprefix("bundled:")
-    if name not in STRIPS:
-        raise unknown_strip(source, STRIPS)
-    record = json.loads((BUNDLED / f"{STRIPS[name]}.json").read_text(encoding="utf-8"))
-    path = BUNDLED / f"{STRIPS[name]}.png"
-    rows = zip(record["indices"], record["labels"], strict=True)
-    items = (Item(f"{name}/{index:05d}", label, path, row) for row, (index, label) in enumerate(rows))
-    return Items(source, tuple(items), tuple(record["classes"]))
-
-
-def unknown_strip(source: str, strips: Iterable[str]) -> UsageError:
-    return unknown("bundled images", source, [f"bundled:{name}" for name in strips])
+    if name not in names:
+        raise unknown("bundled images", source, [f"bundled:{name}" for name in names])
+    file = BUNDLED / name.replace("-", "_")
+    return name, file.with_suffix(".json"), file.with_suffix(".png")
 
 
 @lru_cache(maxsize=2)
 def _strip(path: Path) -> tuple[int, bytes]:
     """Return the side and all pixels of a strip, which has one square image per row."""
-    from PIL import Image
-
-    with Image.open(path) as image:
+    with _pillow(path).open(path) as image:
         return math.isqrt(image.width), image.convert("RGB").tobytes()
 
 
@@ -133,12 +121,10 @@ def read_image(item: Item) -> Image:
     What 8 bits cannot hold is rescaled or refused, never clipped.
     """
     if item.row is not None:
-        _require_pillow(item.name)
-        from PIL import Image
-
-        side, pixels = _strip(item.path)
+        pillow, (side, pixels) = _pillow(item.name), _strip(item.path)
         size = side * side * 3
-        return Image.frombytes("RGB", (side, side), pixels[item.row * size : (item.row + 1) * size])
+        pixels = pixels[item.row * size : (item.row + 1) * size]
+        return cast("Image", pillow.frombytes("RGB", (side, side), pixels))
     with _opened(item) as image:
         image.verify()  # checks checksums, if the format has them; the file must then be reopened
     with _opened(item) as image:
@@ -151,10 +137,6 @@ def image_size(item: Item) -> tuple[int, int]:
         return image.size
 
 
-def _title(item: Item) -> str:
-    return f"{item.path}: " + ("the image" if item.id is None else f"image id {item.id}")
-
-
 def _rgb(image: Image, item: Item) -> Image:
     frames: int = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a camera's preview after the photograph is not an animation
@@ -162,11 +144,10 @@ def _rgb(image: Image, item: Item) -> Image:
             f"{_title(item)} has {frames} frames. Save the one that is meant as an image of its own."
         )
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        from PIL.Image import frombytes
-
         # The high byte, as Pillow reads 16-bit color: there are four per pixel, in the machine's order.
         four = image.convert("I").tobytes()
-        return frombytes("L", image.size, four[1 if sys.byteorder == "little" else 2 :: 4]).convert("RGB")
+        high = four[1 if sys.byteorder == "little" else 2 :: 4]
+        return cast("Image", _pillow(item.path).frombytes("L", image.size, high)).convert("RGB")
     if image.mode in ("I", "F"):
         bits = "32-bit integers" if image.mode == "I" else "floating-point numbers"
         raise DataError(
@@ -176,32 +157,34 @@ def _rgb(image: Image, item: Item) -> Image:
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
-def _require_pillow(wanted_by: Path | str) -> None:
+def _title(item: Item) -> str:
+    return f"{item.path}: " + ("the image" if item.id is None else f"image id {item.id}")
+
+
+def _pillow(wanted_by: Path | str) -> Any:
     try:
-        import PIL.Image  # noqa: F401
+        import PIL.Image
     except ImportError as error:
         raise DataError(
             f"{wanted_by}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
         ) from error
+    return PIL.Image
 
 
 @contextmanager
 def _opened(item: Item) -> Iterator[Image]:
     """Yield an opened image; turn anything that its decoder raises about a damaged file into one error."""
-    _require_pillow(item.path)
-    from PIL import Image, UnidentifiedImageError
-
+    pillow = _pillow(item.path)
     try:
-        with Image.open(item.path, formats=FORMATS) as image:
+        with pillow.open(item.path, formats=FORMATS) as image:
             yield image
     except DataError:
         raise
     except Exception as error:
-        if isinstance(error, UnidentifiedImageError):
+        message = (isinstance(error, OSError) and error.strerror) or str(error)
+        if isinstance(error, pillow.UnidentifiedImageError):
             formats = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             message = formats if item.path.stat().st_size else "the file is empty"
-        else:
-            message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(message.split()).rstrip(".") or type(error).__name__
         raise DataError(f"{_title(item)} cannot be read ({reason}). Replace or remove it.") from error
 

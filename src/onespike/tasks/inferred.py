@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.base import Drawing, Meaning, sources
+from onespike.tasks.base import Drawing, Meaning
 from onespike.tasks.classification import Classification
 
 
@@ -38,18 +40,13 @@ class Numbers(Meaning):
     The divergence of two outputs is half their mean squared difference, relative to that deviation.
     """
 
-    def drawing(self, size: int, generator: Generator) -> Drawing:
+    def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
         """Sample with normal noise on every number; each tensor counts as one, regardless of size."""
-        source_of = sources(size, generator)
-
-        def log_probability(output: Any, places: Tensor) -> Tensor:
-            source, total = source_of(places[:1])[0], []
-            for x in numbers_in(output):
-                noise = torch.randn(x.shape, generator=source).to(x)
-                total.append((noise * x).sum() / _spread(x) / max(x.numel() / len(places), 1) ** 0.5)
-            return torch.stack(total).sum()  # log N up to terms without a gradient
-
-        return log_probability
+        total = []
+        for x in numbers_in(output):
+            noise = torch.randn(x.shape, generator=sources[0]).to(x)
+            total.append((noise * x).sum() / _spread(x) / max(x.numel() / len(sources), 1) ** 0.5)
+        return torch.stack(total).sum()  # log N up to terms without a gradient
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return ½·((expected − actual)/spread)², averaged over the numbers of an input, summed over inputs."""
@@ -84,14 +81,8 @@ class Inferred(Meaning):
     """The meaning that the original's output implies, for networks without a task."""
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
-        drawings: list[Drawing] = []  # one, of the first output
-
-        def log_probability(output: Any, places: Tensor) -> Tensor:
-            if not drawings:
-                drawings.append(infer(output).drawing(size, generator))
-            return drawings[0](output, places)
-
-        return log_probability
+        drawing = cache(lambda kind: kind().drawing(size, generator))  # made once, of the first output
+        return lambda output, places: drawing(type(infer(output)))(output, places)
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         return infer(expected).divergence(expected, actual)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -45,6 +46,15 @@ class Items(Sequence[Item]):
     items: tuple[Item, ...]
     class_names: tuple[str, ...] | None = None
     truth: Any = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, source: str, parts: Iterable[tuple[str, Any, bytes]]) -> Items:
+        """Return the parts of a source that was read, by name, content and bytes; their labels are their places."""
+        items = (
+            Item(name, i, Path(source), i, None, content, hashlib.sha256(data).hexdigest())
+            for i, (name, content, data) in enumerate(parts)
+        )
+        return cls(source, tuple(items))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -103,16 +113,13 @@ def batches(
     i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
     may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """
-    from onespike.tasks.images import read_image
-
     check_batch_size(batch_size)
     mine = [item for place, item in enumerate(items) if place // batch_size % part[1] == part[0]]
-    read = load or read_image
 
-    def together(batch: Sequence[Item], inputs: list[Any]) -> tuple[Any, Tensor | None]:
-        labels = [item.label for item in batch if item.label is not None]
-        stacked = _stack(inputs, batch) if collate is None else collate(inputs)
-        return stacked, torch.tensor(labels) if len(labels) == len(batch) else None
+    def read(item: Item) -> Any:
+        from onespike.tasks.images import read_image
+
+        return transform((load or read_image)(item))
 
     def every() -> Iterator[tuple[Any, Tensor | None]]:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
@@ -121,8 +128,11 @@ def batches(
             ahead = iter(mine)
             for start in range(0, len(mine), batch_size):
                 batch, more = mine[start : start + batch_size], 2 * batch_size - len(waiting)
-                waiting.extend(pool.submit(lambda i: transform(read(i)), i) for i in islice(ahead, more))
-                yield together(batch, [waiting.popleft().result() for _ in batch])
+                waiting.extend(pool.submit(read, item) for item in islice(ahead, more))
+                inputs = [waiting.popleft().result() for _ in batch]
+                labels = [item.label for item in batch if item.label is not None]
+                together = _stack(inputs, batch) if collate is None else collate(inputs)
+                yield together, torch.tensor(labels) if len(labels) == len(batch) else None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

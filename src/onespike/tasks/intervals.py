@@ -20,9 +20,8 @@ def share_interval(percent: float, inputs: int) -> Bounds:
     (96.3, 100.0)
     """
     share, square = percent / 100, NORMAL**2
-    center = share + square / (2 * inputs)
+    center, whole = share + square / (2 * inputs), 1 + square / inputs
     reach = NORMAL * math.sqrt(share * (1 - share) / inputs + square / (4 * inputs**2))
-    whole = 1 + square / inputs
     low, high = 100 * (center - reach) / whole, 100 * (center + reach) / whole
     return min(low, percent), max(high, percent)  # also where rounding says otherwise
 
@@ -42,17 +41,15 @@ def paired_interval(gained: int, lost: int, inputs: int) -> Bounds:
     return 100 * max(center - reach, -1.0), 100 * min(center + reach, 1.0)
 
 
-def interval(value: float, error: float, least: float = -math.inf) -> Bounds:
-    """Return the 95 % interval of a figure with this standard error that cannot be below `least`.
+def interval(value: float | None, error: float | None, least: float = -math.inf) -> Bounds | None:
+    """Return the 95 % interval of a figure with this standard error that cannot be below `least`; None without one.
 
     >>> interval(1.0, 1.0, least=0.0)
     (0.0, 2.96)
     """
+    if value is None or error is None:
+        return None
     return max(value - NORMAL * error, least), value + NORMAL * error
-
-
-def interval_or_none(value: float | None, error: float | None, least: float = -math.inf) -> Bounds | None:
-    return None if value is None or error is None else interval(value, error, least)
 
 
 def correlation_interval(value: float, pairs: int) -> Bounds | None:
@@ -92,16 +89,15 @@ def bounds_of(evaluation: Mapping[str, Any], figure: str) -> Bounds | None:
     return None if bounds is None else (bounds[0], bounds[1])
 
 
-def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
-    """Write an interval for a cell of a table."""
-    bounds = bounds_of(evaluation, figure)
-    return None if bounds is None else spelled(bounds, digits).removeprefix("95 %: ")
-
-
 def beside(evaluation: Mapping[str, Any], figure: str, digits: int = 1, sign: bool = False) -> str:
     """Write an interval behind its figure, in parentheses; nothing where there is none."""
     bounds = bounds_of(evaluation, figure)
     return "" if bounds is None else f" ({spelled(bounds, digits, sign)})"
+
+
+def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
+    """Write an interval for a cell of a table."""
+    return beside(evaluation, figure, digits)[len(" (95 %: ") : -1] or None
 
 
 def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:

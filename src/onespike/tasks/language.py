@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from onespike.errors import UsageError
-from onespike.tasks.base import (
-    NETWORKS,
-    Drawing,
-    Mean,
-    Metric,
-    Objective,
-    Task,
-    divergence,
-    refusals,
-    relative_entropy,
-    sources,
-    task,
-)
+from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import beside, change, span
 from onespike.tasks.perplexity import Perplexity, WindowPerplexity, scores_of
+from onespike.tasks.scores import NETWORKS, Mean, relative_entropy
 from onespike.tasks.summaries import Summary, Table, decimal
-from onespike.tasks.text import Tokenizer, pack, pack_short
+from onespike.tasks.text import Tokenizer, pack
 
 BEST, BEFORE = 3, 24
 """Next tokens that an example shows per network, and tokens of the text before them."""
@@ -38,6 +29,11 @@ ALIKE = 0.1
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
     same = scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)
     return 100 * same.double().mean(1)
+
+
+def _unlike(expected: Any, actual: Any) -> Tensor:
+    pairs = zip(scores_of(expected), scores_of(actual), strict=True)
+    return torch.stack([relative_entropy(a, b).mean() for a, b in pairs])
 
 
 @task
@@ -60,52 +56,36 @@ class Language(Task):
     enough = 32
     positional = False
     cannot = refusals("writes", "annotations", "normalization", "picture")
-    scored_by = ("perplexity per token", "perplexity")
+    scored_by = (("perplexity per token", "perplexity"),)
     compared_by = ("next tokens as the original, %", "agreement")
     listed = (
         ("{} perplexity", "perplexity", 3),
         ("next token as the original %", "agreement", 2),
         ("KL nats per token", "kl", 4),
     )
+    aims: ClassVar[Mapping[str, Objective]] = {
+        # Not the default of a search: by chance it may fall below the original's.
+        "perplexity": Objective(
+            scored_by[0][0], lambda items: WindowPerplexity(items.contents), maximize=False, labeled=True
+        ),
+        "agreement": Objective(compared_by[0], lambda items: Mean(_agreeing), compares=True),
+    }
 
-    @property
-    def objectives(self) -> Mapping[str, Objective]:
-        return {
-            # Not the default of a search: by chance it may fall below the original's.
-            "perplexity": Objective(
-                self.scored_by[0],
-                lambda items: WindowPerplexity(items.contents),
-                maximize=False,
-                labeled=True,
-            ),
-            "kl": divergence(self),
-            "agreement": Objective(self.compared_by[0], lambda items: Mean(_agreeing), compares=True),
-        }
-
-    def drawing(self, size: int, generator: Generator) -> Drawing:
+    def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
         """Sample a next token at every position, from that position's softmax."""
-        sources_of = sources(size, generator)
-
-        def log_probability(output: Any, places: Tensor) -> Tensor:
-            terms = []
-            for scores, source in zip(scores_of(output), sources_of(places), strict=True):
-                drawn = torch.multinomial(scores.detach().softmax(-1).cpu(), 1, generator=source)
-                terms.append(scores.log_softmax(-1).gather(-1, drawn.to(scores.device)).sum())
-            return torch.stack(terms).sum()
-
-        return log_probability
+        terms = []
+        for scores, source in zip(scores_of(output), sources, strict=True):
+            token = torch.multinomial(scores.detach().softmax(-1).cpu(), 1, generator=source)
+            terms.append(scores.log_softmax(-1).gather(-1, token.to(scores.device)).sum())
+        return torch.stack(terms).sum()
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return KL of the next token, averaged over positions."""
-        return self._unlike(expected, actual).sum()
+        return _unlike(expected, actual).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
         """Return the relative rise of the perplexity on text drawn from the original network: exp(KL) − 1."""
-        return self._unlike(expected, actual).expm1()
-
-    def _unlike(self, expected: Any, actual: Any) -> Tensor:
-        pairs = zip(scores_of(expected), scores_of(actual), strict=True)
-        return torch.stack([relative_entropy(a, b).mean() for a, b in pairs])
+        return _unlike(expected, actual).expm1()
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
         """Return the share of positions with another best token; a window with at most a tenth counts as the same."""
@@ -117,7 +97,7 @@ class Language(Task):
 
     def typed(self, source: str) -> Items:
         """Return windows of typed text: a short text is one short window."""
-        return pack_short(source, self.tokenizer, self.length)
+        return pack(source, self.tokenizer, self.length, short=True)
 
     def load(self, item: Item) -> Any:
         return item.content.ids
@@ -144,10 +124,9 @@ class Language(Task):
                     f"generate: the prompt {text[:20]!r}… has {len(ids)} tokens, and with {more} more the network's context "
                     f"of {self.context} is full. Give a shorter prompt, or a smaller length=."
                 )
-        longest = max(map(len, rows))
-        padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        return {"input_ids": padded, "attention_mask": mask}
+        pad = partial(pad_sequence, batch_first=True, padding_side="left")
+        each = [torch.tensor(row) for row in rows]
+        return {"input_ids": pad(each), "attention_mask": pad([torch.ones_like(ids) for ids in each])}
 
     def said(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -161,19 +140,11 @@ class Language(Task):
         before = self.tokenizer.decode(item.content.ids[start : place + 1].tolist())
         best = {"ann": self._best(first[place]), "snn": self._best(second[place])}
         same = int((first.argmax(-1) == second.argmax(-1)).sum())
-        return {
-            "label": f"“{'…' if start else ''}{before}”",
-            "pictures": {},
-            "agree": same == len(first),
-            **best,
-            "text": [
-                f"{same} of {len(first)} next tokens are the same; furthest apart after token {place + 1}:",
-                *(
-                    f"{key.upper()} " + ", ".join(f"“{token}” {100 * p:.1f} %" for token, p in tokens)
-                    for key, tokens in best.items()
-                ),
-            ],
-        }
+        text = [f"{same} of {len(first)} next tokens are the same; furthest apart after token {place + 1}:"]
+        for key, tokens in best.items():
+            text.append(f"{key.upper()} " + ", ".join(f"“{token}” {100 * p:.1f} %" for token, p in tokens))
+        label, agree = f"“{'…' if start else ''}{before}”", same == len(first)
+        return {"label": label, "pictures": {}, "agree": agree, **best, "text": text}
 
     def _best(self, scores: Tensor) -> list[list[Any]]:
         values, tokens = scores.softmax(-1).topk(min(BEST, len(scores)))
@@ -183,32 +154,24 @@ class Language(Task):
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize perplexity by both conventions, bits per byte of both networks, agreement and KL."""
         ann, snn = (evaluation[key]["perplexity"] for key in NETWORKS)
-        agreement, kl, windows = (evaluation[key] for key in ("agreement", "kl", "windows"))
-        length = evaluation["tokens"] // windows
+        agreement, kl, gap = evaluation["agreement"], evaluation["kl"], evaluation.get("difference")
         ratio = "" if ann is None or snn is None else f", ×{snn / ann:.3f}"
         same, apart = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
-        gap = evaluation.get("difference")
         difference = "" if gap is None else f", difference {change(evaluation, gap, 'difference', 3)}"
         rows = []
         for key in NETWORKS:
-            perplexity, *others = (
-                evaluation[key][n] for n in ("perplexity", "word_perplexity", "bits_per_byte")
-            )
-            rows.append((perplexity, span(evaluation, f"{key}.perplexity", 3), *others))
+            sure, figures = span(evaluation, f"{key}.perplexity", 3), evaluation[key]
+            rows.append((figures["perplexity"], sure, figures["word_perplexity"], figures["bits_per_byte"]))
+        size = f"{evaluation['windows']} windows of {evaluation['tokens'] // evaluation['windows']} tokens"
+        both = f"{decimal(ann, 2)} → {decimal(snn, 2)}"
         next_token = f"same as the original{same}; KL {kl:.3f} nats per token{apart}"
-        size = f"{windows} windows of {length} tokens"
         return Summary(
             title="Perplexity",
-            networks=tuple(NETWORKS),
             table=Table(("perplexity per token", "95 %", "per word", "bits per byte"), tuple(rows), digits=3),
             note=f"next token as the original {agreement:.2f} %{same}, KL {kl:.4f} nats per token{apart}{ratio}{difference}; "
             f"{size}; per token as GPTQ counts, per word as lm-eval does",
             cards=(
-                (
-                    "perplexity",
-                    f"{decimal(ann, 2)} → {decimal(snn, 2)}",
-                    f"original → spiking, per token, {size}{difference}",
-                ),
+                ("perplexity", both, f"original → spiking, per token, {size}{difference}"),
                 ("next token", f"{agreement:.1f} %", next_token),
             ),
             parts=("token", evaluation["tokens"]),

@@ -67,9 +67,8 @@ def drawn(objects: Objects, generator: Generator) -> Tensor:
 
 def _corners(objects: Objects) -> Tensor:
     """Return the boxes, or those around the masks."""
-    if "boxes" in objects:
-        return objects["boxes"].detach().float().cpu()
-    return boxes_around(objects["masks"].detach().cpu() > 0.5).float()
+    boxes = objects["boxes"] if "boxes" in objects else boxes_around(objects["masks"].cpu() > 0.5)
+    return boxes.detach().float().cpu()
 
 
 def boxes_around(masks: Tensor) -> Tensor:
@@ -107,21 +106,14 @@ def paired(first: Objects, second: Objects) -> tuple[Tensor, Tensor]:
     """
     same = first["labels"].cpu()[:, None] == second["labels"].cpu()[None]
     shared = torch.where(same, overlaps(_corners(first), _corners(second)), torch.zeros(()))
-    mine, theirs = [], []
+    pairs = []
     for i in first["scores"].detach().argsort(descending=True).tolist() if shared.numel() else ():
         value, j = shared[i].max(0)
         if float(value) >= OVERLAP:
-            mine.append(i)
-            theirs.append(int(j))
+            pairs.append((i, int(j)))
             shared[:, j] = 0
-    return torch.tensor(mine, dtype=torch.long), torch.tensor(theirs, dtype=torch.long)
-
-
-def _rest(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values at all other places."""
-    others = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    others[places] = False
-    return values[others]
+    mine, theirs = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
+    return mine, theirs
 
 
 def unlike(expected: Objects, actual: Objects) -> Tensor:
@@ -129,10 +121,12 @@ def unlike(expected: Objects, actual: Objects) -> Tensor:
     i, j = paired(expected, actual)
     p, q = expected["scores"], actual["scores"]
     i, j = i.to(p.device), j.to(q.device)
-    lost, new = _rest(p, i), _rest(q, j)
-    none = torch.full_like(p[:1], LEAST) if len(p) else q.new_full((1,), LEAST)
+    lost, new = (
+        x[~torch.isin(torch.arange(len(x), device=x.device), places)] for x, places in ((p, i), (q, j))
+    )
+    total = _kl(p[i], q[j]).sum()
     total = (
-        _kl(p[i], q[j]).sum() + _kl(lost, none.expand_as(lost)).sum() + _kl(none.expand_as(new), new).sum()
+        total + _kl(lost, torch.full_like(lost, LEAST)).sum() + _kl(torch.full_like(new, LEAST), new).sum()
     )
     weight = p[i].detach()
     if "boxes" in expected:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.base import NETWORKS, relative_entropy
-from onespike.tasks.intervals import Bounds, certain, interval, interval_or_none, ratio_error
+from onespike.tasks.intervals import Bounds, certain, interval, ratio_error
+from onespike.tasks.scores import NETWORKS, refuse_nan, relative_entropy
 from onespike.tasks.text import Window
 
 POSITIONS = 256
@@ -22,11 +22,11 @@ POSITIONS = 256
 def scores_of(output: Any) -> Tensor:
     """Return logits of shape (inputs, positions, tokens)."""
     scores: Tensor = logits(output)
-    if not isinstance(scores, Tensor) or scores.dim() != 3:
-        raise DataError(
-            "the network's output has no scores of shape (inputs, positions, tokens). Give a language model."
-        )
-    return scores
+    if isinstance(scores, Tensor) and scores.dim() == 3:
+        return scores
+    raise DataError(
+        "the network's output has no scores of shape (inputs, positions, tokens). Give a language model."
+    )
 
 
 def predicted(scores: Tensor, window: Window) -> Tensor:
@@ -36,18 +36,6 @@ def predicted(scores: Tensor, window: Window) -> Tensor:
     return torch.cat(
         [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
     ).cpu()
-
-
-class _Row(NamedTuple):
-    """A window: −log p per token and of all tokens by each network, KL, equal answers, and what they are shares of."""
-
-    mean: dict[str, float]
-    every: dict[str, float]
-    unlike: float
-    agreeing: int
-    positions: int
-    words: int | None
-    bytes: int | None
 
 
 class Perplexity:
@@ -60,32 +48,39 @@ class Perplexity:
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
         self.windows = windows
-        self.rows: list[_Row] = []
+        self.rows: list[dict[str, Any]] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add both networks' scores for the windows with these numbers."""
         if labels is None:
             raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
-        both = {"ann": scores_of(ann).detach(), "snn": scores_of(snn).detach()}
-        for row, number in enumerate(labels.tolist()):
-            scores = {name: output[row] for name, output in both.items()}
-            self.rows.append(_row(scores, self.windows[number]))
+        rows = zip(labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True)
+        self.rows += [_row(self.windows[number], first, second) for number, first, second in rows]
 
     def merge(self, other: Perplexity) -> None:
         self.rows += other.rows
+
+    def _column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows]
 
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.rows:
             raise DataError("no window was scored. Give a text.")
-        means = {name: [row.mean[name] for row in self.rows] for name in NETWORKS}
-        figures = {name: self._figures(name, means[name]) for name in NETWORKS}
+        means = {name: self._column(f"{name} mean") for name in NETWORKS}
+        figures = {name: self._figures(name) for name in NETWORKS}
         ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
-        difference = None if ann is None or snn is None else snn - ann
-        error = None if ann is None or snn is None else _paired_error(ann, snn, means)
-        positions = [row.positions for row in self.rows]
-        unlike, same = [row.unlike for row in self.rows], [100.0 * row.agreeing for row in self.rows]
+        difference = error = None
+        if ann is not None and snn is not None:
+            difference, error = snn - ann, _paired_error(ann, snn, *means.values())
+        unlike, same, positions = map(self._column, ("unlike", "same", "positions"))
         kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
+        intervals = {
+            **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
+            "difference": interval(difference, error),
+            "kl": interval(kl, ratio_error(unlike, positions), least=0.0),
+            "agreement": interval(agreement, ratio_error(same, positions)),
+        }
         return {
             "task": "language",
             **figures,
@@ -95,43 +90,35 @@ class Perplexity:
             "tokens": sum(positions),
             "difference": difference,
             "standard_error": error,
-            "intervals": certain(
-                {
-                    **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
-                    "difference": interval_or_none(difference, error),
-                    "kl": interval_or_none(kl, ratio_error(unlike, positions), least=0.0),
-                    "agreement": interval_or_none(agreement, ratio_error(same, positions)),
-                }
-            ),
+            "intervals": certain(intervals),
         }
 
-    def _figures(self, name: str, means: Sequence[float]) -> dict[str, float | None]:
-        every = math.fsum(row.every[name] for row in self.rows)
-        counted = all(row.words is not None for row in self.rows)  # words and bytes of a text
-        words, sizes = (
-            sum(part or 0 for part in parts) for parts in zip(*(r[-2:] for r in self.rows), strict=True)
-        )
+    def _figures(self, name: str) -> dict[str, float | None]:
+        every, words, sizes = math.fsum(self._column(f"{name} sum")), 0, 0
+        if None not in self._column("words"):  # the text is known
+            words, sizes = sum(self._column("words")), sum(self._column("bytes"))
         return {
-            "perplexity": _exp(_mean(means)),
-            "word_perplexity": _exp(every / words) if counted and words else None,
-            "bits_per_byte": every / sizes / math.log(2) if counted and sizes else None,
+            "perplexity": _exp(_mean(self._column(f"{name} mean"))),
+            "word_perplexity": _exp(every / words) if words else None,
+            "bits_per_byte": every / sizes / math.log(2) if sizes else None,
         }
 
 
-def _row(scores: Mapping[str, Tensor], window: Window) -> _Row:
-    mean, every, unlike, agreeing = {}, {}, 0.0, 0
-    for name, output in scores.items():
-        logs = predicted(output, window)
-        if bool(logs.isnan().any()):
-            raise DataError(
-                f"the output of the {NETWORKS[name]} network is NaN. Check its weights, and this text."
-            )
-        mean[name] = -float(logs[: len(window.ids) - 1].mean())
-        every[name] = -float(logs.sum())
-    for ann, snn in zip(*(scores[name].split(POSITIONS) for name in NETWORKS), strict=True):
-        unlike += float(relative_entropy(ann.float(), snn.float()).double().sum())
-        agreeing += int((ann.argmax(-1) == snn.argmax(-1)).sum())
-    return _Row(mean, every, unlike, agreeing, len(window.ids), window.words, window.bytes)
+def _row(window: Window, ann: Tensor, snn: Tensor) -> dict[str, Any]:
+    """A window: −log p per token and of all tokens by each network, KL, equal answers, and what they are shares of."""
+    row: dict[str, Any] = {"unlike": 0.0, "same": 0.0, "positions": len(window.ids)}
+    row |= {"words": window.words, "bytes": window.bytes}
+    for name, scores in (("ann", ann), ("snn", snn)):
+        logs = predicted(scores, window)
+        refuse_nan(logs, name, "this text")
+        row[f"{name} mean"], row[f"{name} sum"] = (
+            -float(logs[: len(window.ids) - 1].mean()),
+            -float(logs.sum()),
+        )
+    for first, second in zip(ann.split(POSITIONS), snn.split(POSITIONS), strict=True):
+        row["unlike"] += float(relative_entropy(first.float(), second.float()).double().sum())
+        row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
+    return row
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -145,9 +132,8 @@ def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
     return math.fsum(moments) / len(first) / (len(first) - 1)
 
 
-def _paired_error(ann: float, snn: float, means: Mapping[str, Sequence[float]]) -> float | None:
+def _paired_error(ann: float, snn: float, first: Sequence[float], second: Sequence[float]) -> float | None:
     """The standard error of the difference in perplexity, paired window by window, to first order."""
-    first, second = means["ann"], means["snn"]
     if len(first) < 2:
         return None
     separate = snn**2 * _covariance(second, second) + ann**2 * _covariance(first, first)
@@ -156,9 +142,8 @@ def _paired_error(ann: float, snn: float, means: Mapping[str, Sequence[float]]) 
 
 def exp_interval(means: Sequence[float]) -> Bounds | None:
     """Return the interval of perplexity: a mean of logarithms and its error, both taken through exp."""
-    if len(means) < 2:
-        return None
-    low, high = map(_exp, interval(_mean(means), math.sqrt(_covariance(means, means))))
+    error = math.sqrt(_covariance(means, means)) if len(means) > 1 else None
+    low, high = map(_exp, interval(_mean(means), error) or (math.inf, math.inf))
     return None if low is None or high is None else (low, high)
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from onespike.errors import DataError, LoadError
-from onespike.tasks.base import NETWORKS
 from onespike.tasks.coco import Coco
-from onespike.tasks.intervals import Bounds, certain, interval_or_none, ratio_error
+from onespike.tasks.intervals import Bounds, certain, interval, ratio_error
+from onespike.tasks.scores import NETWORKS
 
 DRAWS = 100
 """The number of image samples whose spread is the standard error of AP."""
@@ -57,17 +57,17 @@ def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float
 def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
     """Return a pycocotools evaluator that has finished these images."""
     coco_class, evaluator_class = _pycocotools()
+
+    def indexed(annotations: list[Any]) -> Any:
+        index = coco_class()
+        index.dataset = {**coco.record, "annotations": annotations}
+        index.createIndex()
+        return index
+
     shape = "bbox" if kind == "bbox" else "segmentation"
     # With both shapes in a result pycocotools would take a mask's area from its box.
     plain = [{k: r[k] for k in ("image_id", "category_id", "score", shape)} for r in results]
     with contextlib.redirect_stdout(io.StringIO()):
-
-        def indexed(annotations: list[Any]) -> Any:
-            index = coco_class()
-            index.dataset = {**coco.record, "annotations": annotations}
-            index.createIndex()
-            return index
-
         # Numbered from 1: pycocotools reads the id 0 as "no match".
         truth = indexed([{**a, "id": n} for n, a in enumerate(coco.record["annotations"], 1)])
         evaluator = evaluator_class(truth, truth.loadRes(plain) if plain else indexed([]), kind)
@@ -85,14 +85,11 @@ def resampled(evaluators: Sequence[Any], draws: int) -> Iterator[list[float]]:
     copies, random = [], numpy.random.default_rng(0)
     for evaluator in evaluators:
         copied = copy.copy(evaluator)
-        copied.params = copied._paramsEval = copy.deepcopy(evaluator.params)
-        shape = len(copied.params.catIds), len(copied.params.areaRng), len(copied.params.imgIds)
+        settings = copied.params = copied._paramsEval = copy.deepcopy(evaluator.params)
+        shape = len(settings.catIds), len(settings.areaRng), len(settings.imgIds)
         cells = numpy.array(evaluator.evalImgs, dtype=object).reshape(shape)[:, 0]
-        copied.params.areaRng, copied.params.areaRngLbl = (
-            copied.params.areaRng[:1],
-            copied.params.areaRngLbl[:1],
-        )
-        copied.params.maxDets, copied.params.imgIds = copied.params.maxDets[-1:], list(range(shape[2]))
+        settings.areaRng, settings.areaRngLbl = settings.areaRng[:1], settings.areaRngLbl[:1]
+        settings.maxDets, settings.imgIds = settings.maxDets[-1:], list(range(shape[2]))
         copies.append((copied, cells))
     for _ in range(draws):
         chosen = random.integers(0, shape[2], shape[2])
@@ -150,12 +147,15 @@ class AveragePrecision:
         self.unlike: list[float] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Add both networks' outputs for the images with these ids."""
-        numbers = _ids(labels)
-        if self.apart is not None:
+        """Add both networks' outputs for the images with these ids; without the original's, figures are of the other."""
+        if labels is None:
+            raise DataError("these images have no ids. List them together with their annotations.")
+        numbers = [int(i) for i in labels]
+        if self.apart is not None and ann is not None:
             self.unlike.extend(self.apart(ann, snn))
         for network, output in (("ann", ann), ("snn", snn)):
-            self.predictions[network].extend(self.checked(output, network, numbers))
+            if output is not None:
+                self.predictions[network].extend(self.checked(output, network, numbers))
         self.images.extend(numbers)
 
     def merge(self, other: AveragePrecision) -> None:
@@ -167,9 +167,7 @@ class AveragePrecision:
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         """Return an output's results on the images with these ids, with the annotations' categories."""
         categories = self.coco.categories
-        renamed = (
-            dict(zip(categories, categories, strict=True)) if self.categories is None else self.categories
-        )
+        renamed = {number: number for number in categories} if self.categories is None else self.categories
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
             image, category = result["image_id"], result["category_id"]
             if self.categories is not None and category not in renamed:
@@ -187,10 +185,8 @@ class AveragePrecision:
 
     def evaluators(self, kind: str) -> dict[str, Any]:
         """Return pycocotools' evaluators of both networks, for boxes or masks."""
-        return {
-            name: evaluated(self.coco, results, kind, self.images)
-            for name, results in self.predictions.items()
-        }
+        rows = self.predictions.items()
+        return {network: evaluated(self.coco, results, kind, self.images) for network, results in rows}
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
@@ -210,24 +206,18 @@ class AveragePrecision:
             errors = bootstrap_errors(list(evaluators.values()))
             record["standard_error"] = errors["difference"]
             bounds |= {
-                f"ann.{kind}.AP": interval_or_none(ann, errors["ann"]),
-                f"snn.{kind}.AP": interval_or_none(snn, errors["snn"]),
-                f"difference.{kind}": interval_or_none(record["difference"], errors["difference"]),
+                f"ann.{kind}.AP": interval(ann, errors["ann"]),
+                f"snn.{kind}.AP": interval(snn, errors["snn"]),
+                f"difference.{kind}": interval(record["difference"], errors["difference"]),
             }
         if self.unlike:
             record["kl"] = math.fsum(self.unlike) / len(self.unlike)
             error = ratio_error(self.unlike, [1.0] * len(self.unlike))
-            bounds["kl"] = interval_or_none(record["kl"], error, least=0.0)
-        record["intervals"] = certain(bounds)
-        record["objects"] = sum(a["image_id"] in set(self.images) for a in self.coco.record["annotations"])
+            bounds["kl"] = interval(record["kl"], error, least=0.0)
+        record["intervals"], images = certain(bounds), set(self.images)
+        record["objects"] = sum(a["image_id"] in images for a in self.coco.record["annotations"])
         record["results"] = {network: len(results) for network, results in self.predictions.items()}
         return record
-
-
-def _ids(labels: Tensor | None) -> list[int]:
-    if labels is None:
-        raise DataError("these images have no ids. List them together with their annotations.")
-    return [int(i) for i in labels]
 
 
 class Precision:
@@ -237,10 +227,7 @@ class Precision:
         self.metric = metric
 
     def update(self, expected: Any, actual: Any, labels: Tensor | None, size: int) -> None:
-        """Add outputs for the images with these ids."""
-        numbers = _ids(labels)
-        self.metric.predictions["snn"].extend(self.metric.checked(actual, "snn", numbers))
-        self.metric.images.extend(numbers)
+        self.metric.update(None, actual, labels)
 
     def value(self) -> float:
         """Return AP in percent."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onespike.tasks.intervals import Bounds
 
@@ -30,10 +31,7 @@ class Table:
         >>> Table(("a", "b"), (("x", 0.126), ("y", None))).texts()
         [('x', '0.13'), ('y', '–')]
         """
-        return [tuple(self._text(cell) for cell in row) for row in self.rows]
-
-    def _text(self, cell: str | float | None) -> str:
-        return cell if isinstance(cell, str) else decimal(cell, self.digits)
+        return [tuple(c if isinstance(c, str) else decimal(c, self.digits) for c in row) for row in self.rows]
 
 
 def decimal(value: float | None, digits: int) -> str:
@@ -41,24 +39,37 @@ def decimal(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of an evaluation by their places there.
+
+    >>> flat({"snn": {"top1": 80.0}, "kl": 0.1})
+    {'snn.top1': 80.0, 'kl': 0.1}
+    """
+    figures: dict[str, Any] = {}
+    for name, value in record.items():
+        inner = flat(value) if isinstance(value, Mapping) else {"": value}
+        figures |= {f"{name}.{key}".removesuffix("."): figure for key, figure in inner.items()}
+    return figures
+
+
 @dataclass(frozen=True)
 class Summary:
     """An evaluation in words and tables.
 
     Attributes:
-        networks: `ann` or `snn` for each row of the table.
-        note: the sentence below it.
+        note: the sentence below the table.
         cards: (name, figures, small print) for the top of the page.
+        networks: `ann` or `snn` for each row of the table.
         published: what the publisher of the weights states, in a sentence, or nothing.
         examples: how to read the examples of a report.
         parts: the parts of an input and how many were measured: energy is stated per part.
     """
 
     title: str
-    networks: tuple[str, ...]
     table: Table
     note: str
     cards: tuple[tuple[str, str, str], ...]
+    networks: tuple[str, ...] = ("ann", "snn")
     published: str = ""
     details: Table | None = None
     about_details: str = ""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.errors import DataError
-from onespike.tasks.inputs import Item, Items
+from onespike.tasks.inputs import Items
 
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
 DATASETS = "datasets:"
@@ -52,14 +53,14 @@ def documents(source: str) -> list[Document]:
             raise DataError(f"{source}: no text in it. Give files that end in {', '.join(SUFFIXES)}.")
         every = [document for file in files for document in _file(file)]
     else:
-        every = list(_file(Path(source)))
+        every = _file(Path(source))
     filled = [d for d in every if d.text.strip() or d.ids]
     if not filled:
         raise DataError(f"{source}: there is no text in it. Give a file with some.")
     return filled
 
 
-def _file(path: Path) -> Iterator[Document]:
+def _file(path: Path) -> list[Document]:
     if not path.exists():
         raise DataError(f"{path}: no such file. Check the path.")
     if not path.is_file():  # a device has no end, and a pipe may have no writer
@@ -72,11 +73,9 @@ def _file(path: Path) -> Iterator[Document]:
         raise DataError(f"{path}: it cannot be read ({error.strerror}). Change its permissions.") from error
     read = {".jsonl": _row, ".tsv": _pair}.get(path.suffix.lower())
     if read is None:
-        yield Document(path.name, text)
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield read(f"{path.name}:{number}", line)
+        return [Document(path.name, text)]
+    lines = enumerate(text.splitlines(), 1)
+    return [read(f"{path.name}:{number}", line) for number, line in lines if line.strip()]
 
 
 def _row(name: str, line: str) -> Document:
@@ -110,13 +109,10 @@ def _pair(name: str, line: str) -> Document:
 def _score(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    try:
-        score = float(value)
-    except (TypeError, ValueError, OverflowError):
-        score = math.nan
-    if not math.isfinite(score):
-        raise DataError(f"{name}: the score {value!r:.60} is not a number. Correct it.")
-    return score
+    with suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(score := float(value)):
+            return score
+    raise DataError(f"{name}: the score {value!r:.60} is not a number. Correct it.")
 
 
 def _dataset(source: str) -> Document:
@@ -145,82 +141,61 @@ def _dataset(source: str) -> Document:
 
 
 class Tokenizer(Protocol):
-    """Converts texts to numbers and back."""
+    """Converts texts to numbers below `size` and back.
+
+    `encode` also returns the place in the text where each token begins, if known; `decode` with `bare` leaves out tokens
+    that open, end and pad a text.
+    """
 
     @property
-    def size(self) -> int:
-        """The number of tokens that the network knows; token numbers are below it."""
-
-    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return the tokens of a text, and the place in it where each begins, if known."""
-
-    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
-        """Return the text of some tokens; `bare` leaves out those that open, end and pad a text."""
+    def size(self) -> int: ...
+    def encode(self, text: str) -> tuple[list[int], list[int] | None]: ...
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str: ...
 
 
 @dataclass(frozen=True)
 class Window:
     """Tokens that a network reads at once, and what follows them.
 
-    Attributes:
-        ids: the tokens.
-        following: the token after the last, which is the first of the next window; None at the end of the text.
-        words: words that begin in the predicted part: all tokens but the first, and the one that follows.
-        bytes: bytes of that part in UTF-8. Both are None if the text is unknown.
+    `following` is the token after the last, the first of the next window; None at the end of the text. `words` begin in
+    the predicted part (all tokens but the first, and the one that follows), which has so many `bytes` in UTF-8.
     """
 
     ids: Tensor
     following: int | None
-    words: int | None
+    words: int | None  # None, as bytes, if the text is unknown
     bytes: int | None
 
     @property
     def targets(self) -> Tensor:
         """Return what each position should predict; one fewer than the positions at the end of the text."""
-        last = [] if self.following is None else [self.following]
-        return torch.cat([self.ids[1:], torch.tensor(last, dtype=self.ids.dtype)])
+        return self.ids[1:] if self.following is None else F.pad(self.ids[1:], (0, 1), value=self.following)
 
 
-def pack(source: str, tokenizer: Tokenizer, length: int) -> Items:
-    """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped."""
+def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) -> Items:
+    """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped.
+
+    With `short`, a text shorter than one window is one short window.
+    """
     tokens = [token for document in documents(source) for token in _tokens(document, tokenizer)]
+    length = max(2, min(len(tokens), length)) if short else length
     if len(tokens) < length:
         raise DataError(
             f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
             f"Give a longer text, or a shorter window: length={max(len(tokens), 2)}."
         )
-    counted = all(token.words is not None for token in tokens)
-    everything, name = torch.tensor([token.id for token in tokens]), Path(source).name
-    items = []
-    for number, start in enumerate(range(0, len(tokens) - length + 1, length)):
+    ids, words, sizes = zip(*tokens, strict=True)
+    everything, counted, parts = torch.tensor(ids), None not in words, []
+    for start in range(0, len(tokens) - length + 1, length):
         stop = start + length
-        part, predicted = everything[start:stop], tokens[start + 1 : stop + 1]
-        window = Window(
-            part,
-            tokens[stop].id if stop < len(tokens) else None,
-            sum(token.words or 0 for token in predicted) if counted else None,
-            sum(token.bytes or 0 for token in predicted) if counted else None,
-        )
-        digest = hashlib.sha256(part.numpy().tobytes()).hexdigest()
-        items.append(Item(f"{name}[{start}:{stop}]", number, Path(source), number, None, window, digest))
-    return Items(source, tuple(items))
+        counts = (sum(each[start + 1 : stop + 1]) if counted else None for each in (words, sizes))
+        window = Window(everything[start:stop], ids[stop] if stop < len(ids) else None, *counts)
+        parts.append((f"{Path(source).name}[{start}:{stop}]", window, window.ids.numpy().tobytes()))
+    return Items.read(source, parts)
 
 
-def pack_short(source: str, tokenizer: Tokenizer, length: int) -> Items:
-    """Return the windows of a source; a text shorter than one window is one short window."""
-    tokens = sum(len(_tokens(document, tokenizer)) for document in documents(source))
-    return pack(source, tokenizer, max(2, min(tokens, length)))
-
-
-class _Token(NamedTuple):
-    """A token, the words that begin in it, and its bytes; None where the text is unknown."""
-
-    id: int
-    words: int | None = None
-    bytes: int | None = None
-
-
-def _tokens(document: Document, tokenizer: Tokenizer) -> list[_Token]:
+def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, Any]]:
+    """Return each token, the words that begin in it, and its bytes: None where the text is unknown."""
     ids, starts = (document.ids, None) if document.ids is not None else tokenizer.encode(document.text)
     wrong = next(((place, i) for place, i in enumerate(ids) if not 0 <= i < tokenizer.size), None)
     if wrong is not None:
@@ -229,11 +204,11 @@ def _tokens(document: Document, tokenizer: Tokenizer) -> list[_Token]:
             f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
         )
     if starts is None:
-        return [_Token(token) for token in ids]
+        return [(token, None, None) for token in ids]
     words, sizes = _sums(document.text)
     edges = [0, *starts[1:], len(document.text)]
     return [
-        _Token(token, words[stop] - words[start], sizes[stop] - sizes[start])
+        (token, words[stop] - words[start], sizes[stop] - sizes[start])
         for token, start, stop in zip(ids, edges, edges[1:], strict=False)
     ]
 
