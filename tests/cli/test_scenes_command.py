@@ -141,7 +141,7 @@ def test_what_needs_annotations_or_classes_says_so(cli, run, vit_run):
 
 def test_a_classifier_is_not_searched_by_boxes(cli, vit_run, images):
     message = cli("search", vit_run, "--data", images, "--objective", "ap").message()
-    assert message.endswith("is top1 or kl or agreement, not ap. Leave --objective out.")
+    assert message.endswith("is top1 or agreement or kl, not ap. Leave --objective out.")
 
 
 def test_studies_take_the_networks_that_they_measure(cli, tmp_path):

@@ -91,7 +91,7 @@ def test_calibration_images_are_skipped(cli, made, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--objective", "loss"), "search: the objective of bundled:cifar10-vit is top1 or kl or agreement, not loss. Leave --objective out."),
+    (("--objective", "loss"), "search: the objective of bundled:cifar10-vit is top1 or agreement or kl, not loss. Leave --objective out."),
     (("--sampler", "random"), "unknown sampler 'random'. Known: gp, grid, tpe."),
     (("--budget", "0"), "the budget must be above 0, not 0. The paper's networks use 0.15 to 0.19."),
     (("--energy", "joule"), f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}."),
