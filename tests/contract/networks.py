@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike import Recipe, calibrate, convert
+from onespike import Ledger, Recipe, calibrate, convert, metered
 
 
 class Transformer(nn.Module):
@@ -59,6 +60,44 @@ def rows(count: int = 64, seed: int = 1) -> Tensor:
 def converted(model: nn.Module, x: Any, recipe: Recipe | None = None) -> nn.Module:
     """The network calibrated on one batch, and converted."""
     return convert(model, calibrate(model, [x], recipe), recipe)
+
+
+def counted(snn: nn.Module, *batches: Tensor, ledger: Ledger | None = None) -> Ledger:
+    """The ledger of these batches."""
+    with metered(snn, ledger) as ledger, torch.inference_mode():
+        for x in batches:
+            snn(x)
+    return ledger
+
+
+class Attention(nn.Module):
+    """Fused attention of four heads between linear maps; grouped heads share keys and values."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.options, groups = options, 2 if options.get("enable_gqa") else 1
+        self.stem, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.q, self.k, self.v = nn.Linear(16, 16), *(nn.Linear(16, 16 // groups) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        q, k, v = (part(x).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.head(F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2))
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask of bits": {"attn_mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) > 0.4},
+    "mask that is added": {"attn_mask": torch.arange(81.0).view(9, 9).sin()},
+}
+"""Options of attention for sequences of nine."""
+
+
+def nine(count: int = 3) -> Tensor:
+    """Sequences of nine for `Attention`."""
+    return torch.randn(count, 9, 6, generator=torch.Generator().manual_seed(1))
 
 
 @contextmanager

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import converted
+from contract.networks import MASKS, Attention, converted, nine
 from onespike import Recipe, calibrate, discover, kernels, metered
 from onespike.conversion.firing import Neurons
 from onespike.energy.survey import Survey
 from onespike.neurons import ScaleFire
 from onespike.sites import Rows, Sites, Visit, attention
 
-KINDS = {
-    "plain": {},
-    "causal": {"is_causal": True},
-    "mask of bits": {"attn_mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) > 0.4},
+KINDS = MASKS | {
     "one mask for all rows": {"attn_mask": torch.arange(9).ge(3)[None]},
-    "mask that is added": {"attn_mask": torch.arange(81.0).view(9, 9).sin()},
     "grouped": {"enable_gqa": True},
 }
-
-
-class Attention(nn.Module):
-    """One fused attention between linear maps; grouped heads share keys and values."""
-
-    def __init__(self, **options) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.options, self.groups = options, 2 if options.get("enable_gqa") else 1
-        self.stem, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
-        self.q, self.k, self.v = nn.Linear(16, 16), *(nn.Linear(16, 16 // self.groups) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        q, k, v = (part(x).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        return self.head(F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2))
-
-
-def inputs(count: int = 3) -> Tensor:
-    return torch.randn(count, 9, 6, generator=torch.Generator().manual_seed(1))
 
 
 def network(kind: str = "plain") -> nn.Module:
@@ -69,8 +43,8 @@ def numbers(ledger: onespike.Ledger) -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_and_ledger_are_those_of_one_block(kind, blocks):
-    model, x = network(kind), inputs()
-    snn = converted(model, x)
+    x = nine()
+    snn = converted(network(kind), x)
     with metered(snn) as whole:
         expected = run(snn, x)
     blocks()
@@ -86,7 +60,7 @@ def test_output_and_ledger_are_those_of_one_block(kind, blocks):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_calibration_sees_the_same(kind, blocks):
-    model, batches = network(kind), [inputs(), 2 * inputs(2)]
+    model, batches = network(kind), [nine(), 2 * nine(2)]
     recipe = Recipe(softmax="head")
     whole, trace = calibrate(model, batches, recipe), discover(model, *batches)
     blocks()
@@ -97,9 +71,10 @@ def test_calibration_sees_the_same(kind, blocks):
         for name, value in vars(threshold).items():
             same = torch.equal(value, vars(parts[site])[name]) if isinstance(value, Tensor) else None
             assert same or vars(parts[site])[name] == value, (site, name)
-    assert {s: (f.calls, f.forwards, f.varies) for s, f in other.sites.items()} == {
-        s: (f.calls, f.forwards, f.varies) for s, f in trace.sites.items()
-    }
+    first, second = (
+        {s: (f.calls, f.forwards, f.varies) for s, f in t.sites.items()} for t in (trace, other)
+    )
+    assert first == second
     assert {trace.role(s) for s in trace.sites} == {other.role(s) for s in other.sites}
 
 
@@ -130,8 +105,7 @@ def test_a_visitor_that_takes_no_rows_gets_all_of_them(blocks):
 
 def test_steps_by_position_and_by_head_follow_the_rows(blocks):
     """Gains differ by row, thresholds by head: the block's rows have theirs."""
-    model, x = network(), inputs()
-    recipe = Recipe(softmax="head")
+    model, x, recipe = network(), nine(), Recipe(softmax="head")
     snn = converted(model, x, recipe)
     owner = next(m for m in snn.modules() if isinstance(m, Neurons) and "matmul1_lhs" in m)
     old = owner["matmul1_lhs"]
@@ -145,9 +119,8 @@ def test_steps_by_position_and_by_head_follow_the_rows(blocks):
 
 
 def test_several_timesteps_and_gradients_keep_one_block(blocks):
-    model, x = network(), inputs()
-    snn = converted(model, x, Recipe(steps=2))
-    one = converted(model, x)
+    x = nine()
+    snn, one = converted(network(), x, Recipe(steps=2)), converted(network(), x)
     expected, gradient = run(snn, x), torch.autograd.functional.jacobian(lambda x: one(x).sum(), x)
     blocks()
     assert torch.equal(run(snn, x), expected)
@@ -156,18 +129,17 @@ def test_several_timesteps_and_gradients_keep_one_block(blocks):
 
 @pytest.mark.compiles
 def test_compiling_keeps_one_graph(blocks):
-    model, x = network(), inputs()
-    snn = converted(model, x)
+    x = nine()
+    snn = converted(network(), x)
     expected = run(snn, x)
     blocks()
-    compiled = torch.compile(copy.deepcopy(snn), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(snn, backend="eager", fullgraph=True)
     torch.testing.assert_close(run(compiled, x), expected)
 
 
 def test_a_survey_in_blocks_is_the_survey_of_the_whole(blocks):
-    model, x = network(), inputs()
-    snn = converted(model, x)
-    surveys = []
+    x, surveys = nine(), []
+    snn = converted(network(), x)
     for _ in range(2):
         with metered(snn, Survey()) as survey:
             run(snn, x)

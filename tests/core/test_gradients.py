@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import converted, sequences, transformer
+from contract.networks import Attention, converted, nine, sequences, transformer
 from onespike import Recipe
 
 
@@ -44,7 +44,7 @@ def test_gradients_of_a_converted_network_are_nearly_the_original_s(changes):
 
 @pytest.mark.compiles
 def test_gradients_of_passes_integers_and_compiled_networks():
-    model, x = transformer(), sequences()
+    model, x = Attention().eval(), nine()
     centered = onespike.spike(model, [x], "sformer", passes=("center",), **FINE)
     assert alike(gradient(centered, x), gradient(model, x)) > 0.99
     snn = onespike.spike(model, [x], "sformer", scale=0.1)
@@ -56,9 +56,9 @@ def test_gradients_of_passes_integers_and_compiled_networks():
 
 @pytest.mark.compiles
 def test_an_exported_program_holds_nothing_for_gradients():
-    model, x = transformer(), sequences()
-    snn = onespike.spike(model, [x], "sformer")
-    with torch.no_grad():
-        expected = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
-    found = [str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes]
-    assert found == expected
+    x = nine()
+    snn, programs = converted(Attention().eval(), x), []
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            programs.append([str(node.target) for node in torch.export.export(snn, (x,)).graph.nodes])
+    assert programs[0] == programs[1]
