@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_energy import counted
 from torch import nn
 
-from contract.networks import mlp, rows, sequences, transformer
-from onespike import Recipe, calibrate, convert
+from contract.networks import converted, counted, mlp, rows, sequences, transformer
+from onespike import Recipe
 from onespike.energy.analog_functions import AnalogFunctions
 
 
 def test_strict_charges_products_that_were_excluded():
     model, x = transformer(), sequences()
-    thresholds = calibrate(model, [x])
-    ledger = counted(convert(model, thresholds, Recipe(exclude=("fc1:*", ":matmul0*"))), x)
-    whole = counted(convert(model, thresholds), x)
+    ledger = counted(converted(model, x, Recipe(exclude=("fc1:*", ":matmul0*"))), x)
+    whole = counted(converted(model, x), x)
     b, n, c, h = len(x), x.shape[1], 16, 32
     assert ledger.macs == whole.macs
     assert ledger.analog_products - whole.analog_products == b * n * c * h + b * n * n * c
@@ -41,37 +39,22 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_strict_charges_analog_functions_once(name):
     layer, kind, macs = FUNCTIONS[name]
-    model = mlp(layer.eval())
-    ledger = counted(convert(model, calibrate(model, [rows()])), rows())
+    ledger = counted(converted(mlp(layer.eval()), rows()), rows())
     assert ledger.functions == ({kind: macs * 64 * 8} if kind else {})
 
 
-COMPARING = {"ReLU", "ReLU6", "Hardtanh", "Threshold", "Hardshrink", "Softshrink"}
+COMPARING = ["ReLU", "ReLU6", "Hardtanh", "Threshold", "Hardshrink", "Softshrink"]
 """They compare, and add at most: free in both networks."""
+SPECIAL = ["MultiheadAttention", "GLU", "RReLU", "Softmin", "Softmax", "Softmax2d", "LogSoftmax", *COMPARING]
 
 
 def test_every_activation_of_torch_that_computes_is_charged():
-    special = {
-        "MultiheadAttention",
-        "GLU",
-        "RReLU",
-        "Softmin",
-        "Softmax",
-        "Softmax2d",
-        "LogSoftmax",
-        *COMPARING,
-    }
-    names = [name for name in nn.modules.activation.__all__ if name not in special]
+    names = [name for name in nn.modules.activation.__all__ if name not in SPECIAL]
     assert len(names) > 15
-    for name in names:
-        layer = getattr(nn, name)()
+    for name in [*names, "ReLU", "ReLU6", "Hardtanh"]:
         with AnalogFunctions(result := {}):
-            layer(torch.randn(4, 8))
-        assert result == {"activation": 32}, name
-    for free in (nn.ReLU(), nn.ReLU6(), nn.Hardtanh()):
-        with AnalogFunctions(result := {}):
-            free(torch.randn(4, 8))
-        assert result == {}
+            getattr(nn, name)()(torch.randn(4, 8))
+        assert result == ({} if name in COMPARING else {"activation": 32}), name
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,7 @@ def test_calibration_sees_the_same(kind, blocks):
         for name, value in vars(threshold).items():
             same = torch.equal(value, vars(parts[site])[name]) if isinstance(value, Tensor) else None
             assert same or vars(parts[site])[name] == value, (site, name)
-    first, second = (
-        {s: (f.calls, f.forwards, f.varies) for s, f in t.sites.items()} for t in (trace, other)
-    )
+    first, second = ({s: (f.calls, f.forwards, f.varies) for s, f in t.sites.items()} for t in (trace, other))
     assert first == second
     assert {trace.role(s) for s in trace.sites} == {other.role(s) for s in other.sites}
 

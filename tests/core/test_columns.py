@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import onespike
-from contract.networks import mlp, rows
-from onespike import Ledger, Recipe, calibrate, convert, metered
+from contract.networks import converted, counted, mlp, rows
+from onespike import Ledger, Recipe
 from onespike.cli.app import app
 from onespike.energy.columns import (
     COLUMNS,
@@ -33,11 +32,7 @@ from onespike.passes.budget import check_budget
 
 @pytest.fixture(scope="module")
 def ledger() -> Ledger:
-    model, x = mlp(), rows()
-    snn = convert(model, calibrate(model, [x]))
-    with metered(snn) as counted, torch.inference_mode():
-        snn(x)
-    return counted
+    return counted(converted(mlp(), rows()), rows())
 
 
 @pytest.fixture
@@ -63,28 +58,15 @@ def test_one_entry_is_a_column_everywhere(halves, ledger):
     assert listed.exit_code == 0 and "half an addition for each spike" in listed.output
 
 
-def test_a_name_is_given_once():
-    with pytest.raises(
-        UsageError, match=r"^the energy column 'counts' is registered already\. Choose another"
-    ):
-        register(COLUMNS["counts"])
-
-
 def test_comparators_read_no_spikes(ledger):
     assert set(comparators()) | set(searchable()) == set(COLUMNS) and "w8a8" in comparators()
     assert Recipe().energy in holdable()
-    with pytest.raises(UsageError, match=r"^unknown energy column of spikes 'w8a8'\."):
-        reading_of("w8a8")
     assert list(meanings()) == list(ledger.ratios())
 
 
 def test_every_operation_of_a_column_can_be_priced(ledger):
     for column in COLUMNS:
-        for item in ledger.items(column):
-            assert item.operation in OPERATIONS, (column, item)
-
-
-def test_the_first_profile_has_the_papers_prices():
+        assert {item.operation for item in ledger.items(column)} <= set(OPERATIONS), column
     prices = profile()
     assert prices.name == DEFAULT == names()[0]
     assert (prices.price("float32 add"), prices.price("float32 multiply-add")) == (0.9, 4.6)
@@ -123,14 +105,9 @@ def written(folder: Path, **more: float) -> str:
 
 def test_the_overhead_of_a_layer_does_not_depend_on_the_batch(tmp_path):
     prices = profile(written(tmp_path, layer=9))
-    model, x = mlp(), rows()
-    snn, ratios = convert(model, calibrate(model, [x])), []
-    for size in (len(x), 1):
-        with metered(snn) as ledger, torch.inference_mode():
-            for batch in x.split(size):
-                snn(batch)
-        ratios.append(ledger.ratio("counts", prices=prices))
-    assert ratios[0] == pytest.approx(ratios[1])
+    snn = converted(mlp(), rows())
+    whole, single = (counted(snn, *rows().split(size)) for size in (len(rows()), 1))
+    assert whole.ratio("counts", prices=prices) == pytest.approx(single.ratio("counts", prices=prices))
 
 
 def test_a_profile_of_ones_own(tmp_path, ledger):
@@ -156,19 +133,17 @@ def test_a_bad_profile_says_what_is_wrong(tmp_path, text):
         profile(str(file))
 
 
-def test_an_unknown_profile_is_named():
-    with pytest.raises(
-        UsageError, match=r"unknown hardware profile 'horowitz'\. Did you mean 'horowitz-45nm"
-    ):
-        profile("horowitz")
-    with pytest.raises(UsageError, match=r"nowhere\.json: there is no such profile\. Known: horowitz-45nm"):
-        profile("nowhere.json")
-
-
-def test_a_column_without_an_integer_reading_says_why():
-    with pytest.raises(
-        UsageError, match=r"nonzero has no integer reading\. .*multiplication\. Use one of counts-int8"
-    ):
-        column_of("nonzero-int8")
-    with pytest.raises(UsageError, match="unknown energy column 'nothing-int8'"):
-        column_of("nothing-int8")
+@pytest.mark.parametrize(
+    ("function", "name", "message"),
+    [
+        (profile, "horowitz", r"unknown hardware profile 'horowitz'\. Did you mean 'horowitz-45nm"),
+        (profile, "nowhere.json", r"nowhere\.json: there is no such profile\. Known: horowitz-45nm"),
+        (column_of, "nonzero-int8", r"nonzero has no integer reading\. .*multiplication\. Use one of counts-int8"),
+        (column_of, "nothing-int8", "unknown energy column 'nothing-int8'"),
+        (reading_of, "w8a8", r"^unknown energy column of spikes 'w8a8'\."),
+        (lambda name: register(COLUMNS[name]), "counts", r"^the energy column 'counts' is registered already\. Choose"),
+    ],
+)  # fmt: skip
+def test_what_is_unknown_or_registered_already(function, name, message):
+    with pytest.raises(UsageError, match=message):
+        function(name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import own_forwards, run, same_state, snapshot
-from contract.networks import Layers, converted, mlp, rows
+from contract.networks import Layers, converted, counted, mlp, rows
 from onespike import Recipe, calibrate, convert, convert_, table
 from onespike.errors import ConversionError
 from onespike.sites import discover, matrix_product
@@ -55,21 +55,16 @@ def refusal(model: nn.Module) -> str:
     return str(caught.value)
 
 
-def test_a_custom_operation_is_refused_by_its_name():
-    assert refusal(mlp(custom())) == (
-        "convert: 1 products are not covered: onespike_test.product in 4 (an unknown share of MACs). Add a rule "
-        "with @onespike.synaptic, or leave them analog with exclude=['4:onespike_test.product']."
-    )
-
-
-def test_the_share_of_a_known_product_is_stated():
-    text = refusal(mlp(inner()))
-    share = 100 * 64 / (32 + 64 + 64 + 24)
+@pytest.mark.parametrize(
+    ("layer", "operation", "share"),
+    [(custom, r"onespike_test\.product", "an unknown share"), (inner, r"\w+", f"{100 * 64 / 184:.1f} %")],
+)
+def test_a_product_is_refused_by_its_name_and_share(layer, operation, share):
     assert re.fullmatch(
-        rf"convert: 1 products are not covered: (\w+) in 4 \({share:.1f} % of MACs\)\. Add a rule with "
+        rf"convert: 1 products are not covered: ({operation}) in 4 \({share} of MACs\)\. Add a rule with "
         r"@onespike\.synaptic, or leave them analog with exclude=\['4:\1'\]\.",
-        text,
-    ), text
+        refusal(mlp(layer())),
+    )
 
 
 @pytest.mark.parametrize("layers", [1, 4])
@@ -115,8 +110,7 @@ def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
         if name.startswith(f"{owner}:")
     )
     assert onespike.verify(snn, rows()).ok
-    with onespike.metered(snn) as ledger, torch.inference_mode():
-        snn(rows())
+    ledger = counted(snn, rows())
     assert ledger.macs == thresholds.macs * len(rows())
     assert ledger.analog_products >= sum(thresholds.uncovered.values()) * len(rows())
 
@@ -135,19 +129,10 @@ def test_a_weighted_sum_is_listed_and_charged():
     listed = {row["site"]: row["neuron"] for row in table(snn)}
     assert listed["4:weighted_sum"] == "analog: sums up products taken element by element (64 MACs per input)"
     assert onespike.verify(snn, rows()).ok
-    with onespike.metered(snn) as ledger:
-        run(snn, rows())
+    ledger = counted(snn, rows())
     assert ledger.table()[-1]["macs"] == 64 * len(rows())
-    assert ledger.macs == thresholds.macs * len(rows())
-
-
-def test_a_weighted_sum_counts_once_whatever_the_steps():
-    model = mlp(weighted())
-    thresholds = calibrate(model, [rows()])
-    snn = convert(model, thresholds, Recipe(steps=3))
-    with onespike.metered(snn) as ledger:
-        run(snn, rows())
-    assert ledger.macs == thresholds.macs * len(rows())
+    over_time = counted(convert(model, thresholds, Recipe(steps=3)), rows())
+    assert ledger.macs == over_time.macs == thresholds.macs * len(rows())  # once, whatever the steps
 
 
 def test_norms_and_gates_are_no_weighted_sums():
@@ -187,16 +172,11 @@ def test_modules_that_another_thread_calls_are_none_of_the_network():
             thread.join(60)
             return super().forward(x)
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Inner(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            thread.start()
-            entered.wait(60)
-            return self.inner(x)
+    def outer(self: Layers, x: Tensor) -> Tensor:
+        thread.start()
+        entered.wait(60)
+        return self.inner(x)
 
     thread = threading.Thread(target=Foreign())
-    trace = discover(Outer(), torch.randn(3, 4))
+    trace = discover(Layers(outer, inner=Inner(4, 2)), torch.randn(3, 4))
     assert {site.owner for site in trace.sites} == {"inner"}

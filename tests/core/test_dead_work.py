@@ -7,8 +7,7 @@ import torch
 from test_ledger_again import CLASSES, HEADS, HIDDEN, TOKENS, WIDTH, ViT
 from torch import Tensor, nn
 
-from contract.networks import mlp, rows
-from onespike import calibrate, convert
+from contract.networks import Layers, converted, mlp, rows
 from onespike.energy.dead_work import dead_work
 from onespike.errors import UsageError
 
@@ -63,18 +62,8 @@ def test_a_border_that_no_kernel_meets_is_dead():
     assert dead_work(model, torch.randn(2, 1, 5)) == pytest.approx({"0:conv0": 1 / (5 + 12 + 6)})
 
 
-class Detector(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return list(self.layer(x))
-
-
 def test_where_it_is_unknown_it_says_so():
     with pytest.raises(UsageError, match=r"^dead work is known for networks whose output is a tensor\."):
-        dead_work(Detector(), torch.randn(2, 6))
-    model = mlp()
+        dead_work(Layers(lambda self, x: list(self.layer(x)), layer=nn.Linear(6, 2)), torch.randn(2, 6))
     with pytest.raises(UsageError, match=r"^dead work is that of the original network\. Give that one"):
-        dead_work(convert(model, calibrate(model, [rows()])), rows())
+        dead_work(converted(mlp(), rows()), rows())

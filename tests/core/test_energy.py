@@ -11,8 +11,8 @@ from test_ledger_again import READ, digits, raw
 from torch import Tensor, nn
 
 from contract.conversion_contract import randomize_, run
-from contract.networks import mlp, rows, sequences, transformer
-from onespike import Ledger, Recipe, calibrate, convert, metered
+from contract.networks import converted, counted, mlp, rows, sequences, transformer
+from onespike import Ledger, Recipe, metered
 from onespike.energy.binary_lanes import naf_weight
 from onespike.energy.spike_counts import SiteCount
 from onespike.errors import UsageError
@@ -21,13 +21,6 @@ from onespike.sites import Places
 
 def test_naf_weight_against_its_definition():
     assert naf_weight(torch.arange(5001)).tolist() == [sum(d != 0 for d in digits(n)) for n in range(5001)]
-
-
-def counted(snn: nn.Module, *batches: Tensor) -> Ledger:
-    with metered(snn) as ledger:
-        for x in batches:
-            run(snn, x)
-    return ledger
 
 
 def by_site(ledger: Ledger) -> dict[str, SiteCount]:
@@ -55,7 +48,7 @@ def test_convolution(name):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), middle, *end)
     randomize_(model)
     x = torch.randn(3, 3, 9, 8, generator=torch.Generator().manual_seed(0))
-    snn = convert(model, calibrate(model, [x]))
+    snn = converted(model, x)
     y = raw(snn, x)[0]["2:conv0_input"]
     row = by_site(counted(snn, x))["2:conv0_input"]
     ones = nn.Conv2d(4, 8, **settings, bias=False).double()
@@ -73,17 +66,15 @@ def test_convolution(name):
 
 @pytest.fixture(scope="module")
 def attention() -> tuple[nn.Module, Tensor, dict[str, Tensor], Ledger]:
-    model, x = transformer(), sequences()
-    snn = convert(model, calibrate(model, [x]))
+    x = sequences()
+    snn = converted(transformer(), x)
     return snn, x, raw(snn, x)[0], counted(snn, x)
 
 
-def test_the_second_operand_drives_where_the_first_is_analog():
-    model, x = transformer(), sequences()
-    snn = convert(model, calibrate(model, [x]), Recipe(exclude=(":matmul0_lhs",)))
-    ledger = counted(snn, x)
+def test_the_second_operand_drives_where_the_first_is_analog(attention):
+    ledger = counted(converted(transformer(), sequences(), Recipe(exclude=(":matmul0_lhs",))), sequences())
     assert str(ledger.products()[":matmul0"].site) == ":matmul0_rhs"
-    assert ledger.macs == counted(convert(model, calibrate(model, [x])), x).macs
+    assert ledger.macs == attention[-1].macs
 
 
 @pytest.mark.parametrize("column", READ)
@@ -98,9 +89,8 @@ def test_the_double_count_is_all_pairs(attention, column):
     assert ledger.ratio(column, double=True) == pytest.approx(expected * 0.9 / (ledger.macs * 4.6))
 
 
-def test_the_meter_changes_no_output_and_leaves():
-    model, x = transformer(), sequences()
-    snn = convert(model, calibrate(model, [x]))
+def test_the_meter_changes_no_output_and_leaves(attention):
+    snn, x, *_ = attention
     expected = run(snn, x)
     with metered(snn) as ledger:
         assert torch.equal(run(snn, x), expected)
@@ -114,8 +104,8 @@ def test_the_meter_changes_no_output_and_leaves():
 
 
 def test_batches_add_up():
-    model, x = transformer().double(), sequences().double()
-    snn = convert(model, calibrate(model, [x]))
+    x = sequences().double()
+    snn = converted(transformer().double(), x)
     whole, split = counted(snn, x), counted(snn, x[:5], x[5:])
     for column in READ:
         assert split.accumulates(column) == whole.accumulates(column)
@@ -126,21 +116,13 @@ def test_batches_add_up():
 
 def test_each_thread_has_a_network_and_a_ledger_of_its_own():
     """A shared one would mix up both operands of a product: it is refused, and the copies add up."""
-    model, x = transformer(), sequences(8)
-    snn, batches = convert(model, calibrate(model, [x])), x.split(1)
+    snn, batches = converted(transformer(), sequences(8)), sequences(8).split(1)
     with metered(snn) as whole:
         for batch in batches:
             snn(batch)
         copies = [copy.deepcopy(snn) for _ in range(3)]
-
-    def count(number: int) -> Ledger:
-        with metered(copies[number]) as ledger:
-            for batch in batches[number::3]:
-                copies[number](batch)
-        return ledger
-
     with ThreadPoolExecutor(3) as pool:
-        first, *others = pool.map(count, range(3))
+        first, *others = pool.map(lambda number: counted(copies[number], *batches[number::3]), range(3))
         for other in others:
             first.merge(other)
         assert first.inputs == whole.inputs == 8
@@ -156,9 +138,8 @@ def test_each_thread_has_a_network_and_a_ledger_of_its_own():
 
 
 def test_saturation_and_activity_are_counted():
-    model, x = mlp(), rows()
-    recipe = Recipe(levels="linear:1", scale=0.1)
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
+    x = rows()
+    snn = converted(mlp(), x, Recipe(levels="linear:1", scale=0.1))
     y = raw(snn, x)[0]["2:linear0_input"]
     row = by_site(counted(snn, x))["2:linear0_input"]
     assert row.saturated == int((y == 2).sum()) > 0
@@ -194,7 +175,7 @@ def test_a_sample_estimates_the_whole():
     )  # fmt: skip
     x = torch.randn(32, 3, 8, 8)
     for recipe in (Recipe(), Recipe(granularity="channel")):  # one threshold, and one for each channel
-        snn = convert(model, calibrate(model, [x], recipe), recipe)
+        snn = converted(model, x, recipe)
         exact, estimate = Ledger(), Ledger(every=4)
         outputs = []
         for ledger in (exact, estimate):

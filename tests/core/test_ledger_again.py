@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import randomize_, run
-from onespike import Recipe, calibrate, convert, metered
+from contract.networks import converted, counted
+from onespike import Recipe
 from onespike.neurons import Neuron
 
 ADD, MAC, INTEGER_ADD, INT8, INT4 = 0.9, 4.6, 0.1, 0.3, 0.15
@@ -159,10 +160,8 @@ class Sheet:
 
 def compare(model: nn.Module, x: Tensor, recipe: Recipe) -> tuple[Sheet, onespike.Ledger, nn.Module]:
     model.eval()
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
-    with metered(snn) as ledger:
-        run(snn, x)
-    return Sheet(snn, x), ledger, snn
+    snn = converted(model, x, recipe)
+    return Sheet(snn, x), counted(snn, x), snn
 
 
 RECIPES = {

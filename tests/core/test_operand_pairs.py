@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from contract.networks import mlp, rows, sequences, transformer
-from onespike import Ledger, Recipe, calibrate, convert, metered
+from contract.networks import Layers, converted, counted, mlp, rows, sequences, transformer
+from onespike import Ledger, Recipe
 
 WIDTH, TOKENS = 8, 6
 PRODUCTS = {
@@ -46,11 +46,7 @@ class Attention(nn.Module):
 
 
 def ledger_of(model: nn.Module, x: Tensor, recipe: Recipe | None = None) -> Ledger:
-    recipe = recipe or Recipe()
-    snn = convert(model, calibrate(model, [x], recipe), recipe)
-    with metered(snn) as ledger, torch.inference_mode():
-        snn(x)
-    return ledger
+    return counted(converted(model, x, recipe), x)
 
 
 def network(**kwargs) -> tuple[nn.Module, Tensor]:
@@ -60,10 +56,8 @@ def network(**kwargs) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("name", list(PRODUCTS)[1:])
 def test_pairs_are_those_of_the_product_not_of_the_function(name):
-    between = (
-        torch.tanh if name in ("linear", "conv") else nn.Softmax(-1)
-    )  # a softmax site is an operand of matmul or einsum
-    model, x = network(softmax=between)
+    # a softmax site is an operand of matmul or einsum
+    model, x = network(softmax=torch.tanh if name in ("linear", "conv") else nn.Softmax(-1))
     expected = ledger_of(model, x[:1])
     model.product = PRODUCTS[name]
     ledger = ledger_of(model, x[:1])
@@ -73,24 +67,19 @@ def test_pairs_are_those_of_the_product_not_of_the_function(name):
 
 
 def test_vectors_have_pairs_too():
-    class Dot(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.out = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(1, 2)
+    def dots(self: Layers, x: Tensor) -> Tensor:
+        pairs = zip(self.a(x), self.b(x), strict=True)
+        return self.out(torch.stack([torch.dot(a, b) for a, b in pairs])[:, None])
 
-        def forward(self, x: Tensor) -> Tensor:
-            dots = torch.stack([torch.dot(a, b) for a, b in zip(self.a(x), self.b(x), strict=True)])
-            return self.out(dots[:, None])
-
-    torch.manual_seed(0)
-    ledger = ledger_of(Dot().eval(), torch.randn(3, 4))
+    model = Layers(dots, a=nn.Linear(4, 8), b=nn.Linear(4, 8), out=nn.Linear(1, 2))
+    ledger = ledger_of(model, torch.randn(3, 4))
     assert any("counts" in row.pairs for row in ledger.sites.values())
 
 
 NETWORKS = {"mlp": (mlp, rows), "transformer": (transformer, sequences), "attention": (network, None)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     levels=st.sampled_from(["mixed:8", "mixed:2", "exponential:8", "exponential:3", "linear:8", "linear:1"]),
     scale=st.floats(0.02, 1.0),
