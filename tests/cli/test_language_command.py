@@ -146,7 +146,7 @@ def test_a_terminal_shows_the_text_and_the_figures_below_it(monkeypatch):
     both = Terminal()
     monkeypatch.setattr(sys, "stdout", both)
     monkeypatch.setattr(sys, "stderr", both)
-    stream = _Stream(Letters(), "counts")
+    stream = _Stream(Letters())
     for place, letter in enumerate("once upon a time, the cat sat on the mat"):
         if place:
             stream.took(Spent(tokens=1, spikes=7, energy_pj=2e6, original_pj=9e6, seconds=1.0))

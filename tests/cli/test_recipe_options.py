@@ -51,8 +51,8 @@ def typed(text: str) -> Recipe:
     """The recipe of a command's words, as the command line reads them."""
     pairs = text.split()
     words = list(zip(pairs[::2], pairs[1::2], strict=True))
-    usual = {flag[2:].replace("-", "_"): [word] for flag, word in words if flag != "--set"}
-    return recipe_of(usual, [word for flag, word in words if flag == "--set"])
+    usual = {flag[2:].replace("-", "_"): word for flag, word in words if flag != "--set"}
+    return recipe_of([word for flag, word in words if flag == "--set"], **usual)
 
 
 def test_every_field_is_an_option():

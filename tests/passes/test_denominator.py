@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onespike import Recipe, metered, spike
-from onespike.cli.output import spent
+from onespike.cli.show import spent
 from onespike.conversion.network import conversion_of
 from onespike.energy.columns import OF_ALL_MACS, beside, of_what_spikes
 from onespike.passes.budget import TOLERANCE

@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -26,18 +26,13 @@ from onespike.cli.options import RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.cli.progress import alive
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import Recipe
+from onespike.runtime.devices import check_device
 from onespike.runtime.options import options as fields_of
 from onespike.runtime.processes import launched
 from onespike.runtime.provenance import COMMAND
 
 processes_of = cache(launched)
 """The processes that run this command: one, or as many as a launcher has started."""
-
-
-def refuse_several(device_map: str | None) -> None:
-    """Refuse a device map with several processes: it spreads one network over devices that they would share."""
-    if device_map is not None and processes_of().count > 1:
-        raise UsageError("--device-map needs the devices of all processes. Start one process only.")
 
 
 def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -209,31 +204,8 @@ def onespike(
     """
 
 
-def _priced(profile: str | None) -> AbstractContextManager[None]:
-    """Return the context of --profile, whose prices every ratio of the command then has."""
-    if profile is None:
-        return nullcontext()
-    from onespike.energy.profiles import priced
-
-    return priced(profile)
-
-
 TAKE_RUNS: set[str] = set()
 """The commands that load a run: they take --model, too."""
-
-
-def _named(model: str | None, takes_run: bool) -> AbstractContextManager[None]:
-    """Return the context in which runs may be rebuilt by the user's own file: --model, or the MODEL of a new run."""
-    if model is None or not (takes_run or model.startswith("python:")):
-        return nullcontext()
-    from onespike.adapters.user_file import named
-
-    return named(model)
-
-
-def _again(model: str | None, words: tuple[object, ...]) -> tuple[str, ...]:
-    """Return what the next command needs to load a run of the user's own file."""
-    return ("--model", model) if model and model.startswith("python:") and words[0] in TAKE_RUNS else ()
 
 
 Next = tuple[object, ...]
@@ -273,20 +245,33 @@ def command(
             with alive(), loading():
                 import_module(needs)
             COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
-            model = values.pop("model", None) if takes_run else values.get("model")
             if not (shared or processes_of().is_main):
                 return
-            with alive(), output.collected(), _priced(values.get("profile")), _named(model, takes_run):
+            model = values.pop("model", None) if takes_run else values.get("model")
+            own = model is not None and model.startswith("python:")
+            with alive(), output.collected(), ExitStack() as stack:
+                if (profile := values.get("profile")) is not None:  # every ratio then has its prices
+                    from onespike.energy.profiles import priced
+
+                    stack.enter_context(priced(profile))
+                if model is not None and (takes_run or own):  # runs may be rebuilt by the user's own file
+                    from onespike.adapters.user_file import named
+
+                    stack.enter_context(named(model))
+                if values.get("device_map") is not None and processes_of().count > 1:
+                    raise UsageError(
+                        "--device-map needs the devices of all processes. Start one process only."
+                    )
+                if "device" in values:
+                    check_device(values["device"])
                 if takes_recipe:
-                    texts = {field: values.pop(field) for field in RECIPE_OPTIONS}
-                    changes, file = texts.pop("changes"), texts.pop("file")
-                    fields = {field: [text] for field, text in texts.items() if text is not None}
-                    values["recipe"] = recipe_of(fields, changes, file)
+                    values["recipe"] = recipe_of(**{field: values.pop(field) for field in RECIPE_OPTIONS})
                 words = function(**values)
                 if processes_of().is_main:
                     output.tables(values.get("json_file"))
             sys.stdout.flush()  # results come before
-            say(shlex.join(map(str, ("onespike", *words, *_again(model, words)))), start="next")
+            again = ("--model", model) if own and words[0] in TAKE_RUNS else ()
+            say(shlex.join(map(str, ("onespike", *words, *again))), start="next")
 
         parameters = list(typed(declared, differences))
         run.__doc__ = function.__doc__

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
-from onespike.cli.commands import Next, command, processes_of, refuse_several
+from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import NEW_RUN, RECIPE, Word, held_out, load_network
 from onespike.cli.progress import progress
 from onespike.errors import OnespikeWarning, UsageError, unknown
@@ -17,6 +17,7 @@ from onespike.recipe import Recipe
 if TYPE_CHECKING:
     from onespike.adapters import LoadedModel
     from onespike.runs import NetworkPair
+    from onespike.tasks import Items
 
 PREPROCESS = ("resize", "crop", "mean", "std")
 
@@ -54,46 +55,58 @@ def convert(
     method. Bundled networks include their weights; others need --weights.
     """
     from onespike import runs
-    from onespike.runtime.devices import check_device, in_blocks
+    from onespike.runtime.devices import in_blocks
 
     if data is not None and recipe.max_drop is None:
         raise UsageError("--data judges --max-drop, and there is none. Give for example --max-drop 1%.")
     if reference_weights and weights in (None, "pretrained", "random"):
         raise UsageError("--reference-weights needs a checkpoint to refer to. Give it with --weights FILE.")
-    check_device(device)
-    refuse_several(device_map)
     loaded = load_network(model, weights, length, attention=attention, on_disk=in_blocks(device_map))
     items = runs.choose(calibrate, limit, loaded.task)
     loaded = _preprocessed(loaded, preprocess or [])
-    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes here
-    pair = runs.convert_network(
+    convert_and_show(
         loaded,
         items,
         recipe,
+        out,
+        Path(str(weights)) if reference_weights else None,
         batch_size=batch_size,
         device=device,
         device_map=device_map,
-        progress=progress,
-        processes=processes_of(),
-        work=work,
         validation=None if data is None else runs.choose_labeled(loaded, data),
-        told=lambda estimate: output.line(f"blocks         {estimate}"),
     )
-    if processes_of().is_main:
-        runs.save(out, pair, reference_weights=Path(str(weights)) if reference_weights else None)
-        shutil.rmtree(work, ignore_errors=True)
-    converted(pair, out)
     images = held_out(calibrate)
     return ("inspect", out) if images is None else ("evaluate", out, "--data", images)
 
 
-def converted(pair: NetworkPair, out: Path) -> None:
-    """Print what was converted, and what it spends."""
-    output.network(pair)
-    output.sites(pair.snn, brief=True)
+def convert_and_show(
+    loaded: LoadedModel,
+    items: Items,
+    recipe: Recipe,
+    out: Path,
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> NetworkPair:
+    """Convert a network, write the run, which may refer to a checkpoint, and print what it is and spends."""
+    from onespike import runs
+    from onespike.cli import show
+
+    processes, work = (
+        processes_of(),
+        out.with_name(f".{out.name}.passes"),
+    )  # an interrupted tuning resumes there
+    options |= {"progress": progress, "processes": processes, "work": work}
+    options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
+    pair = runs.convert_network(loaded, items, recipe, **options)
+    if processes.is_main:
+        runs.save(out, pair, reference_weights=checkpoint)
+        shutil.rmtree(work, ignore_errors=True)
+    show.network(pair)
+    show.sites(pair.snn)
     output.line(f"calibrated on  {len(pair.data['names'])} {pair.loaded.task.unit} of {pair.data['source']}")
-    output.spent(pair)
+    show.spent(pair)
     output.line(f"written to     {out}")
+    return pair
 
 
 def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
@@ -101,17 +114,14 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
     from onespike.adapters import renormalized, resized
     from onespike.tasks import check
 
-    stated = dict[str, str]()
-    for word in preprocess:
-        name, _, value = word.partition("=")
+    stated = {word.partition("=")[0]: word.partition("=")[2] for word in preprocess}
+    for name in stated:
         if name not in PREPROCESS:
             raise unknown("preprocessing", name, PREPROCESS)
-        stated[name] = value
-    if stated:
         check(loaded.task, "normalization")
     if "resize" in stated or "crop" in stated:
-        sides = (_numbers(name, stated.get(name), 1) for name in ("resize", "crop"))
-        loaded = resized(loaded, *(None if side is None else int(side[0]) for side in sides))
+        sides = (int(_numbers(stated, name)[0]) if name in stated else None for name in PREPROCESS[:2])
+        loaded = resized(loaded, *sides)
     elif loaded.reading.doubt:
         warnings.warn(
             f"{loaded.spec}: its published weights want different preprocessing ({loaded.reading.doubt}), and a file does not say "
@@ -120,15 +130,19 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
             stacklevel=1,
         )
     if "mean" in stated or "std" in stated:
-        mean, std = (_numbers(name, stated.get(name, ""), 3) or () for name in ("mean", "std"))
-        loaded = renormalized(loaded, mean, std)
+        loaded = renormalized(loaded, *(_numbers(stated, name) for name in PREPROCESS[2:]))
     return loaded
 
 
-def _numbers(name: str, text: str | None, count: int) -> tuple[float, ...] | None:
+def _numbers(stated: dict[str, str], name: str) -> tuple[float, ...]:
     """Parse `0.5,0.5,0.5`; mean and deviation are given together."""
+    text = stated.get(name, "")
     try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
-        example = "Give both: mean=0.5,0.5,0.5 and std=0.5,0.5,0.5" if count > 1 else f"Give {name}=224"
+        example = (
+            f"Give {name}=224"
+            if name in PREPROCESS[:2]
+            else "Give both: mean=0.5,0.5,0.5 and std=0.5,0.5,0.5"
+        )
         raise UsageError(f"--preprocess {name} takes numbers, not {text!r}. {example}.") from None

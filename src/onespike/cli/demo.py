@@ -18,16 +18,12 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
     The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Accuracy
     and energy are printed, and figures and JSON are written into a folder.
     """
+    from onespike.cli import show
     from onespike.studies.demo import DEMOS
 
     if task not in DEMOS:
         raise unknown("demo", task, DEMOS)
     pair, result, files = DEMOS[task](out, progress)
-    output.network(pair)
-    output.sites(pair.snn, brief=True)
-    output.line()
-    output.measured(result.to_dict(), result.steps, pair.loaded.published_top1)
-    output.line()
-    output.line(f"written to {out}: {', '.join(files)}")
-    calibration = ("--calibrate", pair.data["source"])
-    return "convert", pair.loaded.spec, *calibration, "--out", unused(out / "run")
+    show.evaluated(pair, result)
+    output.line("", f"written to {out}: {', '.join(files)}")
+    return "convert", pair.loaded.spec, "--calibrate", pair.data["source"], "--out", unused(out / "run")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onespike.cli import output
-from onespike.cli.commands import Next, command, processes_of, refuse_several
+from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import Word, words
 from onespike.cli.progress import progress
 from onespike.errors import UsageError
 from onespike.runtime.atomic import write_atomically
-
-if TYPE_CHECKING:
-    from onespike.evaluation.side_by_side import Evaluation
-    from onespike.runs import NetworkPair
-    from onespike.tasks import Items
 
 
 @command(
@@ -56,18 +51,26 @@ def evaluate(
     divergence and the energy ledger. Without labels (no sub-folders) there is no accuracy.
     """
     from onespike import runs
+    from onespike.cli import show
     from onespike.deploy.integer import optimize_
+    from onespike.runs.forms import benchmark_pair, compare_pair
     from onespike.runs.searching import measurable, searched
     from onespike.runtime.devices import in_blocks
     from onespike.tasks import check
 
     if tasks is not None:
-        return _asked(run, tasks, data, limit, batch_size, device, json_file)
+        folder = None if data is None else Path(data)
+        return _asked(run, tasks, device, json_file, folder=folder, limit=limit, batch_size=batch_size)
     if data is None:
         raise UsageError("evaluate: there is nothing to measure on. Give --data DIR, or --tasks NAMES.")
     if format is not None:
-        return _forms(run, format, data, annotations, limit, batch_size, json_file)
-    refuse_several(device_map)
+        names = None if format == "all" else format.split(",")
+        pair = runs.load(run)
+        items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+        forms = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=progress)
+        output.figures(json_file, [form.to_dict() for form in forms])
+        show.forms(forms, min(batch_size, len(items)))
+        return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
     if in_blocks(device_map) and (integer or compare):
         raise UsageError(
             "--integer and --compare make integers of all weights in memory, and --device-map blocks keeps them on disk. "
@@ -92,118 +95,57 @@ def evaluate(
         output.line(f"blocks         {cost}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
-    result = runs.evaluate_pair(
-        pair, items, metric=metric, batch_size=batch_size, progress=progress, processes=processes_of()
-    )
+    each: Any = {"batch_size": batch_size, "progress": progress}
+    result = runs.evaluate_pair(pair, items, metric=metric, processes=processes_of(), **each)
     more: dict[str, Any] = {}
     if compare:
-        more["compared"] = _compared(pair, items, result, batch_size)
+        calibration = runs.calibration_images(pair.loaded, pair.data)
+        more["compared"] = compare_pair(pair, items, calibration, result, **each)
     if drawn:
-        more["calibrations"] = runs.evaluate_again(
-            pair, items, 1 if repeat is None else repeat, seed or 0, batch_size=batch_size, progress=progress,
-            finish=optimize_ if integer else lambda snn: None,
-        )  # fmt: skip
+        finish = optimize_ if integer else lambda snn: None
+        count = 1 if repeat is None else repeat
+        more["calibrations"] = runs.evaluate_again(pair, items, count, seed or 0, finish=finish, **each)
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:
             output.figures(json_file, result.to_dict() | more)
-        if picture is not None and processes_of().is_main:
-            write_atomically(picture, task.picture(items, metric))
+            if picture is not None:
+                write_atomically(picture, task.picture(items, metric))
     finally:  # and print it in any case: a disk may be full by now
-        output.network(pair)
-        output.sites(pair.snn, brief=True)
-        output.line()
-        output.measured(result.to_dict(), result.steps, pair.loaded.published_top1)
+        show.evaluated(pair, result)
         if drawn:
-            output.again(more["calibrations"], task.unit)
+            show.again(more["calibrations"], task.unit)
         if compare:
-            output.line()
-            output.compared(more["compared"], result.prices.name)
+            show.compared(more["compared"], result.prices.name)
         if sites:
-            output.line()
-            output.ledger(result)
+            show.ledger(result)
     if picture is not None:
         output.line(f"picture        {picture}")
     return "report", run, *words(data=data, annotations=annotations, limit=limit)
 
 
-def _forms(
-    run: Path,
-    format: str,
-    data: str,
-    annotations: Path | None,
-    limit: int | None,
-    batch_size: int,
-    json_file: Path | None,
-) -> Next:
-    """Compare the forms of a run: they take turns on the same batch, and the best of five times counts."""
-    from onespike import runs
-    from onespike.reports.tables import comparison
-    from onespike.runs.forms import benchmark_pair
-
-    pair = runs.load(run)
-    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
-    names = None if format == "all" else format.split(",")
-    rows = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=progress)
-    output.figures(json_file, [row.to_dict() for row in rows])
-    done = [row for row in rows if not row.refused]
-    more = {
-        f"ms per batch of {min(batch_size, len(items))}": [f"{row.milliseconds:.1f}" for row in done],
-        "MB": [f"{(row.bytes or 0) / 1e6:.2f}" for row in done],
-    }
-    output.rows(*comparison("form", [row.form for row in done], [row.headline for row in done], more), left=1)
-    for row in rows:
-        if row.refused:
-            output.line(f"{row.form}: {row.refused}")
-    return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
-
-
-def _asked(
-    run: Path,
-    names: str,
-    folder: str | None,
-    limit: int | None,
-    batch_size: int,
-    device: str,
-    json_file: Path | None,
-) -> Next:
+def _asked(run: Path, names: str, device: str, json_file: Path | None, **questions: Any) -> Next:
     """Measure both networks on questions instead of inputs."""
     from onespike import runs
     from onespike.adapters.harness import harness
+    from onespike.cli import show
     from onespike.energy.columns import beside
     from onespike.energy.metering import metered
+    from onespike.runtime.options import names as split
     from onespike.tasks import check
 
     pair = runs.load(run, device=device)
     check(pair.loaded.task, "tasks")
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
     with metered(pair.snn) as ledger:
-        rows = harness(
-            pair.loaded, {"ann": pair.ann, "snn": pair.snn}, wanted, folder=None if folder is None else Path(folder),
-            limit=limit, batch_size=batch_size,
-        )  # fmt: skip
-    ratio = ledger.ratio(pair.recipe.energy)
-    asked = [dataclasses.asdict(row) for row in rows]
-    output.figures(json_file, {"tasks": asked, "energy": {pair.recipe.energy: ratio}})
-    output.network(pair)
-    output.rows(
-        ("task", "metric", "original", "spiking", "difference", "questions"),
-        [
-            (
-                row.task, row.metric, f"{row.ann:.4f}", f"{row.snn:.4f}",
-                f"{row.difference:+.4f}" + ("" if row.error is None else f" ± {row.error:.4f}"), str(row.questions),
-            )
-            for row in rows
-        ],
-        left=2,
-    )  # fmt: skip
+        rows = harness(pair.loaded, {"ann": pair.ann, "snn": pair.snn}, list(split(names)), **questions)
     column = pair.recipe.energy
+    ratio = ledger.ratio(column)
+    output.figures(json_file, {"tasks": [dataclasses.asdict(row) for row in rows], "energy": {column: ratio}})
+    show.network(pair)
+    cells = []
+    for row in rows:
+        difference = f"{row.difference:+.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
+        scores = f"{row.ann:.4f}", f"{row.snn:.4f}", difference, str(row.questions)
+        cells.append((row.task, row.metric, *scores))
+    output.rows(("task", "metric", "original", "spiking", "difference", "questions"), cells, left=(0, 1))
     output.line(f"energy         {beside(column, ratio, ledger.analog_share)} ({column}), over all questions")
     return "report", run
-
-
-def _compared(pair: NetworkPair, items: Items, result: Evaluation, batch_size: int) -> list[dict[str, Any]]:
-    from onespike import runs
-    from onespike.runs.forms import compare_pair
-
-    calibration = runs.calibration_images(pair.loaded, pair.data)
-    return compare_pair(pair, items, calibration, result, batch_size=batch_size, progress=progress)

@@ -52,22 +52,20 @@ def exported(done: Exported) -> None:
     """Print what was written, and the result of the comparison."""
     from onespike.deploy.exports.base import report_of
 
-    compared = done.comparison
-    output.line(f"written to     {done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)")
-    output.line(f"run by         {done.runtime}, on {compared.inputs} inputs")
-    from_ = f", which go back to {compared.origins}" if compared.differ else ""
-    output.line(f"spike counts   {compared.counts} compared, {compared.differ} differ{from_}")
+    compared, times, indent = done.comparison, done.milliseconds, " " * 14
+    origins = f", which go back to {compared.origins}" if compared.differ else ""
+    output.line(
+        f"written to     {done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)",
+        f"run by         {done.runtime}, on {compared.inputs} inputs",
+        f"spike counts   {compared.counts} compared, {compared.differ} differ{origins}",
+    )
     for site, (counts, differ, largest) in list(compared.sites.items())[:5]:
-        output.line(f"               {site}: {differ} of {counts}, by at most {largest}")
+        output.line(f"{indent} {site}: {differ} of {counts}, by at most {largest}")
     if len(compared.sites) > 5:
-        output.line(f"               and at {len(compared.sites) - 5} more sites: see {report_of(done.file)}")
+        output.line(f"{indent} and at {len(compared.sites) - 5} more sites: see {report_of(done.file)}")
     output.line(
         f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
-        f"{compared.output_difference:.2g} of {compared.output_largest:.3g}"
+        f"{compared.output_difference:.2g} of {compared.output_largest:.3g}",
+        f"milliseconds   {times['file']:.1f} for a batch of {done.batch} there, {times['onespike']:.1f} here",
+        *(f"note: {note}" for note in done.notes),
     )
-    times = done.milliseconds
-    output.line(
-        f"milliseconds   {times['file']:.1f} for a batch of {done.batch} there, {times['onespike']:.1f} here"
-    )
-    for note in done.notes:
-        output.line(f"note: {note}")

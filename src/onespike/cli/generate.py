@@ -13,7 +13,7 @@ from onespike.cli.options import Word
 from onespike.errors import UsageError
 
 if TYPE_CHECKING:
-    from onespike.evaluation.generation import Spent, Written
+    from onespike.evaluation.generation import Spent
 
 
 @command(
@@ -42,6 +42,7 @@ def generate(
     from a cache (decode). Several prompts are written in one batch, shorter ones padded on the left.
     """
     from onespike import runs
+    from onespike.energy.columns import OF_ALL_MACS
     from onespike.energy.profiles import profile as prices_of
     from onespike.errors import unknown
     from onespike.evaluation.generation import CACHES, write
@@ -55,35 +56,60 @@ def generate(
         raise unknown("cache", cache, CACHES)
     if stream and len(prompts) > 1:
         raise UsageError("--stream shows one text as it is written. Give one text, or leave it out.")
-    prices, pair = prices_of(), runs.load(run, device=device)
+    pair = runs.load(run, device=device)
     task: Any = pair.loaded.task
     check(task, "generate")
-    batch, column = task.prompts(prompts, length), energy or pair.recipe.energy
-    screen = _Stream(task, column) if stream else None
-    written = write(
-        pair.snn, batch, length, column=column, cache=cache, temperature=temperature, seed=seed or 0, prices=prices,
-        report=screen.took if screen else lambda spent: None, streamer=screen,
-    )  # fmt: skip
-    texts = [task.said(ids) for ids in written.ids]
-    other = []
+    batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
+    options: dict[str, Any] = {
+        "column": column,
+        "cache": cache,
+        "temperature": temperature,
+        "seed": seed or 0,
+    }
+    if stream:
+        screen = _Stream(task)
+        options |= {"report": screen.took, "streamer": screen}
+    written = write(pair.snn, batch, length, **options)
+    texts, other = [task.said(ids) for ids in written.ids], []
     if original:
         moved = {k: v.to(written.ids.device) for k, v in batch.items()}
         answers = pair.ann.generate(**moved, max_new_tokens=length, do_sample=False, disable_compile=True)  # type: ignore[operator]
         other = [task.said(ids) for ids in answers]
     record = {
-        "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": prices.name,
+        "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": profile,
         "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),
         "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
     }  # fmt: skip
     output.figures(json_file, record)
-    for text in texts if screen is None else ():
-        output.line(text)
-        output.line()
-    for text in other:
-        output.line(f"original: {text}")
-        output.line()
-    _spent(written, column, prices.name)
+    for text in (*(texts if not stream else ()), *(f"original: {text}" for text in other)):
+        output.line(text, "")
+    cells = [_cells("prefill", written.prefill, column), _cells("decode", written.decode, column)]
+    headers = (
+        "tokens",
+        "spikes/token",
+        "µJ/token",
+        "original µJ/token",
+        f"ratio ({column})",
+        "of what spikes",
+    )
+    output.rows(("", *headers, "tokens/s"), cells, left=(0,))
+    output.line(
+        f"ratio {OF_ALL_MACS}; prices of {profile}; tokens per second with counting, which takes most of the time"
+    )
     return "serve", run
+
+
+def _cells(name: str, spent: Spent, column: str) -> tuple[str, ...]:
+    from onespike.energy.columns import of_what_spikes
+    from onespike.reports.tables import figure
+
+    tokens = spent.tokens
+    if not tokens:
+        return name, "0", *"––––––"
+    each, original = spent.energy_pj / tokens / 1e6, spent.original_pj / tokens / 1e6
+    spiking = of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj)
+    energies = f"{each:.4g}", f"{original:.4g}", f"{each / original:.3f}", figure(spiking, 3)
+    return name, str(tokens), f"{spent.spikes / tokens:,.0f}", *energies, f"{tokens / spent.seconds:.1f}"
 
 
 ERASE = "\033[J"
@@ -94,8 +120,8 @@ BELOW = "\033D\033[A\0337\033[B\r{}\0338"
 class _Stream:
     """Print tokens as transformers delivers them: the prompt first, then one at a time, its figures below."""
 
-    def __init__(self, task: Any, column: str) -> None:
-        self.task, self.column, self.printed = task, column, ""
+    def __init__(self, task: Any) -> None:
+        self.task, self.printed = task, ""
         self.ids: list[int] = []
         self.last: Spent | None = None
 
@@ -122,36 +148,3 @@ class _Stream:
     def _say(self, text: str) -> None:
         if sys.stderr.isatty():
             print(text, end="", file=sys.stderr, flush=True)
-
-
-def _spent(written: Written, column: str, profile: str) -> None:
-    from onespike.energy.columns import OF_ALL_MACS, of_what_spikes
-    from onespike.reports.tables import figure
-
-    def row(name: str, spent: Spent) -> tuple[str, ...]:
-        if not spent.tokens:
-            return name, "0", *"––––––"
-        each, original = spent.energy_pj / spent.tokens / 1e6, spent.original_pj / spent.tokens / 1e6
-        return (
-            name, str(spent.tokens), f"{spent.spikes / spent.tokens:,.0f}", f"{each:.4g}", f"{original:.4g}",
-            f"{each / original:.3f}", figure(of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj), 3),
-            f"{spent.tokens / spent.seconds:.1f}",
-        )  # fmt: skip
-
-    output.rows(
-        (
-            "",
-            "tokens",
-            "spikes/token",
-            "µJ/token",
-            "original µJ/token",
-            f"ratio ({column})",
-            "of what spikes",
-            "tokens/s",
-        ),
-        [row("prefill", written.prefill), row("decode", written.decode)],
-        left=1,
-    )
-    output.line(
-        f"ratio {OF_ALL_MACS}; prices of {profile}; tokens per second with counting, which takes most of the time"
-    )

@@ -23,6 +23,7 @@ def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -
     It prints the recipe, the source of the thresholds, what spikes, and what stays analog and why.
     """
     from onespike import runs
+    from onespike.cli import show
     from onespike.runs import storage
     from onespike.runs.recipe_text import convert_command, recipe_record, recipe_text
 
@@ -31,16 +32,16 @@ def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -
     if recipe:
         print(recipe_text(pair.recipe), end="")
         stored = run / storage.WEIGHTS
-        again = convert_command(
-            pair, unused(run.with_name(f"{run.name}-2")), weights=stored if stored.exists() else None
-        )
-        return tuple(shlex.split(again)[1:])
-    output.network(pair)
+        new, weights = unused(run.with_name(f"{run.name}-2")), stored if stored.exists() else None
+        return tuple(shlex.split(convert_command(pair, new, weights=weights))[1:])
+    show.network(pair)
     settings = ((k, v) for k, v in pair.recipe.to_dict().items() if k != "version")
-    output.line("recipe         " + ", ".join(f"{k}={v}" for k, v in settings))
+    provenance = pair.thresholds.provenance
     output.line(
-        f"calibrated on  {pair.thresholds.provenance['samples']} {pair.loaded.task.unit} of {pair.data['source']}"
+        "recipe         " + ", ".join(f"{k}={v}" for k, v in settings),
+        f"calibrated on  {provenance['samples']} {pair.loaded.task.unit} of {pair.data['source']}",
+        f"thresholds     {provenance.get('observer', 'unknown')}",
     )
-    output.line(f"thresholds     {pair.thresholds.provenance.get('observer', 'unknown')}")
-    output.sites(pair.snn)
+    listed = show.sites(pair.snn)
+    output.rows(("site", "what stands there"), [(row["site"], row["neuron"]) for row in listed], left=(0, 1))
     return "report", run

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import typer
 
+import onespike
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import unused
@@ -40,9 +41,7 @@ def list_names(what: str, contains: str = "") -> Next:
 
 
 def _models() -> Iterator[tuple[str, str]]:
-    from onespike.adapters import ADAPTERS
-
-    for kind, adapter in ADAPTERS.items():
+    for kind, adapter in onespike.adapters.ADAPTERS.items():
         try:
             names = adapter.names() or ("ID-OR-DIR",)
         except LoadError as error:  # a library that is not installed
@@ -51,16 +50,9 @@ def _models() -> Iterator[tuple[str, str]]:
         yield from ((f"{kind}:{name}", "") for name in names)
 
 
-def _neurons() -> Iterator[tuple[str, str]]:
-    from onespike.neurons import NEURONS
-
-    return ((name, (neuron.__doc__ or "").strip().splitlines()[0]) for name, neuron in NEURONS.items())
-
-
-def _passes() -> Iterator[tuple[str, str]]:
-    from onespike.passes import PASSES
-
-    return ((name, (function.__doc__ or "").strip().splitlines()[0]) for name, function in PASSES.items())
+def _documented(registry: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the names of a registry with the first lines of their documentation."""
+    return ((name, (entry.__doc__ or "").strip().splitlines()[0]) for name, entry in registry.items())
 
 
 def _fields() -> Iterator[tuple[str, str]]:
@@ -85,18 +77,6 @@ def _presets() -> Iterator[tuple[str, str]]:
         yield name, "\n".join((preset.about, f"  {measured}", f"  {settings}"))
 
 
-def _columns() -> Iterator[tuple[str, str]]:
-    from onespike.energy.columns import meanings
-
-    return iter(meanings().items())
-
-
-def _profiles() -> Iterator[tuple[str, str]]:
-    from onespike.energy.profiles import names, profile
-
-    return ((name, profile(name).source) for name in names())
-
-
 def _formats() -> Iterator[tuple[str, str]]:
     from onespike.deploy.exports import FORMATS
 
@@ -105,13 +85,19 @@ def _formats() -> Iterator[tuple[str, str]]:
         yield name, f"{format.about} ({forms} form)"
 
 
-LISTS = {
-    "columns": _columns,
+def _profiles() -> Iterator[tuple[str, str]]:
+    from onespike.energy.profiles import names, profile
+
+    return ((name, profile(name).source) for name in names())
+
+
+LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
+    "columns": lambda: onespike.energy.columns.meanings().items(),
     "fields": _fields,
     "formats": _formats,
     "models": _models,
     "profiles": _profiles,
-    "neurons": _neurons,
-    "passes": _passes,
+    "neurons": lambda: _documented(onespike.NEURONS),
+    "passes": lambda: _documented(onespike.passes.PASSES),
     "presets": _presets,
 }

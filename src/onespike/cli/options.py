@@ -128,18 +128,8 @@ OPTIONS = {
 RECIPE_OPTIONS = {
     name: Word(option.metavar, option.help, RECIPE) for name, option in options(Recipe).items() if option.usual
 } | {
-    "changes": Word(
-        "FIELD=VALUE",
-        "Any other field of the recipe: see `onespike list fields`; may be repeated.",
-        RECIPE,
-        names=("--set",),
-    ),
-    "file": Word(
-        "FILE",
-        "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.",
-        RECIPE,
-        names=("--recipe",),
-    ),
+    "changes": Word("FIELD=VALUE", "Any other field of the recipe: see `onespike list fields`; may be repeated.", RECIPE, names=("--set",)),
+    "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
 }  # fmt: skip
 
 
@@ -152,36 +142,32 @@ def typed(
     """
     for name, parameter in parameters.items():
         if parameter.annotation is Recipe:
+            kinds: Any = {"changes": list[str] | None, "file": Path | None}
             for field, word in RECIPE_OPTIONS.items():
-                kind = (
-                    list[str] | None if field == "changes" else Path | None if field == "file" else str | None
-                )
-                yield _typed(
-                    inspect.Parameter(field, parameter.KEYWORD_ONLY, default=None, annotation=kind), word
-                )
+                kind = kinds.get(field, str | None)
+                option = inspect.Parameter(field, parameter.KEYWORD_ONLY, default=None, annotation=kind)
+                yield _annotated(option, _option(field, word))
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            yield _typed(parameter, differences[name] if name in differences else OPTIONS[name])
+            yield _annotated(parameter, _option(name, differences.get(name) or OPTIONS[name]))
         else:
             word = ARGUMENTS[name]
-            info = typer.Argument(metavar=word.metavar, help=word.help)
-            yield _annotated(parameter, info).replace(kind=parameter.KEYWORD_ONLY)
+            argument = typer.Argument(metavar=word.metavar, help=word.help)
+            yield _annotated(parameter, argument).replace(kind=parameter.KEYWORD_ONLY)
 
 
-def _typed(parameter: inspect.Parameter, word: Word) -> inspect.Parameter:
+def _option(name: str, word: Word) -> Any:
     def callback(path: Path | None) -> Path | None:
         if path is not None and word.attempt is not None:
             word.attempt(path)
         return path
 
-    names = word.names or (f"--{parameter.name.replace('_', '-')}",)
-    option = typer.Option(
-        *names,
+    return typer.Option(
+        *(word.names or (f"--{name.replace('_', '-')}",)),
         metavar=word.metavar or None,
         help=word.help,
         rich_help_panel=word.panel,
         callback=callback if word.attempt else None,
     )
-    return _annotated(parameter, option)
 
 
 def _annotated(parameter: inspect.Parameter, info: Any) -> inspect.Parameter:
@@ -189,19 +175,18 @@ def _annotated(parameter: inspect.Parameter, info: Any) -> inspect.Parameter:
     return parameter.replace(annotation=Annotated[kind, info])
 
 
-def recipe_of(
-    fields: dict[str, list[str]], changes: list[str] | None = None, file: Path | None = None
-) -> Recipe:
+def recipe_of(changes: list[str] | None = None, file: Path | None = None, **texts: str | None) -> Recipe:
     """Return the recipe of a preset or a file, with the fields of the options and of --set; mistakes are found here."""
+    from onespike.passes import check_recipe
+    from onespike.runs.recipe_text import read_recipe
+
+    fields = {name: [text] for name, text in texts.items() if text is not None}
     for change in changes or ():
         name, equals, value = change.partition("=")
         if not equals:
             raise UsageError(f"--set {change}: a field and its value are missing. Write --set percentile=2.")
         fields.setdefault(name.strip().replace("-", "_"), []).append(value)
-    values = {name: parse_field(Recipe, name, texts) for name, texts in fields.items()}
-    from onespike.passes import check_recipe
-    from onespike.runs.recipe_text import read_recipe
-
+    values = {name: parse_field(Recipe, name, words) for name, words in fields.items()}
     if file is None:
         recipe = preset(values.pop("preset", DEFAULT), **values)
     elif "preset" in values:

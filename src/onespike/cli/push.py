@@ -8,7 +8,7 @@ from typing import Any
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word
-from onespike.cli.reported import FOLDER, RECORD, evaluated, reported
+from onespike.cli.report import FOLDER, RECORD, evaluated, reported
 
 
 @command(

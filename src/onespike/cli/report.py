@@ -1,7 +1,9 @@
-"""`onespike report`: a run as a page, or several runs side by side."""
+"""`onespike report`: a run as a page, or several runs side by side; and the stored report, read again."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +11,16 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, words
 from onespike.cli.progress import progress
-from onespike.cli.reported import AGAIN, FOLDER, reported
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
-from onespike.runtime.validated import understood
+from onespike.runtime.validated import parse, read, read_sealed, understood
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
     from onespike.tasks import Items
+
+FOLDER, RECORD = "report", "report.json"
+AGAIN = "Make the reports again: onespike report RUN --data DIR"
 
 
 @command(
@@ -48,25 +52,55 @@ def report(
     networks' predictions. The page needs no network and no other file. Several runs are compared in one table, drawn
     against --energy: on the images of --data, or else by the figures of their own reports.
     """
-    if len(runs) > 1:
-        return _compare(runs, data, annotations, out, energy, limit, held_out, batch_size, device, profile)
-    from onespike import runs as verbs
+    from onespike.energy.columns import COLUMNS
+    from onespike.reports.record import gather
+    from onespike.runs import evaluate_pair, load
+    from onespike.runs.searching import measurable
 
-    if energy is not None:
+    run, several = runs[0], len(runs) > 1
+    if several and energy is not None and energy not in COLUMNS:
+        raise unknown("energy column", energy, COLUMNS)
+    if energy is not None and not several:
         raise UsageError("--energy draws several runs, and there is one. Leave it out.")
-    run, folder = runs[0], out or runs[0] / FOLDER
-    pair = verbs.load(run, device=device)
-    try_folder(folder)
-    report_pair(run, pair, _items(run, pair, data, annotations, limit, held_out), folder, batch_size)
     if data is None:
-        return "inspect", run
-    return "doctor", run, *words(data=data, annotations=annotations, limit=limit)
+        if annotations is not None:
+            raise UsageError("--annotations says what is on the images of --data. Give both.")
+        if held_out:
+            raise UsageError("--held-out says which images of --data to take. Give both.")
+        if several and profile is not None:
+            raise UsageError(
+                "--profile prices what is measured, and the reports are priced already. Give --data DIR."
+            )
+
+    def items(run: Path, pair: NetworkPair) -> Items:
+        return measurable(run, pair, str(data), annotations, limit, held_out=held_out)
+
+    if not several:
+        pair = load(run, device=device)
+        folder = out or run / FOLDER
+        try_folder(folder)
+        report_pair(run, pair, None if data is None else items(run, pair), folder, batch_size)
+        if data is None:
+            return "inspect", run
+        return "doctor", run, *words(data=data, annotations=annotations, limit=limit)
+    records: list[dict[str, Any]] = []
+    if data is None:
+        records = [{**reported(run), "run": str(run)} for run in runs]
+    else:
+        pairs = {run: load(run, device=device) for run in runs}
+        _check_tasks({run: pair.loaded.task.name for run, pair in pairs.items()})
+        for run in runs:
+            result = evaluate_pair(
+                pairs[run], items(run, pairs[run]), batch_size=batch_size, progress=progress
+            )
+            records.append({**gather(run, pairs[run], None), "evaluation": result.to_dict()})
+    _compare(list(map(str, runs)), records, out or Path("onespike-compare"), energy)
+    return "inspect", runs[0]
 
 
-def report_pair(
-    run: Path, pair: NetworkPair, items: Items | None, folder: Path, batch_size: int = 16
-) -> None:
+def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path, batch_size: int) -> None:
     """Measure a run, write its pages and print its figures."""
+    from onespike.cli import show
     from onespike.reports.pages import write_report
     from onespike.reports.record import gather
 
@@ -74,80 +108,78 @@ def report_pair(
     output.line(write_report(folder, [record]))
     if record["evaluation"] is not None:
         output.line()
-        output.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)
+        show.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)
         output.tables(folder / "report.csv", folder / "report.tex")
 
 
-def _items(
-    run: Path,
-    pair: NetworkPair,
-    data: str | None,
-    annotations: Path | None,
-    limit: int | None,
-    held_out: bool,
-) -> Items | None:
-    from onespike.runs.searching import measurable
-
-    if data is not None:
-        return measurable(run, pair, data, annotations, limit, held_out=held_out)
-    if annotations is not None:
-        raise UsageError("--annotations says what is on the images of --data. Give both.")
-    if held_out:
-        raise UsageError("--held-out says which images of --data to take. Give both.")
-    return None
-
-
-def _compare(
-    folders: list[Path],
-    data: str | None,
-    annotations: Path | None,
-    out: Path | None,
-    energy: str | None,
-    limit: int | None,
-    held_out: bool,
-    batch_size: int,
-    device: str,
-    profile: str | None,
-) -> Next:
-    from onespike import runs
-    from onespike.energy.columns import COLUMNS
+def _compare(names: list[str], records: list[dict[str, Any]], out: Path, energy: str | None) -> None:
     from onespike.reports.pages import common_column, write_report
-    from onespike.reports.record import gather
     from onespike.reports.tables import comparison, figure
     from onespike.tasks import compared
 
-    if energy is not None and energy not in COLUMNS:
-        raise unknown("energy column", energy, COLUMNS)
-    if profile is not None and data is None:
-        raise UsageError(
-            "--profile prices what is measured, and the reports are priced already. Give --data DIR."
-        )
-    out = out or Path("onespike-compare")
-    records: list[dict[str, Any]] = []
-    if data is None:
-        records = [{**reported(run), "run": str(run)} for run in folders]
-    else:
-        pairs = [runs.load(run, device=device) for run in folders]
-        _check_tasks(folders, [pair.loaded.task.name for pair in pairs])
-        for run, pair in zip(folders, pairs, strict=True):
-            items = _items(run, pair, data, annotations, limit, held_out)
-            result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress)  # type: ignore[arg-type]
-            records.append({**gather(run, pair, None), "evaluation": result.to_dict()})
-    with understood(", ".join(map(str, folders)), AGAIN):
+    with understood(", ".join(names), AGAIN):
         output.line(write_report(out, records, energy))
         evaluations, column = [record["evaluation"] for record in records], energy or common_column(records)
-        ratios = [figure(evaluation["energy"][column], 3) for evaluation in evaluations]
-        names = list(map(str, folders))
-        output.rows(*comparison("run", names, compared(evaluations), {f"energy ({column})": ratios}), left=1)
+        more = {f"energy ({column})": [figure(one["energy"][column], 3) for one in evaluations]}
+        output.rows(*comparison("run", names, compared(evaluations), more), left=(0,))
     output.tables(out / "compare.csv", out / "compare.tex")
-    return "inspect", folders[0]
 
 
-def _check_tasks(folders: list[Path], tasks: list[str]) -> None:
+def _check_tasks(tasks: dict[Path, str]) -> None:
     """Refuse runs of different tasks by name, before data of one of them is read as data of the other."""
-    for folder, task in zip(folders, tasks, strict=True):
-        if task != tasks[0]:
+    first, *others = tasks.items()
+    for other in others:
+        if other[1] != first[1]:
             raise UsageError(
-                f"report: the task of {folders[0]} is {tasks[0]}, that of {folder} is {task}. "
+                f"report: the task of {first[0]} is {first[1]}, that of {other[0]} is {other[1]}. "
                 "Compare runs of one task at a time."
             )
+
+
+@dataclass(frozen=True)
+class _Network:
+    spec: str
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    task: str
+    ann: dict[str, Any]
+    snn: dict[str, Any]
+    energy: dict[str, float | None]
+    analog_share: float
+    images: int
+    profile: str
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Report:
+    """The schema of a report, as far as it is read again."""
+
+    version: int
+    network: _Network
+    recipe: dict[str, Any]
+    evaluation: _Evaluation | None
+
+
+def evaluated(file: Path) -> dict[str, Any]:
+    """Return what `onespike evaluate --json` wrote."""
+    remedy = "Measure again: onespike evaluate RUN --data DIR --json FILE"
+    record = read(dict[str, Any], file, remedy)
+    parse(_Evaluation, json.dumps(record), file, remedy)
+    return record
+
+
+def reported(run: Path) -> dict[str, Any]:
+    """Return the measured report in a run."""
+    from onespike.reports.record import VERSION
+    from onespike.runs import storage
+
+    storage.load(run)  # a damaged run is named before its report is trusted
+    record = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
+    if record is None or record["evaluation"] is None or record["version"] != VERSION:
+        raise UsageError(
+            f"{run}: it has no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
+        )
+    return record

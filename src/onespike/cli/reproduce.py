@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 
 if TYPE_CHECKING:
-    from onespike.adapters import LoadedModel
     from onespike.tasks import Items
 
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
@@ -60,16 +60,18 @@ def reproduce(
     Theorems 1 to 3 and the fire function on random cases in exact arithmetic; the exit code is 1 if one does not hold.
     """
     from onespike import runs
-    from onespike.runtime.devices import check_device, place_
+    from onespike.runtime.devices import place_
     from onespike.studies.reproduce import STUDIES, Bench, run_study
+    from onespike.studies.reproduce.bench import split
     from onespike.studies.reproduce.study import cell, columns_of
+    from onespike.tasks import check
 
     if name == "theorems":
         return _theorems(trials, seed or 0)
     if name == "list":
         titles = [(study.name, study.title) for study in STUDIES.values()]
         titles.append(("theorems", "The paper's claims, on random cases in exact arithmetic"))
-        output.rows(("study", "what it shows"), titles, left=2)
+        output.rows(("study", "what it shows"), titles, left=(0, 1))
         return "reproduce", next(iter(STUDIES))
     name = name.replace("quantis", "quantiz")
     if name not in STUDIES and name != "all":
@@ -80,10 +82,10 @@ def reproduce(
         )
     if images < 2:
         raise UsageError(f"calibration needs at least 2 images, not {images}. Try 64.")
-    check_device(device)
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):
         spec = model or f"bundled:{study.network}"
-        place = out or Path("reproduction") / spec.partition(":")[2].replace("/", "-")
+        network = spec.partition(":")[2]
+        place = out or Path("reproduction") / network.replace("/", "-")
         try_folder(place)
         loaded = load_network(spec, weights)
         if study.task not in (None, loaded.task.name):
@@ -92,28 +94,30 @@ def reproduce(
                 raise UsageError(reason)
             output.line(reason)
             continue
-        count = limit or (None if data else IMAGES.get(spec.partition(":")[2]))
-        sets = _images(loaded, data, annotations, calibrate, images, count)
-        runs.check_forward(place_(loaded.model, device), runs.Inputs(sets[0], loaded))
+        if calibrate is not None:
+            check(loaded.task, "calibrate")
+        test = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
+        source = calibrate or data or loaded.task.bundled[0]  # of calibration and searches
+        choose = partial(runs.choose_labeled, loaded, source, annotations if source == data else None)
+        count = limit or (None if data else IMAGES.get(network))
+        first, *others = split(
+            test, None if source == data and not calibrate else choose(2 * images), images, count
+        )
+        runs.check_forward(place_(loaded.model, device), runs.Inputs(first, loaded))
         draws: list[Items] = []
-        first = sets[0]
         if repeat is not None or seed is not None:
-            source = _labeled(loaded, data, annotations, calibrate)
-            first, *draws = runs.draws(
-                source, len(first), 1 if repeat is None else repeat, seed or 0, sets[1:]
-            )
-        bench = Bench(loaded, first, *sets[1:], place, batch_size=batch_size, progress=progress, draws=draws)
+            number = 1 if repeat is None else repeat
+            first, *draws = runs.draws(choose(), len(first), number, seed or 0, others)
+        bench = Bench(loaded, first, *others, place, batch_size=batch_size, progress=progress, draws=draws)
         rows, files = run_study(study, bench)
-        every = columns_of(rows)
+        columns, every = study.columns(rows), len(columns_of(rows))
         metrics = dict.fromkeys(str(row["metric"]) for row in rows if row.get("metric"))
-        columns = study.columns(rows)
         output.line(study.title + "".join(f"; score: {metric}" for metric in metrics))
         if len(rows) <= 60:
-            output.rows(tuple(columns), [tuple(cell(row.get(c)) for c in columns) for row in rows])
-        output.line(f"{study.note} {bench.note}".strip())
-        more = f" with {len(every)} columns" if len(columns) < len(every) else ""
-        output.line(f"written to {', '.join(str(file) for file in files)}{more}")
-        output.line()
+            output.rows(columns, [tuple(cell(row.get(c)) for c in columns) for row in rows])
+        more = f" with {every} columns" if len(columns) < every else ""
+        written = f"written to {', '.join(str(file) for file in files)}{more}"
+        output.line(f"{study.note} {bench.note}".strip(), written, "")
     later = [*STUDIES, "list"]
     return "reproduce", "list" if name == "all" else later[later.index(name) + 1]
 
@@ -124,42 +128,11 @@ def _theorems(trials: int, seed: int) -> Next:
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. Try 200.")
     claims = theory.check_all(trials, seed)
-    output.theorems(claims)
-    if not all(row.holds for row in claims):
+    cells = [(row.name, f"{row.held}/{row.tried}", f"{row.margin:.3g}", row.statement) for row in claims]
+    output.rows(("claim", "held", "worst margin", "statement"), cells, left=(0, 3))
+    failed = [row for row in claims if not row.holds]
+    for row in failed:
+        output.line(f"{row.name} does not hold: {row.counterexample}")
+    if failed:
         raise typer.Exit(1)
     return ("demo",)
-
-
-def _images(
-    loaded: LoadedModel,
-    data: str | None,
-    annotations: Path | None,
-    calibrate: str | None,
-    each: int,
-    count: int | None,
-) -> tuple[Items, Items, Items]:
-    """Return images for calibration, for searches and for the figures."""
-    from onespike import runs
-    from onespike.studies.reproduce.bench import split
-    from onespike.tasks import check
-
-    if calibrate is not None:
-        check(loaded.task, "calibrate")
-    test = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
-    apart = calibrate is not None or data is None
-    calibration = _labeled(loaded, data, annotations, calibrate, 2 * each) if apart else None
-    return split(test, calibration, each, count)
-
-
-def _labeled(
-    loaded: LoadedModel,
-    data: str | None,
-    annotations: Path | None,
-    calibrate: str | None,
-    count: int | None = None,
-) -> Items:
-    """Return the images that calibration and searches take theirs from."""
-    from onespike import runs
-
-    source = calibrate or data or loaded.task.bundled[0]
-    return runs.choose_labeled(loaded, source, annotations if source == data else None, count)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
-from onespike.cli.convert import converted
+from onespike.cli.convert import convert_and_show
 from onespike.cli.options import Word, load_network
-from onespike.cli.progress import progress
 from onespike.errors import UsageError
 from onespike.recipe import Recipe
 from onespike.runtime.atomic import refuse_existing, try_new_folder, write_atomically
@@ -68,123 +66,68 @@ def run(
     Images that calibration or a search has used are not measured on. After Ctrl-C the same command
     resumes where it stopped.
     """
+    from onespike import runs
+    from onespike.cli.report import FOLDER, report_pair
+    from onespike.cli.search import search_and_show
+    from onespike.runs.searching import measurable
+
     if processes_of().count > 1:
         raise UsageError("run works in one process. Launch `onespike convert` and `evaluate` in several.")
     if images is not None and images < 1:
         raise UsageError(f"--images must be at least 1, not {images}.")
     name = model.partition(":")[2].partition(".py:")[0]
     folder = out or Path(f"{Path(name).stem or 'network'}-spiking")
-    workflow = _Workflow(
-        folder, model, recipe, data, calibrate or data, annotations, weights, images, length, limit, batch_size, device
-    )  # fmt: skip
-    workflow.stages |= _exports(workflow, format or [])
-    _follow(workflow)
+    calibrate = calibrate or data
+
+    def prepare() -> LoadedModel:
+        loaded = load_network(model, weights, length)
+        runs.choose_labeled(loaded, data, annotations)
+        return loaded
+
+    def convert(loaded: LoadedModel) -> NetworkPair:
+        available = len(runs.choose(calibrate, None, loaded.task))
+        count = images_wanted(images or loaded.task.enough, available, calibrate == data, searches(recipe))
+        items = runs.choose(calibrate, count, loaded.task)
+        return convert_and_show(loaded, items, recipe, folder, batch_size=batch_size, device=device)
+
+    def search(pair: NetworkPair) -> NetworkPair:
+        return search_and_show(
+            folder,
+            pair,
+            calibrate,
+            # of one folder, a search takes as many as calibration, and leaves the rest
+            limit=len(pair.data["names"]) if calibrate == data else None,
+            trials=TRIALS,
+            objective="kl",
+            budget=recipe.budget,
+            energy=None if recipe.budget is None else recipe.energy,
+            batch_size=batch_size,
+            resume=True,
+        )
+
+    def report(pair: NetworkPair) -> NetworkPair:
+        items = measurable(folder, pair, data, annotations, limit, held_out=True)
+        report_pair(folder, pair, items, folder / FOLDER, batch_size)
+        return pair
+
+    stages: dict[str, Stage] = {"convert": convert}
+    if searches(recipe):
+        stages["search"] = search
+    stages |= {"report": report, **_exports(folder, format or [])}
+    request = {
+        "model": model, "data": data, "calibrate": calibrate, "annotations": annotations, "weights": weights, "images": images,
+        "length": length, "limit": limit, "batch_size": batch_size, "device": device, "recipe": recipe.to_dict(),
+    }  # fmt: skip
+    _follow(folder, request, prepare, stages)
     _summary(folder, recipe)
     return "serve", folder
 
 
-@dataclass
-class _Workflow:
-    """The request, the stages that answer it, and the networks once they are there."""
-
-    folder: Path
-    model: str
-    recipe: Recipe
-    data: str
-    calibrate: str
-    annotations: Path | None
-    weights: str | None
-    images: int | None
-    length: int | None
-    limit: int | None
-    batch_size: int
-    device: str
-    stages: dict[str, Callable[[], None]] = field(init=False)
-    loaded: LoadedModel = field(init=False)
-
-    def __post_init__(self) -> None:
-        stages = {"convert": self.convert, "search": self.search, "report": self.report}
-        self.stages = {
-            name: stage for name, stage in stages.items() if name != "search" or searches(self.recipe)
-        }
-        self._pair: NetworkPair | None = None
-
-    def request(self) -> dict[str, Any]:
-        """Return everything that decides the result, as JSON gives it back."""
-        names = ("model", "data", "calibrate", "annotations", "weights", "images", "length", "limit", "batch_size", "device")  # fmt: skip
-        request = {name: getattr(self, name) for name in names}
-        record: dict[str, Any] = json.loads(
-            json.dumps({**request, "recipe": self.recipe.to_dict(), "stages": list(self.stages)}, default=str)
-        )
-        return record
-
-    @property
-    def pair(self) -> NetworkPair:
-        from onespike import runs
-
-        if self._pair is None:  # an earlier command has converted it
-            self._pair = runs.load(self.folder, device=self.device)
-        return self._pair
-
-    def prepare(self) -> None:
-        """Load the network; what cannot be scored is refused before the work."""
-        from onespike import runs
-        from onespike.runtime.devices import check_device
-
-        check_device(self.device)
-        self.loaded = load_network(self.model, self.weights, self.length)
-        runs.choose_labeled(self.loaded, self.data, self.annotations)
-
-    def convert(self) -> None:
-        from onespike import runs
-
-        loaded = self.loaded
-        available = runs.choose(self.calibrate, None, loaded.task)
-        count = images_wanted(
-            self.images or loaded.task.enough,
-            len(available),
-            self.calibrate == self.data,
-            searches(self.recipe),
-        )
-        items = runs.choose(self.calibrate, count, loaded.task)
-        work = self.folder.with_name(f".{self.folder.name}.passes")
-        self._pair = runs.convert_network(
-            loaded, items, self.recipe, batch_size=self.batch_size, device=self.device, progress=progress, work=work
-        )  # fmt: skip
-        runs.save(self.folder, self._pair)
-        shutil.rmtree(work, ignore_errors=True)
-        converted(self._pair, self.folder)
-
-    def search(self) -> None:
-        from onespike.cli.search import search_and_show
-
-        shared = (
-            self.calibrate == self.data
-        )  # then a search takes as many as calibration, and leaves the rest
-        budget = self.recipe.budget
-        self._pair = search_and_show(
-            self.folder,
-            self.pair,
-            self.calibrate,
-            limit=len(self.pair.data["names"]) if shared else None,
-            trials=TRIALS,
-            objective="kl",
-            budget=budget,
-            energy=None if budget is None else self.recipe.energy,
-            batch_size=self.batch_size,
-            resume=True,
-        )
-
-    def report(self) -> None:
-        from onespike.cli.report import report_pair
-        from onespike.cli.reported import FOLDER
-        from onespike.runs.searching import measurable
-
-        items = measurable(self.folder, self.pair, self.data, self.annotations, self.limit, held_out=True)
-        report_pair(self.folder, self.pair, items, self.folder / FOLDER, self.batch_size)
+Stage = Callable[[Any], "NetworkPair"]
+"""Part of the work: takes what the one before gave, at first the loaded network, and gives the pair of networks."""
 
 
-def _exports(workflow: _Workflow, formats: list[str]) -> dict[str, Callable[[], None]]:
+def _exports(folder: Path, formats: list[str]) -> dict[str, Stage]:
     """Return a stage per format; an unknown or missing format is refused before the work starts."""
     if not formats:
         return {}
@@ -192,19 +135,17 @@ def _exports(workflow: _Workflow, formats: list[str]) -> dict[str, Callable[[], 
     from onespike.deploy.exports.base import prepare
     from onespike.runs.forms import export_pair
 
-    def stage(name: str, file: Path) -> Callable[[], None]:
-        def export() -> None:
+    def stage(name: str) -> Stage:
+        file = folder / "export" / f"network{prepare(name, None)[0].suffix or f'-{name}'}"
+
+        def export(pair: NetworkPair) -> NetworkPair:
             if not file.exists():  # else it ended right after this stage
-                exported(export_pair(workflow.pair, name, file))
+                exported(export_pair(pair, name, file))
+            return pair
 
         return export
 
-    folder = workflow.folder / "export"
-    suffixes = {name: prepare(name, None)[0].suffix for name in formats}
-    return {
-        f"export {name}": stage(name, folder / f"network{suffix or f'-{name}'}")
-        for name, suffix in suffixes.items()
-    }
+    return {f"export {name}": stage(name) for name in formats}
 
 
 def searches(recipe: Recipe) -> bool:
@@ -224,66 +165,71 @@ def images_wanted(images: int, available: int, shared: bool, searches: bool) -> 
     return max(1, min(images, most))
 
 
-def _follow(workflow: _Workflow) -> None:
-    """Run the stages that are not done yet, and record each one that is done."""
-    folder, request = workflow.folder, workflow.request()
+def _follow(
+    folder: Path, request: dict[str, Any], prepare: Callable[[], Any], stages: dict[str, Stage]
+) -> None:
+    """Run the stages that are not done yet, and record each one that is done.
+
+    `request` is everything that decides the result. A new run is prepared, so that it is refused before the work.
+    """
+    from onespike import runs
+
     if not folder.name:  # this folder, or the root
         refuse_existing(folder)
+    asked = json.loads(json.dumps({**request, "stages": list(stages)}, default=str))
     journal, finished = folder.with_name(f".{folder.name}.{PLAN}"), folder / PLAN
     remedy = f"Remove it and {folder}, or choose another --out."
     record = read_sealed(_Plan, journal, remedy) or read_sealed(_Plan, finished, remedy)
+    result = None
     if record is None or not folder.exists():  # the first stage did not end well, or the folder was removed
         refuse_existing(folder)
         try_new_folder(folder)
-        workflow.prepare()
-        done = []
-    elif record["request"] != request:
+        result, done = prepare(), list[str]()
+    elif record["request"] != asked:
         raise UsageError(f"{folder}: a run with other options is there. Remove it, or choose another --out.")
     else:  # the folder is written in one step, so that its conversion is done
         done = ["convert", *(name for name in record["done"] if name != "convert")]
     try:
-        for number, (name, stage) in enumerate(workflow.stages.items(), 1):
-            title = f"{number}/{len(workflow.stages)}: {name}"
+        for number, (name, stage) in enumerate(stages.items(), 1):
+            title = f"{number}/{len(stages)}: {name}"
             if name in done:
                 output.note(f"{title} (done before)")
                 continue
-            write_atomically(journal, sealed({"request": request, "done": done}))
+            write_atomically(journal, sealed({"request": asked, "done": done}))
             output.note(title)
-            stage()
+            result = stage(runs.load(folder, device=request["device"]) if result is None else result)
             done.append(name)
     finally:
         if not folder.exists():  # there is nothing to resume
             journal.unlink(missing_ok=True)
-    write_atomically(finished, sealed({"request": request, "done": done}))
+    write_atomically(finished, sealed({"request": asked, "done": done}))
     journal.unlink(missing_ok=True)
 
 
 def _summary(folder: Path, recipe: Recipe) -> None:
-    from onespike.cli.reported import FOLDER, reported
+    from onespike.cli.report import FOLDER, reported
     from onespike.energy.columns import beside
     from onespike.reports.tables import figure
     from onespike.tasks import task_of
     from onespike.tasks.intervals import spelled
 
     record = reported(folder)
-    evaluation = record["evaluation"]
-    task, column = task_of(evaluation), record["energy"]
-    head, ratio = task.headline(evaluation), evaluation["energy"][column]
-    output.line()
-    output.line(f"done           {record['network']['spec']} by {recipe!r}")
+    evaluation, column, calibration = record["evaluation"], record["energy"], record["calibration"]
+    head, ratio = task_of(evaluation).headline(evaluation), evaluation["energy"][column]
+    bounds = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
     output.line(
-        f"calibrated on  {record['calibration']['images']} {record.get('unit', 'images')} of {record['calibration']['source']}"
+        "",
+        f"done           {record['network']['spec']} by {recipe!r}",
+        f"calibrated on  {calibration['images']} {record.get('unit', 'images')} of {calibration['source']}",
+        f"measured on    {evaluation['images']} others of {record['data']['source']}",
+        f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{bounds}",
     )
-    output.line(f"measured on    {evaluation['images']} others of {record['data']['source']}")
-    sure = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
-    output.line(f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{sure}")
     if head.difference is not None:
-        sure = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
-        output.line(f"difference     {head.difference:+.2f}{sure}".replace("-", "−"))
+        paired = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
+        output.line(f"difference     {head.difference:+.2f}{paired}".replace("-", "−"))
+    energy = "–" if ratio is None else beside(column, ratio, evaluation["analog_share"])
     output.line(
-        f"energy         {'–' if ratio is None else beside(column, ratio, evaluation['analog_share'])} "
-        f"({column}, {evaluation['profile']})"
+        f"energy         {energy} ({column}, {evaluation['profile']})",
+        f"report         {folder / FOLDER / 'report.html'}",
+        *(f"exported       {file}" for file in sorted((folder / "export").glob("network*"))),
     )
-    output.line(f"report         {folder / FOLDER / 'report.html'}")
-    for file in sorted((folder / "export").glob("network*")):
-        output.line(f"exported       {file}")

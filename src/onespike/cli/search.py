@@ -14,7 +14,7 @@ from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
-    from onespike.runs.searching import Outcome, Spent
+    from onespike.runs.searching import Outcome
     from onespike.scale_search import Trial
 
 
@@ -80,53 +80,46 @@ def search_and_show(
     output.figures(json_file, outcome.to_dict())
     figure = plots.scale_search(outcome.search, outcome.title, outcome.energy or PAPER)
     write_atomically(run / FOLDER / "search.png", plots.png(figure))
-    _show(run, outcome)
-    _spent(run, data, outcome.spent)
+    _show(run, data, outcome)
     return pair
 
 
-def _spent(run: Path, data: str, spent: Spent) -> None:
-    """Print the energy before and after, with a warning if it rises."""
+def _show(run: Path, data: str, outcome: Outcome) -> None:
+    """Print the front, the best λ, its cost, and the energy before and after, with a warning if it rises."""
+    from onespike.energy.columns import PAPER, beside, of_what_spikes
+    from onespike.energy.profiles import profile
+    from onespike.reports.tables import figure
+    from onespike.runs.searching import FOLDER
+
+    best, column, spent = outcome.search.best, outcome.energy or PAPER, outcome.spent
+    if outcome.energy is not None:
+        cells = []
+        for trial in outcome.search.front():
+            ratios = trial.energy, of_what_spikes(column, trial.energy, spent.analog_share)
+            cells.append(
+                (f"{trial.scale:.4f}", f"{trial.value:.4g}", *(figure(ratio, 3) for ratio in ratios))
+            )
+        output.rows(("λ", outcome.title, f"energy ({column})", "of what spikes"), cells)
+    cost = (
+        ""
+        if best.energy is None
+        else f", energy {beside(column, best.energy, spent.analog_share)} ({column})"
+    )
+    output.line(
+        f"best λ    {best.scale:.4f}: {outcome.title} {best.value:.4g}{cost}",
+        f"cost      {outcome.forwards} forward passes in {outcome.seconds:.0f} s; evaluating the whole folder once "
+        f"takes {outcome.available}",
+        f"kept in   {run}; figure and trials in {run / FOLDER}",
+    )
     if spent.before is None or spent.after is None:
         return
-    from onespike.energy.columns import beside
-    from onespike.energy.profiles import profile
-
     limit = "" if spent.budget is None else f"; the run's budget is {spent.budget:g}"
     after = beside(spent.column, spent.after, spent.analog_share)
     output.line(f"energy    {spent.before:.3f} → {after} ({spent.column}, {profile().name}{limit})")
     if spent.rises:
         wanted = spent.before if spent.budget is None else spent.budget
-        words = ("--budget", f"{wanted:.3g}", "--energy", spent.column)
+        words = ("search", str(run), "--data", data, "--budget", f"{wanted:.3g}", "--energy", spent.column)
         output.line(
             f"warning   the λ that is kept spends {spent.after / spent.before:.2f} times the energy of before. "
-            f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', 'search', str(run), '--data', data, *words])}"
+            f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', *words])}"
         )
-
-
-def _show(run: Path, outcome: Outcome) -> None:
-    from onespike.energy.columns import PAPER, beside, of_what_spikes
-    from onespike.reports.tables import figure
-    from onespike.runs.searching import FOLDER
-
-    best, metric, column, analog = (
-        outcome.search.best,
-        outcome.title,
-        outcome.energy or PAPER,
-        outcome.spent.analog_share,
-    )
-    if outcome.energy is not None:
-        output.rows(
-            ("λ", metric, f"energy ({column})", "of what spikes"),
-            [
-                (f"{t.scale:.4f}", f"{t.value:.4g}", figure(t.energy, 3), figure(of_what_spikes(column, t.energy, analog), 3))
-                for t in outcome.search.front()
-            ],
-        )  # fmt: skip
-    cost = "" if best.energy is None else f", energy {beside(column, best.energy, analog)} ({column})"
-    output.line(f"best λ    {best.scale:.4f}: {metric} {best.value:.4g}{cost}")
-    output.line(
-        f"cost      {outcome.forwards} forward passes in {outcome.seconds:.0f} s; evaluating the whole folder once "
-        f"takes {outcome.available}"
-    )
-    output.line(f"kept in   {run}; figure and trials in {run / FOLDER}")
