@@ -12,6 +12,7 @@ from PIL import Image
 VIT = "bundled:cifar10-vit"
 CALIBRATION = "bundled:cifar10-calibration"
 TEST = "bundled:cifar10-test"
+CONVERT = f"convert {VIT} --preset sformer --calibrate {CALIBRATION}"
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Result:
     code: int
     out: str
     err: str
+
+    def good(self) -> Result:
+        """The result of a command that ended well."""
+        assert self.code == 0, self.err
+        return self
 
     def message(self) -> str:
         """The one message of a command that was refused: exit code 2, and no traceback."""

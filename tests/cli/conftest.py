@@ -1,16 +1,22 @@
-"""The command line in this very process, small images, and small networks."""
+"""The command line in this very process, small images, small networks, and one run of each for all tests."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from command_line import CALIBRATION, VIT, Command, Result, noise
+from command_line import CALIBRATION, CONVERT, TEST, VIT, Command, Result, noise
 
+from language_folders import llama, text
 from onespike.cli import main
 
 
@@ -34,6 +40,43 @@ def cli(monkeypatch, capsys) -> Command:
         return Result(int(exit_.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def refused(cli, request, tmp_path) -> Callable[[str, str], None]:
+    """Asserts that a command is refused with this message, says nothing else and leaves nothing.
+
+    Names in braces are fixtures. Words that begin with an option follow `convert`; … in the message is any text.
+    """
+
+    class Places(dict):
+        def __missing__(self, name: str) -> object:
+            return request.getfixturevalue(name)
+
+    def run(words: str, message: str) -> None:
+        places = Places(VIT=VIT, TEST=TEST, CALIBRATION=CALIBRATION)
+        if words.startswith("--"):
+            words = f"{CONVERT} --weights random --limit 4 --out {tmp_path}/new/run {words}"
+        words, message = words.format_map(places), message.format_map(places)
+        before = sorted(tmp_path.rglob("*"))
+        result = cli(words)
+        pattern = re.escape(message).replace("…", ".*")
+        assert re.fullmatch(pattern, result.message()), result.message()
+        assert all(line.startswith(("note: ", "blocks ")) for line in result.out.splitlines()), result.out
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch):
+    """Pages without other λ, and a doctor who tries little."""
+    monkeypatch.setattr("onespike.reports.record.DRAWN_SCALES", ())
+    monkeypatch.setattr("onespike.reports.record.EXAMPLES", 1)
+    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (0.25,))
+    monkeypatch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 0)
+    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ())
+    monkeypatch.setattr("onespike.diagnosis.measurement.VARIANTS", {})
 
 
 @pytest.fixture(scope="session")
@@ -73,26 +116,96 @@ def transformers_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vit_run(tmp_path_factory, vit_weights) -> Path:
-    """A run of the bundled architecture. Only to be read: tests that damage one copy it first."""
-    from onespike import runs
-    from onespike.adapters import load_model
-    from onespike.recipe import Recipe
+def detector(tmp_path_factory) -> Path:
+    """A tiny YOLOS with its image processor, as `save_pretrained` writes both."""
+    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessor
 
-    folder = tmp_path_factory.mktemp("runs") / "vit"
-    pair = runs.convert_network(load_model(VIT, weights=vit_weights), runs.choose(CALIBRATION, 4), Recipe())
-    runs.save(folder, pair)
-    return folder
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("detector")
+    config = YolosConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
+        patch_size=16, num_detection_tokens=4, initializer_range=0.4, id2label={0: "cat", 1: "dog"},
+        label2id={"cat": 0, "dog": 1},
+    )  # fmt: skip
+    YolosForObjectDetection(config).save_pretrained(path)
+    YolosImageProcessor(size={"height": 64, "width": 64}).save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory, transformers_folder, images) -> Path:
-    """A run of the tiny transformers ViT, for what compilers do with it. Only to be read."""
+def coco(tmp_path_factory) -> Path:
+    """Four images of noise with two objects each, beside instances.json; category ids have gaps."""
+    root = tmp_path_factory.mktemp("coco")
+    images: list[Any] = []
+    annotations: list[Any] = []
+    for number in range(4):
+        noise(root / "images" / f"{number}.png", number, side=48)
+        images.append({"id": 7 * number, "file_name": f"{number}.png", "width": 48, "height": 48})
+        for category in (2, 40):
+            box = [4.0 * number, category / 2, 20.0, 20.0]
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": 7 * number, "category_id": category, "bbox": box,
+                "area": 400.0, "iscrowd": 0, "segmentation": [],
+            })  # fmt: skip
+    categories = [{"id": 2, "name": "cat"}, {"id": 40, "name": "dog"}]
+    record = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "instances.json").write_text(json.dumps(record))
+    return root
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory) -> Path:
+    return llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def story(tmp_path_factory) -> Path:
+    return text(tmp_path_factory.mktemp("text") / "story.txt", 0, 127)
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory) -> Callable[..., Path]:
+    """Converts a network on inputs and returns the run."""
     from onespike import runs
     from onespike.adapters import load_model
-    from onespike.recipe import Recipe
+    from onespike.recipe import preset
 
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    loaded = load_model(f"transformers:{transformers_folder}", pretrained=True)
-    runs.save(folder, runs.convert_network(loaded, runs.choose(str(images), 4), Recipe()))
-    return folder
+    def convert(
+        model: str, data: object, count: int | None, *, length: int | None = None, **source: Any
+    ) -> Path:
+        loaded = load_model(model, **source)
+        loaded = loaded if length is None else loaded.with_length(length)
+        items = runs.choose(str(data), count, loaded.task)
+        folder = tmp_path_factory.mktemp("runs") / "run"
+        runs.save(folder, runs.convert_network(loaded, items, preset("sformer"), batch_size=4))
+        return folder
+
+    return convert
+
+
+@pytest.fixture(scope="session")
+def vit_run(converted, vit_weights) -> Path:
+    """A run of the bundled architecture. Only to be read, as those below: who writes takes `run`."""
+    return converted(VIT, CALIBRATION, 4, weights=vit_weights)
+
+
+@pytest.fixture(scope="session")
+def small_run(converted, transformers_folder, images) -> Path:
+    """A run of the tiny transformers ViT, for what compilers do with it."""
+    return converted(f"transformers:{transformers_folder}", images, 4, pretrained=True)
+
+
+@pytest.fixture(scope="session")
+def detector_run(converted, detector, coco) -> Path:
+    return converted(f"transformers:{detector}", coco / "images", None, pretrained=True)
+
+
+@pytest.fixture(scope="session")
+def text_run(converted, llama_folder, story) -> Path:
+    return converted(f"transformers:{llama_folder}", story, None, length=16, pretrained=True)
+
+
+@pytest.fixture
+def run(vit_run, tmp_path) -> Path:
+    """A copy of `vit_run`, for tests that change it."""
+    return shutil.copytree(vit_run, tmp_path / "run")

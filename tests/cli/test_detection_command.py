@@ -1,78 +1,39 @@
-"""Detectors on the command line: convert, evaluate by COCO's AP, draw, and refuse bad input."""
+"""Detectors on the command line: convert, search λ by AP, evaluate, draw, report, and the demo."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import noise
 from PIL import Image
 
+from onespike import runs
+from onespike.runs import searching
+from onespike.studies import demo
+
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+SCENES, OTHERS = "bundled:scenes-calibration", "bundled:scenes-test"
 
 
 @pytest.fixture(scope="module")
-def detector(tmp_path_factory) -> Path:
-    """A tiny YOLOS with its image processor, as `save_pretrained` writes both."""
-    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessor
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("detector")
-    config = YolosConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
-        patch_size=16, num_detection_tokens=4, initializer_range=0.4, id2label={0: "cat", 1: "dog"},
-        label2id={"cat": 0, "dog": 1},
-    )  # fmt: skip
-    YolosForObjectDetection(config).save_pretrained(path)
-    YolosImageProcessor(size={"height": 64, "width": 64}).save_pretrained(path)
-    return path
+def scenes(converted) -> Path:
+    """A run of the bundled detector. Only to be read."""
+    return converted("bundled:scenes", SCENES, 8)
 
 
-@pytest.fixture(scope="module")
-def coco(tmp_path_factory) -> tuple[Path, Path]:
-    """Four images of noise with two objects each; category ids have gaps."""
-    root = tmp_path_factory.mktemp("coco")
-    images, annotations = [], []
-    for number in range(4):
-        noise(root / "images" / f"{number}.png", number, side=48)
-        images.append({"id": 7 * number, "file_name": f"{number}.png", "width": 48, "height": 48})
-        for category in (2, 40):
-            box = [4.0 * number, category / 2, 20.0, 20.0]
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": 7 * number, "category_id": category, "bbox": box,
-                "area": 400.0, "iscrowd": 0, "segmentation": [],
-            })  # fmt: skip
-    record = {
-        "images": images, "annotations": annotations,
-        "categories": [{"id": 2, "name": "cat"}, {"id": 40, "name": "dog"}],
-    }  # fmt: skip
-    (root / "instances.json").write_text(json.dumps(record))
-    return root / "images", root / "instances.json"
+@pytest.fixture
+def run(scenes, tmp_path) -> Path:
+    return shutil.copytree(scenes, tmp_path / "run")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, detector, coco) -> Path:
-    from onespike import runs
-    from onespike.adapters import load_model
-    from onespike.recipe import Recipe
-
-    folder = tmp_path_factory.mktemp("runs") / "detector"
-    loaded = load_model(f"transformers:{detector}", pretrained=True)
-    assert (loaded.task.name, loaded.task.masks, loaded.backbone) == ("detection", False, ("vit[.:]*",))
-    pair = runs.convert_network(loaded, runs.choose(str(coco[0]), None), Recipe(), batch_size=2)
-    runs.save(folder, pair)
-    return folder
-
-
-def test_evaluate_scores_boxes_and_draws_them(cli, run, coco, tmp_path):
-    images, annotations = coco
-    result = cli("evaluate", run, "--data", images, "--annotations", annotations, "--batch-size", 3,
-                 "--picture", tmp_path / "both.png", "--json", tmp_path / "result.json")  # fmt: skip
-    assert result.code == 0, result.err
+def test_evaluate_scores_boxes_and_draws_them(cli, detector_run, coco, tmp_path):
+    words = f"evaluate {detector_run} --data {coco}/images --annotations {coco}/instances.json --batch-size 3"
+    result = cli(words, "--picture", tmp_path / "both.png", "--json", tmp_path / "result.json").good()
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["images"] == 4 and record["objects"] == 8
     assert record["results"] == {"ann": 16, "snn": 16}
@@ -86,68 +47,119 @@ def test_evaluate_scores_boxes_and_draws_them(cli, run, coco, tmp_path):
 
 
 def test_convert_in_the_backbone_alone(cli, detector, coco, tmp_path):
-    result = cli("convert", f"transformers:{detector}", "--preset", "sformer", "--weights", "pretrained", "--calibrate", coco[0], "--set", "include=backbone",
-                 "--out", tmp_path / "run")  # fmt: skip
-    assert result.code == 0, result.err
+    words = f"convert transformers:{detector} --preset sformer --weights pretrained --calibrate {coco}/images"
+    cli(words, "--set", "include=backbone", "--out", tmp_path / "run").good()
     shown = cli("inspect", tmp_path / "run").out
     assert "class_labels_classifier.layers.0:linear0_input (not included)" in shown
     spiking = [line for line in shown.splitlines() if "ScaleFire" in line or "θ" in line]
     assert spiking and not any("predictor" in line for line in spiking)
 
 
+def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
+    file = tmp_path / "search.json"
+    words = f"search {run} --data {SCENES} --trials 3 --sampler grid --limit 8 --energy counts --json {file}"
+    assert "best λ" in cli(words).good().out
+    record = json.loads(file.read_text())
+    assert (record["objective"], record["images"], record["forwards"]) == ("ap", 8, 3 * 8)
+    values = {row["scale"]: row["value"] for row in record["trials"]}
+    assert record["best"]["value"] == max(values.values()) > values[1.0]
+    energies = [row["energy"] for row in sorted(record["trials"], key=lambda row: row["scale"])]
+    assert energies == sorted(energies, reverse=True)
+    pair = runs.load(run)
+    assert pair.recipe.scale == record["best"]["scale"]
+    items, _ = searching.search_images(pair, SCENES, 8)
+    assert not set(items.names) & set(pair.data["names"])
+    assert runs.evaluate_pair(pair, items).to_dict()["snn"]["segm"]["AP"] == record["best"]["value"]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("words", "message"),
     [
-        ((), "boxes are scored with annotations"),
-        (("--annotations", "absent.json"), "absent.json: no such file"),
+        (
+            "--objective top1",
+            "…the objective of bundled:scenes is ap or kl, not top1. Leave --objective out.",
+        ),
+        ("--compile", "…cannot be compiled as a whole. Leave --compile out."),
     ],
 )
-def test_evaluation_needs_annotations(cli, run, coco, options, message):
-    assert message in cli("evaluate", run, "--data", coco[0], *options).message()
+def test_what_a_detector_is_not_searched_by(refused, words, message):
+    refused(f"search {{scenes}} --data {SCENES} {words}", message)
 
 
-def test_missing_images_are_named(cli, run, coco, tmp_path):
-    noise(tmp_path / "0.png", 0, side=48)
-    message = cli("evaluate", run, "--data", tmp_path, "--annotations", coco[1]).message()
-    assert "1.png: the file of image id 7 is missing" in message
+def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
+    for index in range(3):
+        noise(tmp_path / "images" / f"{index}.png", index, 64)
+    words = f"search {run} --data {tmp_path / 'images'} --trials 2 --sampler grid"
+    assert "Give the instances JSON with --annotations FILE." in cli(words).message()
+    cli(words, "--objective", "kl").good()
 
 
-def test_empty_annotations_and_corrupt_images_end_with_their_names(cli, run, coco, tmp_path):
-    record = json.loads(coco[1].read_text())
-    empty = tmp_path / "empty.json"
-    empty.write_text(json.dumps({**record, "annotations": []}))
-    evaluate = ("evaluate", run, "--data", coco[0], "--annotations")
-    assert f"{empty}: its list 'annotations' is empty" in cli(*evaluate, empty).message()
-    images = shutil.copytree(coco[0], tmp_path / "images")
-    whole = (images / "2.png").read_bytes()
-    for contents in (b"nothing", whole[: len(whole) // 2]):
-        (images / "2.png").write_bytes(contents)
-        message = cli("evaluate", run, "--data", images, "--annotations", coco[1]).message()
-        assert f"{images / '2.png'}: image id 14 cannot be read" in message
+def test_a_report_shows_precision_and_pictures(cli, run, monkeypatch):
+    monkeypatch.setattr("onespike.reports.record.DRAWN_SCALES", (1.0,))
+    monkeypatch.setattr("onespike.reports.record.EXAMPLES", 6)
+    cli(f"report {run} --data {OTHERS} --limit 12").good()
+    page = run / "report"
+    record = json.loads((page / "report.json").read_text())
+    assert list(record["evaluation"]["snn"]) == ["bbox", "segm"]
+    assert record["front"]["metric"] == "mask AP, %" and record["front"]["images"] == 12
+    assert record["front"]["chosen"] == pytest.approx(runs.load(run).recipe.scale)
+    examples = record["examples"]
+    assert len(examples) == 6 and not examples[0]["agree"]
+    for example in examples:
+        assert example["agree"] == (not example["lost"] and not example["new"])
+        ann, snn = len(example["ann"]) - len(example["lost"]), len(example["snn"]) - len(example["new"])
+        assert ann == snn
+        assert all(p.startswith("data:image/jpeg;base64,") for p in example["pictures"].values())
+        assert example["trail"][0] == ["backbone.stage1.0:conv0_input", 99.0]
+    html, markdown = (page / "report.html").read_text(), (page / "report.md").read_text()
+    assert len(html) < 5e6
+    for text in ("mask AP <b>", "Mask AP against energy", "boxes of the original are found again"):
+        assert text in html
+    header = "| class | ANN box AP | SNN box AP | ANN mask AP | SNN mask AP |"
+    assert "## Precision" in markdown and header in markdown
 
 
-def test_search_needs_annotations(cli, run, coco):
-    message = cli("search", run, "--data", coco[0], "--trials", 2).message()
-    assert "boxes are scored with annotations" in message
+def test_detectors_are_compared_by_precision(cli, run, vit_run, images, tmp_path):
+    out = tmp_path / "compared"
+    cli(f"report {run} {run} --data {OTHERS} --limit 4 --out {out}").good()
+    assert "mask AP, %" in (out / "compare.html").read_text()
+    assert "| run | network | ANN box AP | SNN box AP | ANN mask AP |" in (out / "compare.md").read_text()
+    other = shutil.copytree(vit_run, tmp_path / "vit")
+    for each, data in ((run, OTHERS), (other, images)):
+        cli("report", each, "--data", data, "--limit", 4).good()
+    message = "compare: these runs have different tasks. Compare runs of one task at a time."
+    assert cli("report", run, other, "--out", out).message() == message
 
 
-def test_classifiers_have_no_use_for_boxes(cli, vit_run, images, coco):
-    evaluate = ("evaluate", vit_run, "--data", images)
-    assert "Leave --annotations out" in cli(*evaluate, "--annotations", coco[1]).message()
-    assert "Leave it out" in cli(*evaluate, "--picture", "both.png").message()
+def test_the_doctor_examines_a_detector(cli, run, tmp_path):
+    file, words = tmp_path / "doctor.json", f"doctor {run} --data {OTHERS} --batch-size 4 --json"
+    cli(f"{words} {file} --limit 8 --images 8").good()
+    record = json.loads(file.read_text())
+    assert record["kl"] > 0 and record["normalizations"] == {}
+    assert record["headline"]["title"] == "mask AP, %"
+    assert set(record["kinds"].values()) and all(value >= 0 for value in record["kinds"].values())
+    done = cli(f"{words} {tmp_path / 'rows.json'} --limit 6 --passes nearest,allocate").good()
+    assert "mask AP, %" in done.out and "original: mask AP, %" in done.out
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["none", "nearest alone", "allocate alone", "all"]
+    counts = [row["energy"]["counts"] for row in rows]
+    assert max(counts) < 1.15 * min(counts)
 
 
-def test_scopes(cli, detector, coco, tmp_path):
-    convert = (
-        f"convert transformers:{detector} --preset sformer --weights pretrained --calibrate "
-        f"{coco[0]} --out {tmp_path / 'r'}",
-    )
-    assert (
-        "Give one of them" in cli(*convert, "--set", "include=backbone", "--set", "include=vit.*").message()
-    )
-    vit = (
-        "convert bundled:cifar10-vit --preset sformer --weights random --calibrate "
-        "bundled:cifar10-calibration",
-    )
-    message = cli(*vit, "--limit", 2, "--out", tmp_path / "r", "--set", "include=backbone").message()
-    assert "has no backbone apart from the rest" in message
+def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
+    searched = "onespike.studies.reproduce.bench.Bench.searched"
+    monkeypatch.setattr(searched, lambda *_, **__: {"scale": 0.3})
+    done = cli(f"reproduce table-detection --limit 4 --images 4 --out {tmp_path}").good()
+    header = next(line for line in done.out.splitlines() if "ann box AP" in line)
+    assert max(map(len, done.out.splitlines()[:8])) < 140 and "ann box AP50" not in header
+    assert re.search(r"with \d\d columns", done.out)
+    assert "ann box AP50" in (tmp_path / "table-detection.csv").read_text()
+
+
+def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
+    choose, out = runs.choose_labeled, tmp_path / "demo"
+    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: choose(loaded, data, None, 6))
+    assert "ANN mask AP" in cli("demo", "segmentation", "--out", out).good().out
+    assert sorted(p.name for p in out.iterdir()) == ["demo.json", "predictions.png", "sites.png"]
+    record = json.loads((out / "demo.json").read_text())
+    assert record["images"] == 6 and record["scale"] == pytest.approx(demo.SCENE_SCALE)

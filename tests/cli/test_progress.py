@@ -45,22 +45,22 @@ def test_a_line_stands_for_silence_and_makes_room(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    running = progress.status
     with progress.alive():
-        running = progress._current
         running.tick()
         assert shown.getvalue().endswith("starting … 0 s")
-        progress.clear_status()
+        running.clear()
         assert shown.getvalue().endswith(progress.CLEAR) and not running.visible
-        with progress._in_place_of_status("sampling"):
+        with running.replaced("sampling"):
             before = shown.getvalue()
             running.tick()
             assert shown.getvalue() == before
         running.tick()
         assert shown.getvalue().endswith("sampling: done, working on … 0 s")
-    assert shown.getvalue().endswith(progress.CLEAR) and progress._current is None
+    assert shown.getvalue().endswith(progress.CLEAR) and not running.running
 
 
 def test_no_line_where_nobody_looks(capsys):
     with progress.alive():
-        assert progress._current is None
+        assert not progress.status.running
     assert capsys.readouterr().err == ""

@@ -1,18 +1,10 @@
-"""All commands, in the usual order of use."""
+"""All commands, in the usual order of use, which is the order of the help."""
 
-# ruff: noqa: I001 (the order in which commands are registered is the order in which the help lists them)
+from importlib import import_module
+
 from onespike.cli.commands import app as app
-from onespike.cli import demo as demo
-from onespike.cli import list as list
-from onespike.cli import run as run
-from onespike.cli import convert as convert
-from onespike.cli import inspect as inspect
-from onespike.cli import evaluate as evaluate
-from onespike.cli import generate as generate
-from onespike.cli import search as search
-from onespike.cli import doctor as doctor
-from onespike.cli import report as report
-from onespike.cli import serve as serve
-from onespike.cli import export as export
-from onespike.cli import push as push
-from onespike.cli import reproduce as reproduce
+
+NAMES = "demo list convert run inspect evaluate generate search doctor report serve export push reproduce"
+
+for _name in NAMES.split():
+    import_module(f"onespike.cli.{_name}")

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.cli.progress import clear_status
+from onespike.cli.progress import status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ def _console(stderr: bool) -> Console:
 
 
 def _print(what: Any, stderr: bool = False) -> None:
-    clear_status()
+    status.clear()
     _console(stderr).print(what)
 
 

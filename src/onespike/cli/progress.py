@@ -35,7 +35,7 @@ def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
         rich.TimeElapsedColumn(),
         rich.TimeRemainingColumn(),
     )
-    with _in_place_of_status(title), rich.Progress(*columns, console=Console(stderr=True)) as bar:
+    with status.replaced(title), rich.Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(batches, total=total)
 
 
@@ -53,8 +53,8 @@ class Status:
     """A line that shows that a command is alive: the last message and how long ago it was."""
 
     def __init__(self) -> None:
-        self.lock, self.stop = Lock(), Event()
-        self.title, self.since, self.visible, self.bars = "starting", time.monotonic(), False, 0
+        self.lock, self.running, self.visible, self.bars = Lock(), False, False, 0
+        self.title, self.since = "starting", time.monotonic()
 
     def clear(self, title: str | None = None) -> None:
         """Clear the line before other output; `title` names the work from now on."""
@@ -75,48 +75,41 @@ class Status:
             sys.stderr.flush()
             self.visible = True
 
-    def loop(self) -> None:
-        while not self.stop.wait(0.5):
-            self.tick()
+    @contextmanager
+    def replaced(self, title: str) -> Iterator[None]:
+        """Make room for a bar within this context."""
+        self.clear()
+        self.bars += 1
+        try:
+            yield
+        finally:
+            self.bars -= 1
+            self.clear(f"{title}: done, working on")
 
 
-_current: Status | None = None
-
-
-def clear_status() -> None:
-    """Clear the line; called before anything is printed."""
-    if _current is not None:
-        _current.clear()
+status = Status()
+"""The one line of this process."""
 
 
 @contextmanager
 def alive() -> Iterator[None]:
     """Show the line during silence on a terminal, within this context."""
-    global _current
-    if _current is not None or not sys.stderr.isatty():
+    if status.running or not sys.stderr.isatty():
         yield
         return
-    _current = status = Status()
-    thread = Thread(target=status.loop, daemon=True)
+
+    def tick() -> None:
+        while not stop.wait(0.5):
+            status.tick()
+
+    stop, thread = Event(), Thread(target=tick, daemon=True)
+    status.running = True
+    status.clear("starting")
     thread.start()
     try:
         yield
     finally:
-        _current = None
-        status.stop.set()
+        stop.set()
         thread.join()
+        status.running = False
         status.clear()
-
-
-@contextmanager
-def _in_place_of_status(title: str) -> Iterator[None]:
-    status = _current
-    if status is not None:
-        status.clear()
-        status.bars += 1
-    try:
-        yield
-    finally:
-        if status is not None:
-            status.bars -= 1
-            status.clear(f"{title}: done, working on")

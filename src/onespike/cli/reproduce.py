@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -100,15 +100,15 @@ def reproduce(
         source = calibrate or data or loaded.task.bundled[0]  # of calibration and searches
         choose = partial(runs.choose_labeled, loaded, source, annotations if source == data else None)
         count = limit or (None if data else IMAGES.get(network))
-        first, *others = split(
-            test, None if source == data and not calibrate else choose(2 * images), images, count
-        )
+        apart = None if source == data and calibrate is None else choose(2 * images)
+        first, second, measured = split(test, apart, images, count)
         runs.check_forward(place_(loaded.model, device), runs.Inputs(first, loaded))
         draws: list[Items] = []
         if repeat is not None or seed is not None:
             number = 1 if repeat is None else repeat
-            first, *draws = runs.draws(choose(), len(first), number, seed or 0, others)
-        bench = Bench(loaded, first, *others, place, batch_size=batch_size, progress=progress, draws=draws)
+            first, *draws = runs.draws(choose(), len(first), number, seed or 0, (second, measured))
+        options: Any = {"batch_size": batch_size, "progress": progress, "draws": draws}
+        bench = Bench(loaded, first, second, measured, place, **options)
         rows, files = run_study(study, bench)
         columns, every = study.columns(rows), len(columns_of(rows))
         metrics = dict.fromkeys(str(row["metric"]) for row in rows if row.get("metric"))
