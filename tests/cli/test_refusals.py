@@ -123,7 +123,7 @@ REFUSED = {
     "doctor {vit_run} --data {TEST} --images 1": "the doctor needs at least 2 images, not 1. Try --images 64.",
     "doctor {vit_run} --data {TEST} --budget 0.2": "--budget and --energy are of the rows of --passes. Give it, too.",
     "doctor {vit_run} --data {TEST} --passes run --device nowhere": f"device 'nowhere' {DEVICE}",
-    f"{SEARCH} --objective loss": "search: the objective of bundled:cifar10-vit is top1 or kl or agreement, not loss. Leave --objective out.",
+    f"{SEARCH} --objective loss": "search: the objective of bundled:cifar10-vit is top1 or agreement or kl, not loss. Leave --objective out.",
     f"{SEARCH} --sampler random": "unknown sampler 'random'. Known: gp, grid, tpe.",
     f"{SEARCH} --budget 0": "the budget must be above 0, not 0. The paper's networks use 0.15 to 0.19.",
     f"{SEARCH} --energy joule": f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}.",
