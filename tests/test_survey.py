@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from onespike import Recipe, calibrate, convert, metered
+from contract.networks import converted, counted
+from onespike import Recipe
 from onespike.conversion.firing import Neurons
 from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
@@ -25,7 +26,7 @@ def surveyed():
     """One neuron with step 1 and levels 1, 2, 3, 5, 9 on a linear map of four features."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     torch.manual_seed(0)
-    snn = convert(model, calibrate(model, [torch.randn(32, 4)]))
+    snn = converted(model, torch.randn(32, 4))
     owner = next(m for m in snn.modules() if isinstance(m, Neurons) and m.owner == "1")
     owner["linear0_input"] = ScaleFire(1.0, 0.0, levels=(1, 2, 3, 5, 9))
     with torch.no_grad():
@@ -36,9 +37,7 @@ def surveyed():
 
 def test_errors_by_hand(surveyed):
     x = torch.tensor([[1.25, 4.25, 12.0, -0.5], [0.0, 2.0, 0.0, 0.0]])
-    with metered(surveyed, Survey()) as survey, torch.inference_mode():
-        surveyed(x)
-    row = survey.details["1:linear0_input"]
+    row = counted(surveyed, x, ledger=Survey()).details["1:linear0_input"]
     # 1.25 → 1; 4.25 → 3, since the threshold of 5 is 4.5; 12 → 9; −0.5 has no side to go to; 2 → 2
     assert row.fine == pytest.approx(0.25**2)
     assert row.tail == pytest.approx(1.25**2)
@@ -54,11 +53,7 @@ def test_errors_by_hand(surveyed):
 def test_the_ledger_is_the_same_and_only_the_first_visits_are_surveyed(surveyed):
     torch.manual_seed(1)
     batches = torch.randn(6, 8, 4)
-    plain, survey = Ledger(), Survey(visits=2)
-    for ledger in (plain, survey):
-        with metered(surveyed, ledger), torch.inference_mode():
-            for batch in batches:
-                surveyed(batch)
+    plain, survey = (counted(surveyed, *batches, ledger=ledger) for ledger in (Ledger(), Survey(visits=2)))
     assert survey.ratios() == plain.ratios()
     assert survey.details["1:linear0_input"].elements == 2 * 8 * 4
 
@@ -71,10 +66,8 @@ def test_softmax_rows_lose_what_their_neurons_do_not_fire():
     torch.manual_seed(0)
     batches = [torch.randn(4, 6, 5) for _ in range(3)]
     model = nn.Sequential(nn.Linear(5, 5), Attend(), nn.Linear(5, 2))
-    snn = convert(model, calibrate(model, batches))
-    with metered(snn, Survey()) as survey, torch.inference_mode():
-        snn(batches[0])
-    row = survey.details["1:matmul1_lhs"]
+    snn = converted(model, torch.cat(batches))
+    row = counted(snn, batches[0], ledger=Survey()).details["1:matmul1_lhs"]
     assert row.role == "softmax" and row.rows == 24
     assert 0 < row.row_loss / row.rows < 0.5
 
@@ -113,12 +106,9 @@ def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(sur
     owner["linear0_input"] = ScaleFire(
         1.0, 1.0, levels=(1, 2, 3, 5, 9), center=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)
     )
-    x = torch.tensor(
-        [[12.5, 8.5, 30.0, 3.0]]
-    )  # seen as 1.25, 4.25, 15 and 0, worth 2, 6, 18 and 0 above the centers
-    with metered(surveyed, Survey()) as survey, torch.inference_mode():
-        surveyed(x)
-    row = survey.details["1:linear0_input"]
+    # seen as 1.25, 4.25, 15 and 0, worth 2, 6, 18 and 0 above the centers
+    x = torch.tensor([[12.5, 8.5, 30.0, 3.0]])
+    row = counted(surveyed, x, ledger=Survey()).details["1:linear0_input"]
     assert row.fine == pytest.approx(0.5**2)
     assert row.tail == pytest.approx(2.5**2)
     assert row.clipping == pytest.approx(12.0**2)

@@ -20,12 +20,10 @@ RESOLUTION = 2.0**-10
 def captured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
     """The inputs of all linear maps, and the attention's operands computed apart from the library."""
     seen: dict[str, Tensor] = {}
+    linear = {f"{name}:linear0_input": m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     handles = [
-        module.register_forward_pre_hook(
-            lambda m, args, name=name: seen.update({f"{name}:linear0_input": args[0]})
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        module.register_forward_pre_hook(lambda m, args, site=site: seen.update({site: args[0]}))
+        for site, module in linear.items()
     ]
     with torch.no_grad():
         model(x)
@@ -105,24 +103,12 @@ def test_channels_have_thresholds_of_their_own():
     assert found[":matmul0_lhs"].positive.dim() == 0  # the operands of a product have no channel
 
 
-class Two(nn.Module):
-    """Two attentions in a row, so that one value for the model differs from one for each site."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = transformer(0), transformer(1)
-        self.widen = nn.Linear(5, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(3 * self.widen(self.a(x))[:, None] * x)
-
-
 def softmax_thresholds(recipe: Recipe) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    model = Two().eval()
-    return {
-        str(s): t.positive for s, t in calibrate(model, [sequences()], recipe).items() if t.role == "softmax"
-    }
+    """Of two attentions in a row, so that one value for the model differs from one for each site."""
+    layers = {"a": transformer(0), "b": transformer(1), "widen": nn.Linear(5, 6)}
+    model = Layers(lambda self, x: self.b(3 * self.widen(self.a(x))[:, None] * x), **layers).eval()
+    found = calibrate(model, [sequences()], recipe)
+    return {str(site): t.positive for site, t in found.items() if t.role == "softmax"}
 
 
 def test_softmax_options():
@@ -157,25 +143,21 @@ def test_density_levels_are_chosen_for_each_site():
             assert float(found[site].positive) == pytest.approx(found[site].largest / chosen[-1])
 
 
-class Recorder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[bool, bool]] = []
+def test_the_network_runs_in_inference_mode_and_gets_its_flags_back():
+    seen = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append((torch.is_inference_mode_enabled(), self.training))
+    def record(self: Layers, x: Tensor) -> Tensor:
+        seen.append((torch.is_inference_mode_enabled(), self.training))
         return x
 
-
-def test_the_network_runs_in_inference_mode_and_gets_its_flags_back():
-    recorder = Recorder()
+    recorder = Layers(record)
     model = mlp(nn.Dropout(0.5), recorder)
     model.train()
     model[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     first = calibrate(model, [rows()])
-    assert recorder.seen == [(True, False)]
+    assert seen == [(True, False)]
     assert {name: module.training for name, module in model.named_modules()} == before
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all("forward" not in m.__dict__ for m in model.modules())

@@ -29,19 +29,20 @@ def test_values_that_are_not_finite_are_refused_where_they_appear(bad):
         calibrate(model, [rows()])
 
 
-@pytest.mark.parametrize("batches", [[], [torch.zeros(0, 4)]])
-def test_nothing_to_calibrate_with(batches):
-    with refused(CalibrationError, "calibrate: there are no calibration inputs. Give at least one batch."):
-        calibrate(mlp(), batches)
+EMPTY = "calibrate: there are no calibration inputs. Give at least one batch."
+NO_PRODUCTS = (
+    "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
+    "Check that the right network was loaded."
+)
 
 
-def test_a_network_without_products():
-    with refused(
-        CalibrationError,
-        "calibrate: this network multiplies nothing by a weight, so there is nothing to convert. "
-        "Check that the right network was loaded.",
-    ):
-        calibrate(nn.ReLU(), [rows()])
+@pytest.mark.parametrize(
+    ("model", "batches", "message"),
+    [(mlp(), [], EMPTY), (mlp(), [torch.zeros(0, 4)], EMPTY), (nn.ReLU(), [rows()], NO_PRODUCTS)],
+)
+def test_nothing_to_calibrate(model, batches, message):
+    with refused(CalibrationError, message):
+        calibrate(model, batches)
 
 
 def deaf() -> nn.Module:

@@ -79,7 +79,7 @@ def test_vectors_have_pairs_too():
 NETWORKS = {"mlp": (mlp, rows), "transformer": (transformer, sequences), "attention": (network, None)}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     levels=st.sampled_from(["mixed:8", "mixed:2", "exponential:8", "exponential:3", "linear:8", "linear:1"]),
     scale=st.floats(0.02, 1.0),

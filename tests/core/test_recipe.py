@@ -65,10 +65,7 @@ def test_fields_of_other_types_are_refused(changes, message):
 def test_a_presets_sentence_counts_its_levels(name):
     recipe, sentence = preset(name), PRESETS[name].about
     levels = len(parse_levels(recipe.levels).levels())
-    rate_coded = recipe.neuron in (
-        "if",
-        "mtn",
-    )  # one spike per step, or all of them at once (Theorem 1: N = T)
+    rate_coded = recipe.neuron in ("if", "mtn")  # one spike per step, or all at once (Theorem 1: N = T)
     counted = {
         "bit": (levels + 1).bit_length() - 1,
         "thresholds": levels,

@@ -17,8 +17,8 @@ from onespike.sites import Places
 
 
 def test_a_sound_network():
-    model, x = transformer(), sequences()
-    snn = converted(model, x)
+    x = sequences()
+    snn = converted(transformer(), x)
     before = run(snn, x)
     found = verify(snn, x)
     assert found.ok
@@ -34,26 +34,23 @@ def test_a_network_without_neurons():
         verify(mlp(), rows())
 
 
-class Skips(nn.Module):
+def skips(self: Layers, x: Tensor) -> Tensor:
     """Leaves a layer out where the batch is small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.rare, self.often, self.head = (
-            nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.stem(x).relu()
-        h = self.rare(h).relu() if len(x) > 8 else h
-        return self.head(self.often(h))
+    h = self.stem(x).relu()
+    h = self.rare(h).relu() if len(x) > 8 else h
+    return self.head(self.often(h))
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("compiled", [False, True])
 def test_silent_neurons_are_named(compiled):
-    torch.manual_seed(0)
-    model = Skips()
+    layers = {
+        "stem": nn.Linear(4, 8),
+        "rare": nn.Linear(8, 8),
+        "often": nn.Linear(8, 8),
+        "head": nn.Linear(8, 2),
+    }
+    model = Layers(skips, **layers)
     snn = convert(model, calibrate(model, [rows(16), rows(32, 2)]))
     settings = dict(compiled=compiled, backend="eager")
     torch._dynamo.reset()
@@ -83,10 +80,8 @@ def test_a_neuron_that_only_the_compiled_network_skips():
     assert not any("ticks" in name for name, _ in snn.named_buffers())
 
 
-@pytest.mark.compiles
 def test_dead_neurons():
-    model = mlp()
-    snn = converted(model, rows())
+    snn = converted(mlp(), rows())
     found = verify(snn, 1e-6 * rows())
     assert found.dead == ()  # the bias alone makes it fire
     with torch.no_grad():
@@ -97,8 +92,7 @@ def test_dead_neurons():
 
 
 def test_saturated_neurons_and_their_share():
-    model = mlp()
-    snn = converted(model, rows(), Recipe(levels="mixed:2", scale=1.0))
+    snn = converted(mlp(), rows(), Recipe(levels="mixed:2", scale=1.0))
     assert verify(snn, rows()).saturated == {}
     with torch.no_grad():
         snn[0].bias.fill_(1e6)
