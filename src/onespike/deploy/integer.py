@@ -31,37 +31,33 @@ class Weighted(NamedTuple):
     """A product of spikes and a weight: the key of its site within the owner, and whose parameters it multiplies by."""
 
     key: str
+    neuron: Neuron
     holder: nn.Module
-    weight_name: str = "weight"
-    bias_name: str = "bias"
+    prefix: str = ""
 
     @property
     def weight(self) -> Tensor:
-        value: Tensor = getattr(self.holder, self.weight_name)
+        value: Tensor = getattr(self.holder, f"{self.prefix}weight")
         return value
 
     @property
     def bias(self) -> Tensor | None:
-        return getattr(self.holder, self.bias_name, None)
-
-    def replace_(self, weight: Tensor) -> None:
-        setattr(self.holder, self.weight_name, nn.Parameter(weight, requires_grad=False))
+        return getattr(self.holder, f"{self.prefix}bias", None)
 
 
-def _weighted(module: Any, owner: Neurons) -> Iterator[tuple[Weighted, Neuron]]:
+def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
     """Yield the products of one owner's spikes with parameters, as far as their modules are known."""
+    products: dict[str, tuple[Any, ...]] = {}
     if isinstance(module, nn.MultiheadAttention):
         joint = module._qkv_same_embed_dim
-        products = [Weighted("linear0_input", module, "in_proj_weight", "in_proj_bias")] if joint else []
-        products.append(Weighted("linear1_input" if joint else "linear3_input", module.out_proj))
+        products = {"linear0_input": (module, "in_proj_")} if joint else {}
+        products["linear1_input" if joint else "linear3_input"] = (module.out_proj,)
     elif isinstance(module._parameters.get("weight"), Tensor) and module.weight.dim() > 1:
-        products = [Weighted(key, module) for key in owner if key.endswith("0_input")]
-    else:
-        products = []
-    for product in products:
-        neuron = owner._modules.get(product.key)
+        products = {key: (module,) for key in owner if key.endswith("0_input")}
+    for key, parameters in products.items():
+        neuron = owner._modules.get(key)
         if isinstance(neuron, Neuron):
-            yield product, neuron
+            yield Weighted(key, neuron, *parameters)
 
 
 @dataclass(frozen=True)
@@ -103,16 +99,15 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
             continue
         owner.apart = True  # an input's spikes must not depend on its batch
         attended += _attend_(module, owner) if units else 0
-        for product, neuron in _weighted(module, owner):
+        for product in _weighted(module, owner):
             _check_weight(name, product.weight)
-            form = _form(module, product, neuron) if units else NO_UNITS
+            form = _form(module, product) if units else NO_UNITS
+            integers, weight = (None, rounded(product.weight)) if isinstance(form, str) else form
+            setattr(product.holder, f"{product.prefix}weight", nn.Parameter(weight, requires_grad=False))
             if isinstance(form, str):
                 owner.weights, simulated[f"{name}:{product.key}"] = "rounded", form
-                product.replace_(rounded(product.weight))
                 continue
-            done += 1
-            owner.weights, (integers, weight) = "integers", form
-            product.replace_(weight)
+            done, owner.weights = done + 1, "integers"
             module.add_module(f"integer_{product.key}", integers)
             owner.products = {**owner.products, product.key: integers}
             if owner.lone_product == product.key:  # its forward need not trace torch's functions
@@ -126,11 +121,11 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
 NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no compiler"
 
 
-def _form(module: Any, product: Weighted, neuron: Neuron) -> tuple[Any, Tensor] | str:
+def _form(module: Any, product: Weighted) -> tuple[Any, Tensor] | str:
     if product.key.startswith("linear") and product.weight.dim() == 2:
-        return integer_form(neuron, product.weight, product.bias)
+        return integer_form(product.neuron, product.weight, product.bias)
     if product.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
-        return integer_form(neuron, product.weight, product.bias, module)
+        return integer_form(product.neuron, product.weight, product.bias, module)
     return f"{type(module).__name__} has no integer form"
 
 

@@ -8,7 +8,7 @@ integer grid and multiplied as floats, so the figures are those of integer arith
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.sites import Operand, Visitor, visiting
+from onespike.sites import Operand, Visit, Visitor, visiting
 
 CLIPS = tuple(k / 20 for k in range(20, 3, -1))
 """Shares of a range to try."""
@@ -124,21 +124,6 @@ def observe(model: nn.Module, batches: Iterable[Any]) -> Observed:
     return observed
 
 
-class _Rounding(Visitor):
-    """Rounds every operand to its range."""
-
-    def __init__(self, ranges: Mapping[str, tuple[Tensor, Tensor]], bits: int) -> None:
-        self.ranges, self.bits = ranges, bits
-
-    def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
-            return x
-        axis, (low, high) = _axis(operand, x), (end.to(x) for end in self.ranges[str(operand.site)])
-        if axis is None or low.numel() == 1:
-            return rounded(x, low, high, self.bits)
-        return rounded(x.movedim(axis, -1), low, high, self.bits).movedim(-1, axis)
-
-
 class Quantized(nn.Module):
     """A copy of a network with weights and operands on grids of 2**bits points.
 
@@ -149,31 +134,32 @@ class Quantized(nn.Module):
         super().__init__()
         if granularity not in GRANULARITIES:
             raise unknown("granularity", granularity, GRANULARITIES)
-        self.model = copy.deepcopy(model)
-        _round_weights_(self.model, model, observed, bits)
-        ranges = {}
+        self.model, self.bits = with_integer_weights(model, model, observed, bits), bits
+        self.ranges = {}
         for site, (low, high) in observed.ranges.items():
             if granularity == "tensor":
                 low, high = low.amin(), high.amax()
-            ranges[site] = _clipped(observed.rows[site], low, high, bits)
-        self.rounding = _Rounding(ranges, bits)
+            self.ranges[site] = _clipped(observed.rows[site], low, high, bits)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with visiting(self.model, self.rounding):
+        with visiting(self.model, Visit(self._rounded)):
             return self.model(*args, **kwargs)
 
-
-def _round_weights_(network: nn.Module, model: nn.Module, observed: Observed, bits: int) -> None:
-    """Round the weights of the observed model's products, in a copy or conversion of it."""
-    axes = {n: observed.weights[id(p)] for n, p in model.named_parameters() if id(p) in observed.weights}
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if name in axes:
-                parameter.copy_(rounded_weight(parameter, bits, axes[name]))
+    def _rounded(self, operand: Operand, x: Tensor) -> Tensor:
+        if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
+            return x
+        axis, (low, high) = _axis(operand, x), (end.to(x) for end in self.ranges[str(operand.site)])
+        if axis is None or low.numel() == 1:
+            return rounded(x, low, high, self.bits)
+        return rounded(x.movedim(axis, -1), low, high, self.bits).movedim(-1, axis)
 
 
 def with_integer_weights(snn: nn.Module, model: nn.Module, observed: Observed, bits: int = 8) -> nn.Module:
-    """Return a converted network whose weights are integers, with one scale per output channel."""
+    """Return a copy of the observed model, or of its conversion, whose weights are integers with a scale per output channel."""
     result = copy.deepcopy(snn)
-    _round_weights_(result, model, observed, bits)
+    axes = {n: observed.weights[id(p)] for n, p in model.named_parameters() if id(p) in observed.weights}
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            if name in axes:
+                parameter.copy_(rounded_weight(parameter, bits, axes[name]))
     return result

@@ -119,12 +119,8 @@ class Exported:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("format", "form", "runtime", "bytes", "milliseconds", "batch", "notes")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "comparison": asdict(self.comparison),
-            **self.facts,
-        }
+        record = asdict(self)
+        return {name: record[name] for name in record if name not in ("file", "facts")} | record["facts"]
 
 
 def report_of(out: Path) -> Path:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from onespike.errors import UsageError
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
-from onespike.sites import Operand, Visitor, visiting
+from onespike.sites import Operand, Visit, visiting
 
 
 class Answer(NamedTuple):
@@ -21,20 +21,6 @@ class Answer(NamedTuple):
 
     outputs: list[Tensor]
     counts: list[tuple[str, Tensor]]
-
-
-class Recorder(Visitor):
-    """Keeps the signed counts of every site."""
-
-    def __init__(self) -> None:
-        self.counts: list[tuple[str, Tensor]] = []
-
-    def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        if not hasattr(operand.neuron(), "counts"):  # analog
-            return operand.value(x)
-        fired, value = operand.fire(x)
-        self.counts.append((str(operand.site), fired))
-        return value
 
 
 class Recorded(nn.Module):
@@ -46,11 +32,20 @@ class Recorded(nn.Module):
         self.sites: list[str] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
-        recorder = Recorder()
-        with visiting(self.network, recorder):
+        sites, counts = list[str](), list[Tensor]()
+
+        def record(operand: Operand, x: Tensor) -> Tensor:
+            if not hasattr(operand.neuron(), "counts"):  # analog
+                return operand.value(x)
+            fired, value = operand.fire(x)
+            sites.append(str(operand.site))
+            counts.append(fired)
+            return value
+
+        with visiting(self.network, Visit(record)):
             output = self.network(*args, **kwargs)
-        self.sites = [site for site, _ in recorder.counts]
-        return output, [fired for _, fired in recorder.counts]
+        self.sites = sites
+        return output, counts
 
 
 def tensors(output: Any) -> list[Tensor]:
