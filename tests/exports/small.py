@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -50,15 +51,8 @@ class Deep(nn.Sequential):
     """A chain of linear maps and ReLUs."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(6, 16),
-            nn.ReLU(),
-            nn.Linear(16, 12),
-            nn.ReLU(),
-            nn.Linear(12, 8),
-            nn.ReLU(),
-            nn.Linear(8, 3),
-        )
+        hidden = [layer for sizes in pairwise((6, 16, 12, 8)) for layer in (nn.Linear(*sizes), nn.ReLU())]
+        super().__init__(*hidden, nn.Linear(8, 3))
 
 
 class InPlace(nn.Module):
@@ -76,22 +70,21 @@ class InPlace(nn.Module):
         return self.last(self.third(x.relu_()).mean((2, 3)))
 
 
+TINY = dict(
+    vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5,
+    max_position_embeddings=16,
+)  # fmt: skip
+
+
 def llama() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.5, use_cache=False, max_position_embeddings=16,
-    )  # fmt: skip
+    config = transformers.LlamaConfig(**TINY, num_key_value_heads=1, use_cache=False)
     return transformers.LlamaForCausalLM(config)
 
 
 def bert() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        initializer_range=0.5, max_position_embeddings=16,
-    )  # fmt: skip
-    return transformers.BertModel(config)
+    return transformers.BertModel(transformers.BertConfig(**TINY))
 
 
 SHAPES = {InPlace: (3, 6, 6), Convolutions: (3, 12, 12), Attention: (5, 6), Deep: (6,)}

@@ -79,16 +79,11 @@ def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NEURONS)
 def test_every_level_and_every_edge(name: str, fired: dict[str, Tensor]) -> None:
-    expected = NEURONS[name].counts(X)
-    assert torch.equal(fired[name], expected)
-    assert expected.abs().max() == NEURONS[name].largest
-
-
-@pytest.mark.parametrize("name", NEURONS)
-def test_a_mark_fires_and_decodes_as_its_neuron(name: str) -> None:
-    site = Site(name, NEURONS[name], [])
-    assert torch.equal(site.counts(X), NEURONS[name].counts(X))
-    assert torch.equal(site(X), NEURONS[name](X))
+    neuron, site = NEURONS[name], Site(name, NEURONS[name], [])
+    expected = neuron.counts(X)
+    assert torch.equal(fired[name], expected) and torch.equal(site.counts(X), expected)
+    assert torch.equal(site(X), neuron(X))
+    assert expected.abs().max() == neuron.largest
 
 
 def test_a_neuron_whose_half_is_within_the_quotient() -> None:
@@ -96,6 +91,5 @@ def test_a_neuron_whose_half_is_within_the_quotient() -> None:
     site = Site("mtn", neuron, [])
     x = torch.linspace(-3, 3, 1001)
     apart = (site.counts(x) - neuron.counts(x)).abs()
-    assert (
-        apart.max() <= 1 and (apart > 0).float().mean() < 0.01
-    )  # rounded otherwise at the bounds themselves
+    # rounded otherwise at the bounds themselves
+    assert apart.max() <= 1 and (apart > 0).float().mean() < 0.01

@@ -87,9 +87,7 @@ def _few(kind: int, name: int) -> set[int]:
     """Return the forms in which a preset meets a kind of network when time is short."""
     if NAMES[name] in ("mtn", "uniform", "best") and kind == 2:
         return set()  # a language model takes longest, and these meet attention elsewhere
-    only = {
-        place for place, form in enumerate(FORMS) if (NAMES[name], form) == ("w8aspike", "pt2") and kind == 1
-    }
+    only = {list(FORMS).index("pt2")} if NAMES[name] == "w8aspike" and kind == 1 else set()
     return {(-name - 3 * kind) % len(FORMS)} | only
 
 
@@ -120,6 +118,5 @@ def test_matrix(kind: str, name: str, form: str, tmp_path: Path) -> None:
     assert comparison.output_difference <= (0 if format_name == "pt2" else 1e-2 * comparison.output_largest)
     if format_name == "integers":
         compared, differ, _ = runpy.run_path(str(SCRIPT))["replay"](out)
-        assert (
-            compared == comparison.counts // 2 and differ == 0
-        )  # golden inputs are the first of two batches
+        # golden inputs are the first of two batches
+        assert compared == comparison.counts // 2 and differ == 0

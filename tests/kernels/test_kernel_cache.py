@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,12 +85,18 @@ def works(library: ctypes.CDLL) -> bool:
     return list(sums) == [3, 5]
 
 
-def test_kept_once_and_for_us_alone(compiled) -> None:
-    before = os.umask(0o002)
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
     try:
-        assert works(build._load()) and works(build._load())
+        yield
     finally:
         os.umask(before)
+
+
+def test_kept_once_and_for_us_alone(compiled) -> None:
+    with umask(0o002):
+        assert works(build._load()) and works(build._load())
     assert len(compiled) == 1
     folder = build.cache_folder()
     [file] = folder.iterdir()
@@ -97,52 +105,34 @@ def test_kept_once_and_for_us_alone(compiled) -> None:
 
 def test_missing_folders_are_made_for_us_alone(compiled, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "b"))
-    before = os.umask(0)
-    try:
+    with umask(0):
         build._load()
-    finally:
-        os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/onespike")] == [0o700] * 3
 
 
-@pytest.mark.parametrize("change", ["folder", "home", "file"])
-def test_what_others_can_write_is_not_loaded(change: str, compiled, planted, ran, caplog) -> None:
+@pytest.mark.parametrize("place", ["folder", "home", "file"])
+@pytest.mark.parametrize("reason", ["others may write here", "it belongs to another user"])
+def test_what_others_could_have_put_there_is_not_loaded(
+    reason: str, place: str, compiled, planted, ran, monkeypatch, caplog
+) -> None:
     build._load()
-    file = plant(planted)
-    opened = {"folder": file.parent, "home": file.parent.parent, "file": file}[change]
-    opened.chmod(0o777)
+    file, real_stat = plant(planted), os.lstat
+    opened = {"folder": file.parent, "home": file.parent.parent, "file": file}[place]
+
+    def foreign(path, **options):
+        status = list(real_stat(path, **options))
+        status[4] += Path(path) == opened
+        return os.stat_result(status)
+
+    if reason == "others may write here":
+        opened.chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "lstat", foreign)
     with caplog.at_level("INFO", "onespike"):
         assert works(build._load())
     assert not ran.exists()
     assert len(compiled) == 2
-    assert f"{opened}: others may write here" in caplog.text
-
-
-def test_what_belongs_to_another_is_not_loaded(compiled, planted, ran, monkeypatch, caplog) -> None:
-    build._load()
-    plant(planted).chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with caplog.at_level("INFO", "onespike"):
-        assert works(build._load())
-    assert not ran.exists()
-    assert "belongs to another user" in caplog.text
-
-
-def test_a_file_of_another_in_our_own_folder(compiled, planted, ran, monkeypatch) -> None:
-    build._load()
-    file = plant(planted)
-    file.chmod(0o700)
-    real_stat = os.lstat
-
-    def foreign(path, **options):
-        found = list(real_stat(path, **options))
-        if Path(path) == file:
-            found[4] += 1
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "lstat", foreign)
-    assert works(build._load())
-    assert not ran.exists()
+    assert f"{opened}: {reason}" in caplog.text
 
 
 def test_a_sticky_folder_of_root_is_a_place_for_our_own(compiled, tmp_path, monkeypatch) -> None:
@@ -164,9 +154,8 @@ def test_a_damaged_library_is_compiled_again(damage: str, compiled, planted, ran
         shutil.copyfile(planted, tmp_path / "elsewhere.so")
         file.symlink_to(tmp_path / "elsewhere.so")
     else:
-        file.write_bytes(
-            {"short": content[: len(content) // 2], "other": planted.read_bytes(), "empty": b""}[damage]
-        )
+        damaged = {"short": content[: len(content) // 2], "other": planted.read_bytes(), "empty": b""}
+        file.write_bytes(damaged[damage])
         file.chmod(0o700)
     assert works(build._load())
     assert not ran.exists()
