@@ -120,7 +120,7 @@ class Exported:
 
     def to_dict(self) -> dict[str, Any]:
         record = asdict(self)
-        return {name: record[name] for name in record if name not in ("file", "facts")} | record["facts"]
+        return {name: record[name] for name in record if name not in ("file", "facts")} | {**self.facts}
 
 
 def report_of(out: Path) -> Path:
