@@ -108,29 +108,17 @@ def test_time_is_positive_and_counting_is_left_out(networks, monkeypatch):
     assert seconds["snn"] < 0.2  # beside 3 × 3 × 0.05 s of counting
 
 
-def test_without_labels(networks):
-    figures = evaluate(*networks, data(labels=False)).to_dict()
-    assert figures["ann"] == figures["snn"] == {"top1": None, "top5": None}
-    assert 0 <= figures["agreement"] <= 100
-
-
-def test_networks_that_return_an_object_with_logits(networks):
-    class Wrapped(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
+def test_objects_with_logits_and_networks_without_a_scale_or_labels(networks):
+    class Wrapped(nn.Sequential):
         def forward(self, x):
-            return SimpleNamespace(logits=self.inner(x))
+            return SimpleNamespace(logits=super().forward(x))
 
     assert evaluate(*map(Wrapped, networks), data()).metrics == evaluate(*networks, data()).metrics
-
-
-def test_a_network_without_a_scale(networks):
-    ann, snn = networks
-    for _, neuron in named_neurons(snn):
+    for _, neuron in named_neurons(networks[1]):
         neuron.scale = None
-    assert evaluate(ann, snn, data()).scale is None
+    result = evaluate(*networks, data(labels=False))
+    assert (result.scale, result.metrics["ann"]) == (None, {"top1": None, "top5": None})
+    assert 0 <= result.metrics["agreement"] <= 100
 
 
 def test_refusals(networks):

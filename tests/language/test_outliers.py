@@ -38,18 +38,18 @@ class Massive(nn.Module):
         return self.head(self.second(x).tanh())
 
 
-@pytest.fixture(scope="module")
-def texts():
+@pytest.fixture
+def setting():
+    """A network, its task and its texts."""
     torch.manual_seed(0)
     ids = torch.randint(4, 16, (8, 40))
     ids[:2, 0], ids[2, 7] = 3, 3
-    return ids
-
-
-def test_sites_and_tokens_are_named(texts):
     torch.manual_seed(0)
-    model, task = Massive().eval(), Language(Words(), 40)
-    batches = [{"input_ids": texts}]
+    return Massive().eval(), Language(Words(), 40), [{"input_ids": ids}]
+
+
+def test_sites_and_tokens_are_named(setting):
+    model, task, batches = setting
     thresholds = onespike.calibrate(model, batches)
     found = outliers(onespike.convert(model, thresholds), batches, task)
     assert list(found) == ["second:linear0_input"]
@@ -60,16 +60,12 @@ def test_sites_and_tokens_are_named(texts):
 
     measured = SimpleNamespace(outliers=found, commands={"outliers": "onespike convert it"})
     (finding,) = _outliers(measured)
-    assert (
-        "1 sites receive values beyond" in finding.title
-        and "3 of 320 rows carry such values" in finding.evidence
-    )
+    assert "1 sites receive values beyond" in finding.title
+    assert "3 of 320 rows carry such values" in finding.evidence
     assert "67 % of them are the first token: 'w3', the first (2 times)" in finding.evidence
 
 
-def test_steps_by_token_reach_them(texts):
-    torch.manual_seed(0)
-    model, task = Massive().eval(), Language(Words(), 40)
-    batches = [{"input_ids": texts}]
+def test_steps_by_token_reach_them(setting):
+    model, task, batches = setting
     recipe = onespike.Recipe(passes=("nearest", "layout", "tokens"))
     assert not outliers(onespike.spike(model, batches, recipe, task=task), batches, task)

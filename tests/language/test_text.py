@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -38,6 +39,9 @@ def test_words_and_bytes_are_those_of_the_text(tmp_path):
     said = file.read_text(encoding="utf-8")
     assert item.content.words == len(said.split()) == 8
     assert item.content.bytes == len(said.encode())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": list(range(4, 24))}))
+    window = pack(str(tmp_path / "rows.jsonl"), TOKENS, 5)[0].content
+    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [4, 5, 6, 7, 8])
 
 
 def test_documents_of_every_kind(tmp_path):
@@ -49,19 +53,13 @@ def test_documents_of_every_kind(tmp_path):
     assert [d.name for d in found] == ["rows.jsonl:1", "rows.jsonl:3", "rows.jsonl:4"]
     assert (found[0].text, found[1].ids, found[2].other, found[2].score) == ("the cat", (4, 5), "b", 2.0)
     (tmp_path / "pairs.tsv").write_text("the cat\tthe dog\t0.5\nred ball\tblue ball\t0.9\n")
-    (tmp_path / "a.txt").write_text("the cat")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe cat")  # a mark of the byte order is no text
+    assert documents(str(tmp_path / "a.txt"))[0].text == "the cat"
     assert [d.name for d in documents(str(tmp_path))] == ["a.txt", "pairs.tsv:1", "pairs.tsv:2", *(
         f"rows.jsonl:{n}" for n in (1, 3, 4)
     )]  # fmt: skip
     pairs = texts(str(tmp_path / "pairs.tsv"))
     assert [item.content.text for item in pairs] == ["the cat", "red ball", "the dog", "blue ball"]
-
-
-def test_rows_without_a_text_have_no_words(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"input_ids": list(range(4, 24))}))
-    window = pack(str(rows), TOKENS, 5)[0].content
-    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [4, 5, 6, 7, 8])
 
 
 @pytest.mark.parametrize(
@@ -88,27 +86,18 @@ def test_what_cannot_be_read_is_named(tmp_path, name, contents, message):
         pack(str(tmp_path / name), TOKENS, 8)
 
 
-def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe cat")
-    assert [d.text for d in documents(str(tmp_path / "a.txt"))] == ["the cat"]
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_what_has_no_end_is_not_read(tmp_path):
+def test_sources_that_are_not_there_or_have_no_end(tmp_path):
+    for place, message in ((tmp_path / "none.txt", "no such file"), (tmp_path, "no text in it")):
+        with pytest.raises(DataError, match=message):
+            documents(str(place))
     os.mkfifo(tmp_path / "a.txt")
     for place in (tmp_path / "a.txt", "/dev/zero"):
         with pytest.raises(DataError, match="this is neither a file nor a folder"):
             documents(str(place))
 
 
-def test_sources_that_are_not_there(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        documents(str(tmp_path / "none.txt"))
-    with pytest.raises(DataError, match="no text in it"):
-        documents(str(tmp_path))
-
-
-def test_a_dataset_of_the_library(tmp_path):
+def test_a_dataset_of_the_library(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the extra `language` is not installed")
     rows = datasets.Dataset.from_dict({"text": ["the cat", "sat on", "the mat ."]})
     rows.save_to_disk(str(tmp_path / "saved"))
@@ -116,15 +105,8 @@ def test_a_dataset_of_the_library(tmp_path):
     assert found.text == "the cat\n\nsat on\n\nthe mat ."
     with pytest.raises(DataError, match="the dataset cannot be read"):
         documents("datasets:nobody/nothing@test")
-
-
-def test_a_dataset_without_the_library(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        DataError, match=r"this needs datasets. Install it: pip install 'onespike\[language\]'"
-    ):
+    with pytest.raises(DataError, match=r"needs datasets. Install it: pip install 'onespike\[language\]'"):
         documents("datasets:wikitext")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,17 +75,21 @@ def _results(output, images):
 class TestDetection(TaskContract):
     task = Detection(_results, _objects, masks=True)
 
-    def items(self):
-        return limit(list_coco("bundled:scenes-test")[0], self.inputs)
+    @staticmethod
+    @cache
+    def items():
+        return limit(list_coco("bundled:scenes-test")[0], TestDetection.inputs)
 
     def output(self, seed, noise=0.0):
         """An object for each of the truth."""
         generator, rows = torch.Generator().manual_seed(seed), []
         for item in self.items():
-            own = [a for a in self.items().truth.record["annotations"] if a["image_id"] == item.id]
-            count = len(own)
-            corners = torch.tensor([[x, y, x + w, y + h] for x, y, w, h in (a["bbox"] for a in own)]).float()
-            labels = torch.tensor([a["category_id"] for a in own])
+            truth = [a for a in self.items().truth.record["annotations"] if a["image_id"] == item.id]
+            count = len(truth)
+            corners = torch.tensor(
+                [[x, y, x + w, y + h] for x, y, w, h in (a["bbox"] for a in truth)]
+            ).float()
+            labels = torch.tensor([a["category_id"] for a in truth])
             scores = torch.randn(count, generator=generator) + 1
             masks = torch.randn(count, 8, 8, generator=generator)
             shaken = []
@@ -102,20 +107,20 @@ class TestDetection(TaskContract):
 
     def test_information_of_a_score_a_box_and_a_mask_by_hand(self):
         """s(1 − s) for a score's logit; s/(0.1·size)² for a side; s·p(1 − p)/area for a pixel's logit."""
-        score, box = torch.tensor([0.5]), torch.tensor([[0.0, 0.0, 20.0, 40.0]])
-        pixels, total = torch.zeros(1, 4, 4), None
-        for seed in range(2000):
-            leaves = [x.clone().requires_grad_() for x in (score, box, pixels)]
-            scores, boxes, masks = leaves[0].sigmoid(), leaves[1], leaves[2].sigmoid()
-            found = {"scores": scores, "labels": torch.zeros(1), "boxes": boxes, "masks": masks}
-            drawn(found, torch.Generator().manual_seed(seed)).backward()
-            squares = [x.grad.square() for x in leaves]
-            total = squares if total is None else [a + b for a, b in zip(total, squares, strict=True)]
-        s = float(score.sigmoid())
-        assert float(total[0]) / 2000 == pytest.approx(s * (1 - s), rel=0.1)
-        sides = torch.tensor([[2.0, 4.0, 2.0, 4.0]])
-        assert torch.allclose(total[1] / 2000, s / sides.square(), rtol=0.15)
-        assert float(total[2].mean()) / 2000 == pytest.approx(s * 0.25 / 8, rel=0.1)
+        leaves = [
+            torch.full((2000,), 0.5),
+            torch.tensor([[0.0, 0, 20, 40]]).repeat(2000, 1),
+            torch.zeros(2000, 4, 4),
+        ]
+        score, boxes, masks = (x.requires_grad_() for x in leaves)
+        objects = {"scores": score.sigmoid(), "boxes": boxes, "masks": masks.sigmoid()}
+        drawn(objects, torch.Generator().manual_seed(0)).backward()
+        information = [x.grad.square().mean(0) for x in leaves]
+        s = number(score[0].sigmoid())
+        assert float(information[0]) == pytest.approx(s * (1 - s), rel=0.1)
+        sides = torch.tensor([2.0, 4.0, 2.0, 4.0])
+        assert torch.allclose(information[1], s / sides.square(), rtol=0.15)
+        assert float(information[2].mean()) == pytest.approx(s * 0.25 / 8, rel=0.1)
 
     def test_an_object_that_is_lost_costs_as_much_as_its_score(self):
         def found(scores):
@@ -144,13 +149,11 @@ class TestLanguage(OneTensor):
 
     def test_every_position_is_drawn_by_itself(self):
         """The Fisher information of a logit is p(1 − p) at its own position."""
-        scores, total = torch.randn(1, 3, 4), torch.zeros(1, 3, 4)
-        for seed in range(3000):
-            leaf = scores.clone().requires_grad_()
-            self.task.drawing(1, torch.Generator().manual_seed(seed))(leaf, torch.arange(1)).backward()
-            total += leaf.grad.square()
+        scores = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        leaf = scores.repeat(3000, 1, 1).requires_grad_()
+        self.task.drawing(3000, torch.Generator().manual_seed(0))(leaf, torch.arange(3000)).backward()
         p = scores.softmax(-1)
-        assert torch.allclose(total / 3000, p * (1 - p), atol=0.03)
+        assert torch.allclose(leaf.grad.square().mean(0), p * (1 - p), atol=0.03)
 
     def test_divergence_is_a_mean_over_positions(self):
         a, b = torch.randn(2, 5, 7), torch.randn(2, 5, 7)

@@ -25,11 +25,6 @@ HELD = range(int(0.92 * DRAWS), int(0.98 * DRAWS) + 1)
 """95 %, give or take what chance allows in so many draws."""
 
 
-def windows(count: int, length: int, generator: torch.Generator) -> dict[int, Window]:
-    every = torch.randint(4, (count, length), generator=generator)
-    return {n: Window(ids, 0, None, None) for n, ids in enumerate(every)}
-
-
 def test_a_ratio_of_sums():
     random = numpy.random.default_rng(0)
     wholes = random.integers(5, 20, (DRAWS, 60)).astype(float)
@@ -53,11 +48,8 @@ def test_a_difference_on_the_same_inputs(gain, loss):
 
 
 def test_a_correlation_of_ranks():
-    random, held, truth = (
-        numpy.random.default_rng(0),
-        0,
-        6 / math.pi * math.asin(0.35),
-    )  # Spearman at Pearson 0.7
+    random, held = numpy.random.default_rng(0), 0
+    truth = 6 / math.pi * math.asin(0.35)  # Spearman at Pearson 0.7
     for _ in range(DRAWS):
         x, noise = random.normal(size=(2, 50))
         y = 0.7 * x + math.sqrt(1 - 0.49) * noise
@@ -71,23 +63,22 @@ def test_a_correlation_of_ranks():
 def test_perplexity_and_its_difference():
     """Windows whose next tokens both networks know with probabilities that vary from window to window."""
     generator, held, paired = torch.Generator().manual_seed(0), 0, 0
-    known = windows(30, 6, generator)
+    logits = 2 + numpy.random.default_rng(1).normal(size=100_000)
+    truth = numpy.exp(numpy.log1p(3 * numpy.exp(-logits)).mean())
+    every = torch.randint(4, (30, 6), generator=generator)
+    windows = {n: Window(ids, 0, None, None) for n, ids in enumerate(every)}
+    targets = torch.stack([window.targets for window in windows.values()])[..., None]
     for _ in range(DRAWS // 4):
-        metric, alone, numbers = Perplexity(known), WindowPerplexity(known), torch.arange(30)
+        metric, alone, numbers = Perplexity(windows), WindowPerplexity(windows), torch.arange(30)
         sure = 2 + torch.randn(30, 1, generator=generator)  # logit of the right token; the others have 0
         less = sure - 0.5 + 0.1 * torch.randn(30, 1, generator=generator)
-        targets = torch.stack([known[n].targets for n in range(30)])
-        length = targets.shape[1]
         ann, snn = (
-            torch.zeros(30, length, 4).scatter_(2, targets[..., None], s[..., None].expand(-1, length, 1))
-            for s in (sure, less)
+            torch.zeros(30, 6, 4).scatter_(2, targets, x[..., None].expand(-1, 6, 1)) for x in (sure, less)
         )
         metric.update(ann, snn, numbers)
         alone.update(None, snn, numbers, 30)
         record = metric.compute()
         assert alone.value() == pytest.approx(record["snn"]["perplexity"])
-        logits = 2 + numpy.random.default_rng(1).normal(size=100_000)
-        truth = numpy.exp(numpy.log1p(3 * numpy.exp(-logits)).mean())
         low, high = bounds_of(record, "ann.perplexity")
         held += low <= truth <= high
         low, high = bounds_of(record, "difference")
