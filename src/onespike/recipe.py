@@ -163,7 +163,7 @@ class Recipe:
             raise UsageError(
                 f"steps must be from 1 to {MOST_STEPS}, not {self.steps}. The paper uses 1 and 2."
             )
-        if self.steps > 1 and self.neuron.endswith("if") and spec.explicit != (1,):
+        if self.steps > 1 and self.neuron.endswith("if") and spec.name != "1,":
             raise UsageError(
                 f"neuron '{self.neuron}' fires one spike per step, and levels '{self.levels}' are steps of their own. "
                 "With steps above 1 use levels='1,'."

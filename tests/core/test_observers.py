@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onespike.calibration.observers import Histogram, Maximum
+from onespike.calibration.observers import Histogram
 from onespike.kernels import build as native
 
 DISTRIBUTIONS = {
@@ -108,13 +108,6 @@ def test_magnitudes_are_the_whole_stream():
     values, counts = histogram.magnitudes()
     assert counts.tolist() == [1, 2, 1]
     torch.testing.assert_close(values, torch.tensor([0.0, 1.0, 2.0]), rtol=2e-3, atol=0)
-
-
-def test_maximum_by_channel():
-    maximum = Maximum(axis=-3)
-    maximum.update(torch.tensor([[[1.0, 5.0]], [[2.0, 0.0]]]))
-    maximum.update(torch.tensor([[[3.0, 0.0]], [[9.0, 0.0]]]))
-    assert maximum.value.tolist() == [5.0, 9.0]
 
 
 def test_nothing_seen():

@@ -20,7 +20,7 @@ def test_refitted_weights_are_the_ridge_solution():
     torch.manual_seed(0)
     rows, weight = torch.randn(200, 6).double(), torch.randn(4, 6).double()
     value, importance = (rows * 2).round() / 2 + 0.1, torch.rand(200, 1).double()
-    sums = Moments.none(1, 6, rows)
+    sums = Moments(1, 6, rows)
     for part in (slice(0, 80), slice(80, 200)):
         sums.add(value[None, part], (rows - value)[None, part], importance[part])
     result = sums.change(weight).double()
@@ -37,7 +37,7 @@ def test_refitted_weights_are_the_ridge_solution():
 
 @pytest.mark.parametrize("rows", [torch.zeros(1, 3, 2), torch.ones(1, 3, 2), torch.zeros(1, 0, 2)])
 def test_rows_that_say_nothing_change_no_weight(rows):
-    moments = Moments.none(1, 2, rows)
+    moments = Moments(1, 2, rows)
     moments.add(rows, 0 * rows, torch.ones(rows.shape[1], 1))
     assert not moments.change(torch.randn(4, 2)).any()
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
 from small_networks import ALL, ready
 
-from onespike.energy.columns import READINGS
 from onespike.errors import LoadError, UsageError
 from onespike.passes import chain, statistics
 from onespike.passes.budget import spending
-from onespike.spikes import SpikeCode, fire_function
 
 tuning = importlib.import_module("onespike.passes.tune")
 
@@ -27,24 +24,28 @@ def short(monkeypatch):
     monkeypatch.setattr(statistics, "HELD", 16)
 
 
-def site(levels=(1, 2, 3)):
-    code = SpikeCode(tuning.ONE, tuning.ONE, fire_function(levels, "nearest"))
-    return SimpleNamespace(code=code, reading=READINGS["counts"], drives=True, fan_out=2.0)
-
-
 def test_gradients_by_hand():
     """Inside the range x passes straight through and a step learns y − a; a clipped value moves with the step alone."""
-    x = torch.tensor([0.7, -1.2, 9.0], requires_grad=True)
-    log_step, center, offset = (torch.zeros((), requires_grad=True) for _ in range(3))
-    value, cost = tuning.fired(x, tuning.Constants(log_step, center, offset, torch.ones(())), site())
+    state, _ = ready()
+    step = torch.ones(()) / state.recipe.scale
+    threshold = dataclasses.replace(
+        state.thresholds["blocks.0.fc1:linear0_input"], positive=step, negative=step, levels=(1, 2, 3), center=torch.zeros(())
+    )  # fmt: skip
+    state = state.with_sites({threshold.site: dataclasses.asdict(threshold)})
+    site, x = (
+        tuning.LearnedSite(threshold, state, "counts"),
+        torch.tensor([0.7, -1.2, 9.0], requires_grad=True),
+    )
+    site.fan_out = 2.0
+    value, cost = site(x)
     assert value.tolist() == [1.0, -1.0, 3.0] and float(cost.detach()) == 2 * (1 + 1 + 3)
     value.sum().backward(retain_graph=True)
     assert x.grad.tolist() == [1, 1, 0]
-    assert log_step.grad.item() == pytest.approx((1 - 0.7) + (-1 + 1.2) + 3)
-    assert (center.grad.item(), offset.grad.item()) == (-2, 3)
-    log_step.grad = None
+    assert site.step.grad.item() == pytest.approx((1 - 0.7) + (-1 + 1.2) + 3)
+    assert (site.center.grad.item(), site.offset.grad.item()) == (-2, 3)
+    site.step.grad = None
     cost.backward()
-    assert log_step.grad.item() == -10
+    assert site.step.grad.item() == -10
 
 
 def test_the_learner_starts_as_the_converted_network():

@@ -48,7 +48,7 @@ def pictures(count: int, seed: int) -> list[torch.Tensor]:
 
 
 def test_sums_are_those_by_hand():
-    effect, row = torch.tensor([[1.0, 2.0, -1.0], [3.0, 0.0, 1.0]]), Together.none()
+    effect, row = torch.tensor([[1.0, 2.0, -1.0], [3.0, 0.0, 1.0]]), Together()
     row.add(2, effect)
     assert float(row.joint[2]) == 2**2 + 4**2 and float(row.apart[2]) == 6 + 10
     inputs = 16**2 / (6**2 + 10**2)

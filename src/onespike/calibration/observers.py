@@ -112,22 +112,6 @@ class Histogram:
         return self._middle(seen), counts[seen]
 
 
-class Maximum:
-    """The largest value of a site, or of each of its channels."""
-
-    def __init__(self, axis: int | None = None) -> None:
-        self.axis = axis
-        self.value: Tensor | None = None
-
-    def update(self, x: Tensor) -> None:
-        x = x.detach().float()
-        high = x.amax() if self.axis is None else x.movedim(self.axis, 0).flatten(1).amax(1)
-        self.value = high if self.value is None else torch.maximum(self.value, high)
-
-    def merge(self, other: Maximum) -> None:
-        self.value = _both(self.value, other.value, torch.maximum)
-
-
 def _both(
     mine: Tensor | None, other: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from onespike.calibration.decoding import decoding_sites
-from onespike.calibration.observers import Histogram, Maximum
+from onespike.calibration.observers import Histogram
 from onespike.calibration.thresholds import SiteThreshold, Thresholds, calibrated_by
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS
@@ -24,7 +24,7 @@ from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
 from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
 from onespike.sites.unfused import plain
-from onespike.spikes import parse_levels
+from onespike.spikes import mixed_levels, parse_levels
 
 ROUNDING = 2.0**-23
 """Differences up to this share of an output's spread are those of float32."""
@@ -38,7 +38,7 @@ class _SiteObserver:
         self.may_be_softmax = site.operation in ("matmul", "einsum") and x.dim() > 1
         by_channel = recipe.granularity == "channel" and self.axis is not None
         self.histogram = Histogram(self.axis if by_channel else None)
-        self.heads = Maximum(-3) if x.dim() > 2 else None
+        self.by_head, self.heads = x.dim() > 2, torch.zeros(())  # the largest value of each
 
     def update(self, site: Site, x: Tensor) -> None:
         self.histogram.update(x)
@@ -52,27 +52,25 @@ class _SiteObserver:
             sums = x.sum(-1, dtype=torch.float32)
             is_row = (sums - 1).abs() < 0.02
             self.may_be_softmax = bool((is_row | (sums == 0)).all()) and bool((low >= 0).all())
-        if self.may_be_softmax and self.heads is not None:
-            heads = self.heads.value
-            if heads is not None and len(heads) != x.shape[-3]:  # batch and heads in one dimension
-                self.heads = None
+        if self.may_be_softmax and self.by_head:
+            largest = x.detach().float().movedim(-3, 0).flatten(1).amax(1)
+            if self.heads.dim() and len(self.heads) != len(largest):  # batch and heads in one dimension
+                self.by_head = False
             else:
-                self.heads.update(x)
+                self.heads = largest.maximum(self.heads)
 
     def cpu(self) -> _SiteObserver:
         """Move statistics to the CPU for exchange; return self."""
-        for part in (self.histogram, self.heads):
-            for name, value in list(vars(part).items()) if part is not None else ():
-                if isinstance(value, Tensor):
-                    setattr(part, name, value.cpu())
+        for part in (self, self.histogram):
+            vars(part).update({name: x.cpu() for name, x in vars(part).items() if isinstance(x, Tensor)})
         return self
 
     def merge(self, other: _SiteObserver) -> _SiteObserver:
         """Add what another observer of the same site has seen; return self."""
         self.histogram.merge(other.histogram)
         self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
-        if self.heads is not None and other.heads is not None:
-            self.heads.merge(other.heads)
+        if self.by_head and other.by_head:
+            self.heads = self.heads.maximum(other.heads)
         return self
 
     def threshold(self, side: int, recipe: Recipe) -> Tensor:
@@ -245,15 +243,13 @@ def _thresholds(
         if role == "activation" and observer.may_be_softmax:
             role = "softmax"
         positive, negative = observer.threshold(+1, recipe), observer.threshold(-1, recipe)
-        histogram = None
-        if spec.needs_histogram:
+        levels = spec.integers
+        if levels is None:
             values, counts = observer.histogram.magnitudes()
             step = max(float(positive.max()), float(negative.max())) * recipe.scale
             if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
-                step = observer.largest / parse_levels(f"mixed:{spec.M}").levels()[-1]
-            histogram = (values / step, counts) if step > 0 else None
-        silent = spec.needs_histogram and histogram is None
-        levels = (1,) if silent else spec.levels(histogram, recipe.final_rounding)
+                step = observer.largest / mixed_levels(spec.M)[-1]
+            levels = spec.levels((values / step, counts), recipe.final_rounding) if step > 0 else (1,)
         if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":
@@ -292,6 +288,6 @@ def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[in
     if recipe.softmax_percentile is not None:
         top_values = observer.histogram.quantile(recipe.softmax_percentile, +1)
         return top_values.max() / top
-    if recipe.softmax == "head" and observer.heads is not None and observer.heads.value is not None:
-        return observer.heads.value.view(-1, 1, 1) / top
+    if recipe.softmax == "head" and observer.by_head:
+        return observer.heads.view(-1, 1, 1) / top
     return torch.tensor(observer.largest) / top

@@ -45,6 +45,10 @@ class SiteThreshold:
     typical: Tensor | None = None
     change: Tensor | None = None  # of the weight behind the spikes and, in a last column, of its bias
 
+    def centered(self, x: Tensor) -> Tensor:
+        """Return x − center."""
+        return x if self.center is None else x - self.center
+
     @property
     def constants(self) -> dict[str, Tensor]:
         """Return the constants that the neuron holds beside its thresholds, as far as they are set."""

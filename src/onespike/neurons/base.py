@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
-from onespike.neurons.gradient import in_range, straight_through, wants_gradient
+from onespike.neurons.gradient import straight_through, wants_gradient
 from onespike.neurons.scale import Float32, Scale
 from onespike.spikes import SpikeCode, fire_function
 from onespike.spikes.fire_functions import ROUNDINGS, recognize
@@ -171,12 +171,10 @@ class Neuron(Float32):
 
     def straight(self, value: Tensor, x: Tensor) -> Tensor:
         """Return a fired value with the gradient of x, if wanted, where nothing was clipped; steps are constants."""
-        return straight_through(value, x, self.in_range(x.detach())) if wants_gradient(x) else value
-
-    def in_range(self, x: Tensor) -> Tensor:
-        """Return where the largest count does not clip x."""
+        if not wants_gradient(x):
+            return value
         code = self.code()
-        return in_range(code.coordinate(x), *code.units(), code.largest)
+        return straight_through(value, x, code.in_range(code.coordinate(x.detach())))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `decode(spikes(x))` in the type of x, and NaN where x is NaN; gradients pass straight through."""

@@ -19,11 +19,30 @@ def integrate_fire_step(x: Tensor, membrane: Tensor, threshold: Tensor | float) 
     return spike, latent - threshold * spike
 
 
+class _Divided(Neuron):
+    """θ is the top of the range: N levels, each θ/N. Their values, the rounding and λ have no effect."""
+
+    two_sided = False
+    letter = "N"
+
+    @property
+    def largest(self) -> int:
+        """The number of levels."""
+        return len(self.levels)
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """θ over the number of levels."""
+        return self.positive / self.largest, self.negative / self.largest
+
+    def _describe(self) -> str:
+        return f"{self.letter}={self.largest}"
+
+
 @neuron("if")
-class IntegrateFire(Neuron):
+class IntegrateFire(_Divided):
     """o = (θ/T)·Σ spikes of x presented for T steps, v(0) = θ/2 (eqs. 1–4); positive side only.
 
-    T is the number of levels; their values, the rounding and λ have no effect.
+    T is the number of levels, and θ/T the mean of one spike over T steps.
 
     >>> cell = IntegrateFire(1.0, levels=(1, 2, 3, 4))
     >>> cell
@@ -32,16 +51,7 @@ class IntegrateFire(Neuron):
     [0, 0, 2, 4, 4]
     """
 
-    two_sided = False
-
-    @property
-    def largest(self) -> int:
-        """T: one spike per step."""
-        return len(self.levels)
-
-    def steps(self) -> tuple[Tensor, Tensor]:
-        """θ/T: the mean of one spike over T steps."""
-        return self.positive / self.largest, self.negative / self.largest
+    letter = "T"
 
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
         """Return the sum of T steps; only the running sum is kept."""
@@ -52,9 +62,6 @@ class IntegrateFire(Neuron):
             total = total + spike
         # A NaN never reaches a threshold; the added zero is NaN where the input is.
         return total + size.clamp(max=1) * 0
-
-    def _describe(self) -> str:
-        return f"T={self.largest}"
 
 
 @neuron("dual-if")
@@ -85,10 +92,8 @@ class DualIntegrateFire(IntegrateFire):
 
 
 @neuron("mtn")
-class MultiThreshold(CodedNeuron):
+class MultiThreshold(_Divided, CodedNeuron):
     """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only.
-
-    N is the number of levels; their values, the rounding and λ have no effect.
 
     >>> cell = MultiThreshold(1.0, levels=(1, 2, 3, 4))
     >>> cell
@@ -97,27 +102,13 @@ class MultiThreshold(CodedNeuron):
     [0, 0, 2, 4, 4]
     """
 
-    two_sided = False
-
-    @property
-    def largest(self) -> int:
-        """N."""
-        return len(self.levels)
-
     def _settle_sides(self) -> None:
         super()._settle_sides()
         self._function = fire_function(tuple(range(1, self.largest + 1)))
 
-    def steps(self) -> tuple[Tensor, Tensor]:
-        """θ_M = θ/N."""
-        return self.positive / self.largest, self.negative / self.largest
-
     def code(self) -> SpikeCode:
         """Eq. 6 with v_M(0) = θ_M/2: levels 1 … N, with the half inside the quotient."""
-        return SpikeCode(*self.active(self.steps()), self._function, inside=True)
-
-    def _describe(self) -> str:
-        return f"N={self.largest}"
+        return super().code()._replace(inside=True)
 
 
 @neuron("dual-mtn")

@@ -1,7 +1,6 @@
 """Calibration passes: more accuracy for the same spikes. They run in the order of this file."""
 
 # ruff: noqa: I001 (the order in which passes are registered is the order in which they run)
-from onespike.passes import rounding as rounding
 from onespike.passes import layout as layout
 from onespike.passes import constants as constants
 from onespike.passes import allocate as allocate

@@ -88,12 +88,11 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
     observation is assumed, distributed as the nonzero values of the site. It decides where there are no others,
     and hardly counts beside hundreds.
     """
-    center = threshold.center if threshold.center is not None else torch.zeros(())
     parts = []
     for group in groups:
         if group.gain < 2**20:
             gain = sample_gain(threshold, group)
-            sizes = (group.rows - center).abs() / gain
+            sizes = threshold.centered(group.rows).abs() / gain
             of_rows = threshold.typical is not None and group.positions is None
             effect = row.of_rows(group.rows) if of_rows else information(row, group, axes.position, sizes)
             parts.append(Evidence(sizes, effect * gain**2, group.weight))
@@ -120,7 +119,7 @@ def curve(
     t: SiteThreshold, levels: Levels, seen: list[Evidence], fan_out: float, state: PassState, column: str
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
-    axes, spike_cost = state.axes(t.site).step, reading_of(column).additions
+    axes, spike_cost = state.axes[t.site].step, reading_of(column).additions
     fire = fire_function(levels, t.rounding or state.recipe.rounding)
     total = torch.stack([reduced(part.sizes.double(), axes) * part.weight for part in seen]).sum(0)
     number = torch.stack([reduced((part.sizes != 0).double(), axes) * part.weight for part in seen]).sum(0)
@@ -148,7 +147,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
             return curves
     rows, drawn, curves = fisher(state, context), samples(state, context), {}
     for site, t in state.spiking.items():
-        seen = evidence(t, drawn[site], rows[site], state.axes(site))
+        seen = evidence(t, drawn[site], rows[site], state.axes[site])
         layouts = state.layouts.get(site, (t.levels,))
         curves[site] = [
             curve(t, levels, seen, rows[site].fan_out, state, context.energy) for levels in layouts

@@ -36,12 +36,9 @@ class Memory:
     """Measurements that several passes share, each with what it belongs to."""
 
     fisher: dict[Site, Fisher] | None = None
-    samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None
-    """The gains of all sites, and the values drawn with them."""
-    curves: tuple[PassState, str, Curves] | None = None
-    """The state and the column, and their curves."""
-    tried: list[float] = field(default_factory=list)
-    """The ratios that the last `fit` has measured."""
+    samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None  # gains, values
+    curves: tuple[PassState, str, Curves] | None = None  # those of a state and a column
+    tried: list[float] = field(default_factory=list)  # the ratios that the last `fit` has measured
 
 
 @dataclass(frozen=True)
@@ -49,18 +46,16 @@ class PassContext:
     """What every pass may use besides the thresholds: the original network, unlabeled inputs and the budget."""
 
     model: nn.Module
-    inputs: Sequence[Any]
-    """Calibration batches of any form, in memory or read on demand; here they are cut into `Parts`."""
-    budget: float | None = None
-    """The energy ratio to meet in the column `energy`, or None for that of the incoming thresholds."""
-    energy: str = "counts"
+    inputs: Sequence[Any]  # calibration batches of any form, in memory or read on demand: cut into `Parts`
+    budget: float | None = None  # the energy ratio to meet, or None for that of the incoming thresholds
+    energy: str = "counts"  # its column
     seed: int = 0
-    folder: Path | None = None
-    """The folder for a long pass's resume data."""
+    folder: Path | None = None  # for a long pass's resume data
     progress: Progress = no_progress
     memory: Memory = field(default_factory=Memory)
-    task: Meaning = field(default_factory=Inferred)
-    """The meaning of the network's output; by default inferred from its form."""
+    task: Meaning = field(
+        default_factory=Inferred
+    )  # what the output means; by default inferred from its form
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs, Parts):
@@ -81,10 +76,12 @@ class PassState:
 
     thresholds: Thresholds
     recipe: Recipe
-    layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """The layouts that `allocate` may choose from at a site."""
-    unserved: frozenset[Site] = frozenset()
-    """Sites that spike, but of which passes learn nothing; they stay with their thresholds."""
+    layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict
+    )  # for `allocate` to choose from
+    unserved: frozenset[Site] = (
+        frozenset()
+    )  # sites that spike, but of which passes learn nothing; they stay as they are
 
     @cached_property
     def firing(self) -> dict[Site, SiteThreshold]:
@@ -100,9 +97,10 @@ class PassState:
         """Return whether the ledger counts the spikes of this site: it is the first spiking operand of its product."""
         return next(other for other in self.firing if other.product == site.product) == site
 
-    def axes(self, site: Site) -> Axes:
-        first = next(t for other, t in self.thresholds.items() if other.product == site.product)
-        return axes(self.thresholds[site], first)
+    @cached_property
+    def axes(self) -> dict[Site, Axes]:
+        first = {site.product: t for site, t in reversed(self.thresholds.entries.items())}
+        return {site: axes(t, first[site.product]) for site, t in self.thresholds.items()}
 
     def scale(self, site: Site) -> float:
         """Return the factor from threshold to step: λ times the site's factor."""
@@ -133,32 +131,20 @@ PASSES: dict[str, Pass] = {}
 
 
 class Traits(NamedTuple):
-    """What a pass needs, and what it does, as `calibration_pass` says."""
+    """What a pass needs, and what it does."""
 
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
-    whole: bool = False
-    affine: bool = False
-    steps: bool = False
+    whole: bool = False  # it changes or trains weights, all of which must be in memory
+    affine: bool = False  # it gives sites centers, offsets or gains, which not every neuron codes
+    steps: bool = False  # its steps stay; else they are scaled to the budget, or the energy of before
 
 
 TRAITS: dict[str, Traits] = {}
 
 
-def calibration_pass(
-    name: str,
-    needs: tuple[str, ...] = (),
-    conflicts: tuple[str, ...] = (),
-    *,
-    whole: bool = False,
-    affine: bool = False,
-    steps: bool = False,
-) -> Callable[[Pass], Pass]:
-    """Registers a pass under the name that recipes and the command line know.
-
-    It is `whole` if it changes or trains weights, all of which must be in memory, `affine` if it gives sites centers,
-    offsets or gains, which not every neuron codes, and `steps` if its steps stay as they are: else they are scaled to the
-    budget or, without one, to the energy of before.
+def calibration_pass(name: str, **traits: Any) -> Callable[[Pass], Pass]:
+    """Registers a pass and its `Traits` under the name that recipes and the command line know.
 
     >>> @calibration_pass("nearest")
     ... def again(state, context): ...
@@ -169,7 +155,7 @@ def calibration_pass(
     def register(function: Pass) -> Pass:
         if name in PASSES:
             raise UsageError(f"the pass '{name}' is registered already. Choose another name.")
-        PASSES[name], TRAITS[name] = function, Traits(needs, conflicts, whole, affine, steps)
+        PASSES[name], TRAITS[name] = function, Traits(**traits)
         return function
 
     return register
@@ -193,12 +179,8 @@ def check_passes(names: Sequence[str]) -> tuple[str, ...]:
             raise unknown("pass", name, PASSES)
         if list(names).count(name) > 1:
             raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
-        for other in TRAITS[name].conflicts:
-            if other in names:
-                raise UsageError(
-                    f"the passes '{name}' and '{other}' exclude each other. Leave one of them out."
-                )
-        for other in TRAITS[name].needs:
-            if other not in names:
-                raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
+        for other in set(TRAITS[name].conflicts) & set(names):
+            raise UsageError(f"the passes '{name}' and '{other}' exclude each other. Leave one of them out.")
+        for other in set(TRAITS[name].needs) - set(names):
+            raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
     return tuple(name for name in PASSES if name in names)

@@ -76,8 +76,7 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = I
 
 def measured(state: PassState, context: PassContext) -> Spent:
     """Measure the energy of a state's network on the last calibration inputs."""
-    snn = state.network(context.model)
-    return spent_by(snn, context.inputs, context.energy, context.portion(IMAGES))
+    return spent_by(state.network(context.model), context.inputs, context.energy, context.portion(IMAGES))
 
 
 def spending(state: PassState, context: PassContext) -> float:
@@ -92,7 +91,8 @@ def target(state: PassState, context: PassContext) -> float:
 
 def least(state: PassState, context: PassContext) -> float:
     """Return the budget, or the state's energy if that is less: what `allocate` left is not needed."""
-    return min(target(state, context), spending(state, context))
+    spent = spending(state, context)
+    return spent if context.budget is None else min(context.budget, spent)
 
 
 def fit(state: PassState, context: PassContext, goal: float, rounds: int = 12) -> PassState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,11 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     return names
 
 
-def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
-    """Refuse what needs all weights in memory of a network that lies in blocks."""
+def _checked(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """Return the passes in order; of a network that lies in blocks, refuse also what needs all weights in memory."""
+    names = check_recipe(recipe)
     if in_memory(model):
-        return
+        return names
     whole = [name for name in recipe.passes if TRAITS[name].whole]
     if whole:
         rest = ",".join(name for name in recipe.passes if name not in whole)
@@ -63,6 +64,7 @@ def refuse_whole(model: nn.Module, recipe: Recipe) -> None:
         raise UsageError(
             "blocks: BatchNorm cannot be folded into weights that are not in memory. Give fold_batchnorm=False."
         )
+    return names
 
 
 def prepare(
@@ -72,28 +74,23 @@ def prepare(
     recipe: Recipe,
     *,
     total: int,
-    folder: Path | None = None,
     progress: Progress = no_progress,
     provenance: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
-    task: Meaning | None = None,
-    judge: Judge | None = None,
+    **improving: Any,
 ) -> Thresholds:
     """Calibrate on `batches`, read once, then apply the recipe's passes to `inputs`, all batches, read as often as needed.
 
     With several processes, `batches` are this one's share, `total` of them; `provenance` are facts about the data that
-    stay with the thresholds. For the rest see `improve`.
+    stay with the thresholds. The rest is for `improve`.
     """
-    check_recipe(recipe)
-    refuse_whole(model, recipe)
+    _checked(model, recipe)
     with in_order(model):
         wrapped = progress("calibrating", total)
         thresholds = calibrate(
             model, batches, recipe, progress=wrapped, provenance=provenance, processes=processes
         )
-    return improve(
-        model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
-    )
+    return improve(model, inputs, thresholds, recipe, progress=progress, **improving)
 
 
 def improve(
@@ -112,8 +109,7 @@ def improve(
     `inputs` are calibration batches without labels, a sequence that may load them on demand; `folder` is for a long
     pass's resume data, and `judge` measures a loss for the recipe's `max_drop`, by default on calibration inputs.
     """
-    names = check_recipe(recipe)
-    refuse_whole(model, recipe)
+    names = _checked(model, recipe)
     if not names:
         return thresholds
     # they are not through the passes yet
@@ -142,9 +138,7 @@ def _tolerated(
     after = [name for name in names if name not in before and name != "tune"]
     for name in before:  # passes that no budget changes
         state = PASSES[name](state, context)
-    chosen, results = least_energy(
-        state, context, lambda state, context: _through(state, context, after), most, judge
-    )
+    chosen, results = least_energy(state, context, partial(_through, names=after), most, judge)
     state, loss = results[chosen]
     if not loss.within(most):
         warnings.warn(

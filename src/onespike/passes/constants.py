@@ -32,7 +32,7 @@ def positions(state: PassState, context: PassContext) -> PassState:
         return state
     changes = {}
     for site, row in fisher(state, context).items():
-        axis = state.axes(site).position
+        axis = state.axes[site].position
         if axis is None or row.magnitude.shape[axis] == 1:
             continue
         information = row.mean((axis,)).flatten()
@@ -59,7 +59,7 @@ def center(state: PassState, context: PassContext) -> PassState:
     """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
     changes = {}
     for site, groups in samples(state, context).items():
-        threshold, axes = state.thresholds[site], state.axes(site).center
+        threshold, axes = state.thresholds[site], state.axes[site].center
         if threshold.role == "softmax" or not axes:
             continue
         center = median(groups, axes)
@@ -70,10 +70,10 @@ def center(state: PassState, context: PassContext) -> PassState:
     return state.with_sites(changes)
 
 
-def typical_magnitude(groups: list[Sample], center: Tensor | None) -> Tensor | None:
+def typical_magnitude(threshold: SiteThreshold, groups: list[Sample]) -> Tensor | None:
     """Return the median over rows of mean |x − center|; of the nonzero rows if most are; None if all are zero."""
     rows = torch.cat([group.rows for group in groups]).float()
-    sizes = (rows if center is None else rows - center).abs().mean(-1).flatten()
+    sizes = threshold.centered(rows).abs().mean(-1).flatten()
     middle = sizes.median()
     if not bool(middle > 0):
         middle = sizes[sizes > 0].median() if bool((sizes > 0).any()) else middle
@@ -85,14 +85,12 @@ def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
     gain = torch.tensor(group.gain)
     if threshold.typical is None:
         return gain
-    rows = group.rows if threshold.center is None else group.rows - threshold.center
-    return gain * row_gain(rows, threshold.typical)
+    return gain * row_gain(threshold.centered(group.rows), threshold.typical)
 
 
 def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:
     """Return by how much the gains lower the top percentile of the values."""
-    center = torch.zeros(()) if threshold.center is None else threshold.center
-    sizes = torch.cat([(group.rows - center).abs().float().flatten() for group in groups])
+    sizes = torch.cat([threshold.centered(group.rows).abs().float().flatten() for group in groups])
     gains = torch.cat(
         [sample_gain(threshold, group).expand_as(group.rows).float().flatten() for group in groups]
     )
@@ -113,7 +111,7 @@ def tokens(state: PassState, context: PassContext) -> PassState:
     for site, groups in samples(state, context).items():
         if site.operation == "linear":
             old = state.thresholds[site]
-            typical = typical_magnitude(groups, old.center)
+            typical = typical_magnitude(old, groups)
             if typical is not None:
                 factor = shrunk(replace(old, typical=typical), groups, state.recipe.percentile)
                 sides = {"positive": old.positive * factor, "negative": old.negative * factor}

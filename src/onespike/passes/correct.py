@@ -41,12 +41,12 @@ def correct(state: PassState, context: PassContext) -> PassState:
     information, since a class token is one in hundreds. Then the energy is met again, and what is nearest to the
     original network on inputs that nothing was fitted to is kept: the one, the other or neither.
     """
-    free, held = held_out("correct", context)
+    free, _ = held_out("correct", context)
     goal, rows = least(state, context), fisher(state, context)
     axes = {
-        site: state.axes(site)
+        site: state.axes[site]
         for site in state.spiking
-        if site.operation in ("linear", "conv") and state.axes(site).center
+        if site.operation in ("linear", "conv") and state.axes[site].center
     }
     original = unspiked(state, context)
     spiking = state.network(context.model)
@@ -77,7 +77,7 @@ def correct(state: PassState, context: PassContext) -> PassState:
         with evaluating(model), probing(model, probe):
             call(model, inputs)
     corrected = [fit(_moved(state, offsets), context, goal) for offsets in (apart, onward)]
-    return judged(state, corrected, context, held)
+    return judged("correct", state, corrected, context)
 
 
 def _moved(state: PassState, offsets: Mapping[Site, Tensor]) -> PassState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,21 +22,13 @@ LARGEST, PLACES = 1280, 1024
 """The most inputs of one output whose products are summed, and how many places of a batch a convolution is fitted at."""
 
 
-@dataclass
 class Moments:
     """Weighted sums over rows at one site, by group of channels: of the spikes' values s, of the errors r = x − s, of products."""
 
-    weight: Tensor
-    value: Tensor
-    missed: Tensor
-    square: Tensor
-    cross: Tensor
-
-    @classmethod
-    def none(cls, groups: int, inputs: int, like: Tensor) -> Moments:
-        vector, matrix = (groups, inputs), (groups, inputs, inputs)
-        shapes: tuple[tuple[int, ...], ...] = ((), vector, vector, matrix, matrix)
-        return cls(*(like.new_zeros(shape) for shape in shapes))
+    def __init__(self, groups: int, inputs: int, like: Tensor) -> None:
+        self.weight = like.new_zeros(())
+        self.value, self.missed = like.new_zeros(2, groups, inputs)
+        self.square, self.cross = like.new_zeros(2, groups, inputs, inputs)
 
     def add(self, value: Tensor, missed: Tensor, weight: Tensor) -> None:
         """Add rows of [groups, rows, inputs], each with a weight of [rows, 1]."""
@@ -105,7 +96,7 @@ def refit(state: PassState, context: PassContext) -> PassState:
     patches that it sees; one with more than 1,280 inputs per output keeps its weights. Then the energy is met again, and
     the result is kept if it is nearer to the original network on inputs that it was not fitted to.
     """
-    free, held = held_out("refit", context)
+    free, _ = held_out("refit", context)
     goal, informations = least(state, context), fisher(state, context)
     model = unspiked(state, context)
     batches = take_first(context.inputs, context.portion(FISHER_IMAGES))[: len(free)]
@@ -125,8 +116,8 @@ def refit(state: PassState, context: PassContext) -> PassState:
             exact, value, module = x.float(), fired[site](x).float(), modules[site]
             rows, missed = rows_of(module, torch.stack((value, exact - value)), generator)
             if site not in sums:
-                sums[site] = Moments.none(len(rows), rows.shape[-1], exact)
-            position = state.axes(site).position
+                sums[site] = Moments(len(rows), rows.shape[-1], exact)
+            position = state.axes[site].position
             weight = (
                 exact.new_ones(1, 1) if position is None else importance(informations[site], position, exact)
             )
@@ -141,5 +132,4 @@ def refit(state: PassState, context: PassContext) -> PassState:
             for site, of_site in sums.items()
             if bool(of_site.weight > 0) and (weight := weight_of(modules[site])) is not None
         }
-    fitted = fit(state.with_sites(changes), context, goal)
-    return judged(state, [fitted], context, held)
+    return judged("refit", state, [fit(state.with_sites(changes), context, goal)], context)

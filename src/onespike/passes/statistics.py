@@ -57,20 +57,18 @@ See = Callable[[Operand, Tensor, Tensor | None], Hear]
 """see(operand, value, padding) is shown an operand, and returns what takes in its gradient."""
 
 
-def _listen(see: See, padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
-    """Show an operand, and pass on a tensor whose gradient will be heard."""
-    if not torch.is_grad_enabled():  # this block will be run again on the way back
-        return x
-    hear = see(operand, x.detach(), padding)
-    x = x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
-    x.register_hook(hear)
-    return x
-
-
 def gradients(title: str, state: PassState, context: PassContext, inputs: int, seed: int, see: See) -> None:
     """One backward pass for every few of the first inputs, from the log-probability of what is drawn from the output."""
     model, generator = unspiked(state, context), torch.Generator().manual_seed(seed)
     batches = take_first(context.inputs, context.portion(inputs))
+
+    def listen(padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # this block will be run again on the way back
+            return x
+        hear = see(operand, x.detach(), padding)
+        x = x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
+        x.register_hook(hear)
+        return x
 
     def log_probability(part: Any, places: Tensor, drawn: Callable[[Any, Tensor], Tensor]) -> Tensor:
         with torch.enable_grad():
@@ -82,7 +80,7 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
             drawn = context.task.drawing(count_of(batch), generator)
             for places in torch.arange(count_of(batch)).split(PART):
                 part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
-                listening = partial(probing, model, partial(_listen, see, mask_of(part)))
+                listening = partial(probing, model, partial(listen, mask_of(part)))
                 yield partial(log_probability, part, places, drawn), listening
 
     backwards(model, works())
@@ -144,39 +142,6 @@ def octave(x: Tensor) -> Tensor:
     return (exponent.long() - 1 + OCTAVES // 2).clamp(0, OCTAVES - 1) * (x != 0).any(-1)
 
 
-class _Estimate:
-    """The Fisher information of all sites while gradients come in."""
-
-    def __init__(self, state: PassState, context: PassContext) -> None:
-        self.rows: dict[Site, Fisher] = {}
-        self.uneven: set[Site] = set()
-        """Sites whose sizes differ from call to call."""
-        self.axes: dict[Site, tuple[int, ...]] = {}
-        """Along which information is told apart; positions of a text have no meaning."""
-        lengths = token_lengths(context.inputs[0])
-        for site, threshold in state.spiking.items():
-            axes = state.axes(site)
-            self.axes[site] = axes.center + axes.step
-            if axes.position is not None and context.task.positional:
-                self.axes[site] += (axes.position,) if threshold.shape[axes.position] not in lengths else ()
-
-    def see(self, operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
-        site = operand.site
-        axes, tokens = self.axes[site], real(operand.site, value, padding)
-        size = reduced((value if tokens is None else value * tokens).abs().double(), axes)
-        if site not in self.rows:
-            zeros = torch.zeros_like(size)
-            self.rows[site] = Fisher(zeros, zeros.clone(), 0.0, operand.synapses.mean_fan_out)
-        row = self.rows[site]
-        if row.magnitude.shape != size.shape:
-            self.uneven.add(site)
-            return lambda gradient: None
-        row.magnitude += size
-        share = 1.0 if tokens is None else float(tokens.double().mean())
-        row.elements += share * value.numel() / size.numel()
-        return partial(row.add, axes, value if site.operation == "linear" and value.dim() > 1 else None)
-
-
 def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
     """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
@@ -184,53 +149,54 @@ def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
     together. The result is remembered, since it does not depend on the thresholds. It leaves out sites without any
     gradient, and those whose sizes differ from call to call.
     """
-    if context.memory.fisher is None:
-        estimate = _Estimate(state, context)
-        gradients("sensitivity", state, context, FISHER_IMAGES, context.seed, estimate.see)
-        context.memory.fisher = {
-            site: row
-            for site, row in estimate.rows.items()
-            if site not in estimate.uneven and bool(row.information.any())
-        }
+    if context.memory.fisher is not None:
+        return context.memory.fisher
+    lengths, rows, uneven = token_lengths(context.inputs[0]), dict[Site, Fisher](), set[Site]()
+
+    def told_apart(site: Site) -> tuple[int, ...]:
+        axes, shape, positional = state.axes[site], state.thresholds[site].shape, context.task.positional
+        if positional and axes.position is not None and shape[axes.position] not in lengths:
+            return (*axes.center, *axes.step, axes.position)
+        return axes.center + axes.step
+
+    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
+        site, tokens = operand.site, real(operand.site, value, padding)
+        axes = told_apart(site)
+        size = reduced((value if tokens is None else value * tokens).abs().double(), axes)
+        if site not in rows:
+            zeros = torch.zeros_like(size)
+            rows[site] = Fisher(zeros, zeros.clone(), 0.0, operand.synapses.mean_fan_out)
+        row = rows[site]
+        if row.magnitude.shape != size.shape:
+            uneven.add(site)
+            return lambda gradient: None
+        row.magnitude += size
+        share = 1.0 if tokens is None else float(tokens.double().mean())
+        row.elements += share * value.numel() / size.numel()
+        return partial(row.add, axes, value if site.operation == "linear" and value.dim() > 1 else None)
+
+    gradients("sensitivity", state, context, FISHER_IMAGES, context.seed, see)
+    context.memory.fisher = {s: row for s, row in rows.items() if s not in uneven and row.information.any()}
     return context.memory.fisher
 
 
 @dataclass
 class Sample:
-    """Values of one group of positions of a site, rows first, and how many elements each represents."""
-
-    gain: float
-    rows: Tensor
-    weight: float
-    positions: Tensor | None
-
-
-@dataclass
-class _Group:
-    """Positions of a site with one gain (None for all positions), and what was drawn there from each batch."""
+    """Values drawn at the positions of a site with one gain (None for all positions), rows first, at most so many a batch."""
 
     gain: float
     positions: Tensor | None
+    most: int
     drawn: list[Tensor] = field(default_factory=list)
     elements: int = 0
-
-    @classmethod
-    def of(cls, gain: Tensor | None, position: int | None) -> list[_Group]:
-        if gain is None or position is None:
-            return [cls(1.0, None)]
-        flat = gain.flatten()
-        return [cls(value, (flat == value).nonzero().flatten()) for value in flat.unique().tolist()]
+    rows: Tensor = field(init=False)
+    weight: float = field(init=False)
+    """How many elements of an input each value represents."""
 
     def draw(
-        self,
-        x: Tensor,
-        operand: Operand,
-        position: int | None,
-        padding: Tensor | None,
-        values: int,
-        generator: Any,
+        self, x: Tensor, operand: Operand, position: int | None, padding: Tensor | None, generator: Any
     ) -> None:
-        """Draw rows that hold about so many values from an operand."""
+        """Draw rows of an operand."""
         conv = position is None and operand.site.operation == "conv"
         rows = x
         if position is not None:
@@ -241,11 +207,28 @@ class _Group:
         elif conv:  # places of all images rather than all places of a few
             rows = x.movedim(1, -1).flatten(0, -2)
         self.elements += rows.numel()
-        number = max(1, values // rows[0].numel())
+        number = max(1, self.most // rows[0].numel())
         chosen = rows[torch.randperm(len(rows), generator=generator)[:number]].detach().cpu()
         if position is not None:
             chosen = chosen.unsqueeze(position)
         self.drawn.append(chosen.view(*chosen.shape, *[1] * (x.dim() - 2)) if conv else chosen)
+
+    def join(self, axes: Axes, images: int) -> bool:
+        """Join what was drawn, of larger maps at evenly spaced places; return False where positions or channels differ."""
+        rows = self.drawn
+        if len({part.dim() for part in rows}) > 1:
+            return False
+        apart = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
+        for axis in range(1, rows[0].dim()):
+            sizes = [part.shape[axis] for part in rows]
+            if len(set(sizes)) > 1 and axis in apart:
+                return False
+            if len(set(sizes)) > 1:
+                places = [torch.arange(min(sizes)) * size // min(sizes) for size in sizes]
+                rows = [part.index_select(axis, place) for part, place in zip(rows, places, strict=True)]
+        self.rows, self.drawn = torch.cat(rows).clone(), []
+        self.weight = self.elements / self.rows.numel() / images
+        return True
 
 
 def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
@@ -254,56 +237,34 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
     if context.memory.samples is not None and context.memory.samples[0] == gains:
         return context.memory.samples[1]
     batches = take_first(context.inputs, context.portion(SAMPLED_IMAGES))
-    generator = torch.Generator().manual_seed(context.seed + 1)
-    axes = {site: state.axes(site) for site in state.spiking}
-    groups: dict[Site, list[_Group]] = {}
-    model = unspiked(state, context)
+    generator, model = torch.Generator().manual_seed(context.seed + 1), unspiked(state, context)
+    groups: dict[Site, list[Sample]] = {}
+
+    def grouped(site: Site, position: int | None) -> list[Sample]:
+        gain, most = state.thresholds[site].gain, SAMPLES // len(batches)
+        if gain is None or position is None:
+            return [Sample(1.0, None, most)]
+        flat, values = gain.flatten(), gain.unique().tolist()
+        return [Sample(g, (flat == g).nonzero().flatten(), most // len(values)) for g in values]
 
     def draw(padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
-        site = operand.site
-        position = axes[site].position
+        site, position = operand.site, state.axes[operand.site].position
         if site not in groups:
-            groups[site] = _Group.of(state.thresholds[site].gain, position)
-        values = SAMPLES // (len(batches) * len(groups[site]))
+            groups[site] = grouped(site, position)
         for group in groups[site]:
-            group.draw(x, operand, position, padding, values, generator)
+            group.draw(x, operand, position, padding, generator)
         return x
 
-    def sample(batch: Any) -> None:
+    def sample(batch: Any) -> int:
         with torch.inference_mode(), probing(model, partial(draw, mask_of(batch))):
             call(model, to(batch, device_of(model)))
+        return count_of(batch)
 
     reading = context.progress("sampling", len(batches))(batches)
-    for _ in in_turn(model, (partial(sample, batch) for batch in reading)):
-        pass
-    images, result = sum(count_of(batch) for batch in batches), {}
-    for site, of_site in groups.items():
-        joined = [together(group.drawn, axes[site]) for group in of_site]
-        drawn = [
-            Sample(group.gain, rows, group.elements / rows.numel() / images, group.positions)
-            for group, rows in zip(of_site, joined, strict=True)
-            if rows is not None
-        ]
-        if len(drawn) == len(of_site):
-            result[site] = drawn
-    context.memory.samples = gains, result
-    return result
-
-
-def together(rows: list[Tensor], axes: Axes) -> Tensor | None:
-    """Join samples of several batches, of larger maps at evenly spaced places; None where positions or channels differ."""
-    if len({part.dim() for part in rows}) > 1:
-        return None
-    apart = {axis % rows[0].dim() for axis in (*axes.center, *axes.step, *filter(None, (axes.position,)))}
-    for axis in range(1, rows[0].dim()):
-        sizes = [part.shape[axis] for part in rows]
-        if len(set(sizes)) == 1:
-            continue
-        if axis in apart:
-            return None
-        places = [torch.arange(min(sizes)) * size // min(sizes) for size in sizes]
-        rows = [part.index_select(axis, place) for part, place in zip(rows, places, strict=True)]
-    return torch.cat(rows).clone()
+    images = sum(in_turn(model, (partial(sample, batch) for batch in reading)))
+    joined = {s: [group.join(state.axes[s], images) for group in of_site] for s, of_site in groups.items()}
+    context.memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
+    return context.memory.samples[1]
 
 
 def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:
@@ -324,15 +285,14 @@ def held_out(name: str, context: PassContext) -> tuple[range, range]:
     return range(free), range(free, count)
 
 
-def judged(
-    state: PassState, others: Sequence[PassState], context: PassContext, held: Sequence[int]
-) -> PassState:
+def judged(name: str, state: PassState, others: Sequence[PassState], context: PassContext) -> PassState:
     """Return the nearest of the others to the original network on held-out inputs, or the state if it is clearly nearer.
 
     A few inputs decide a divergence where most have next to none, as in a network that knows its calibration images by
     heart. So a pass is undone only where it loses more than two standard errors of the paired difference.
     """
-    before, *after = divergences([state, *others], context, [context.inputs[i] for i in held])
+    held = [context.inputs[i] for i in held_out(name, context)[1]]
+    before, *after = divergences([state, *others], context, held)
     best = min(range(len(others)), key=lambda index: float(after[index].sum()))
     worse = after[best] - before
     error = worse.std() * len(worse) ** 0.5 if len(worse) > 1 else 0.0

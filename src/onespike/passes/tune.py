@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
 from onespike.errors import UsageError
-from onespike.neurons.gradient import in_range, straight_through
+from onespike.neurons.gradient import straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
 from onespike.passes.statistics import held_out, probing, unspiked
@@ -38,31 +38,6 @@ FILE, DIGEST = "tune.pt", 32
 ONE = torch.ones(())
 
 
-class Constants(NamedTuple):
-    """The constants of one site that may be learned, and its gain."""
-
-    log_step: Tensor
-    center: Tensor
-    offset: Tensor
-    gain: Tensor
-
-
-def fired(x: Tensor, constants: Constants, site: LearnedSite) -> tuple[Tensor, Tensor]:
-    """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
-
-    The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
-    """
-    log_step, center, offset, gain = constants
-    unit = gain * log_step.exp()
-    a = (x - center) / unit
-    with torch.no_grad():
-        y = site.code.fire(a)
-        additions = (site.reading.additions(y.abs()) * site.drives).sum_to_size(log_step.shape)
-        inside = in_range(a, *site.code.units(), site.code.largest)
-    cost = additions * (site.reading.elasticity * (log_step.detach() - log_step)).exp()
-    return straight_through(y, a, inside) * unit + offset, cost.sum() * site.fan_out
-
-
 class LearnedSite(nn.Module):
     """One site while it learns: how far its constants have moved, in units in which one learning rate suits all.
 
@@ -73,31 +48,40 @@ class LearnedSite(nn.Module):
         super().__init__()
         step, center = state.step(t.site), torch.zeros(()) if t.center is None else t.center
         offset = center if t.offset is None else t.offset
-        self.start = Constants(step.clamp(min=1e-12).log(), center, offset, ONE if t.gain is None else t.gain)
+        self.start = step.clamp(min=1e-12).log(), center, offset
         function = fire_function(t.levels, t.rounding or state.recipe.rounding)
         self.code = SpikeCode(ONE, ONE if bool((t.negative > 0).any()) else None, function)
         self.reading, self.drives, self.typical = reading_of(column), state.drives(t.site), t.typical
-        self.fan_out, self.centered = 0.0, t.center is not None
+        self.fan_out, self.gain, self.centered = 0.0, ONE if t.gain is None else t.gain, t.center is not None
         self.step = nn.Parameter(torch.zeros_like(step))
         if self.centered:
             self.center = nn.Parameter(torch.zeros_like(center))
             self.offset = nn.Parameter(torch.zeros_like(offset))
 
-    def constants(self) -> Constants:
-        """Return the present constants; centers and offsets move in units of the mean first step."""
-        log_step, center, offset, gain = self.start
+    def constants(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log step, center and offset; the latter move in units of the mean first step."""
+        log_step, center, offset = self.start
         if self.centered:
             unit = log_step.exp().median()
             center, offset = center + unit * self.center, offset + unit * self.offset
-        return Constants(log_step + self.step, center, offset, gain)
+        return log_step + self.step, center, offset
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value, and the cost of its spikes."""
-        constants = self.constants()
+        """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
+
+        The second result is the cost Σ fan-out·additions, whose gradient with respect to log step is its elasticity.
+        """
+        (log_step, center, offset), gain = self.constants(), self.gain
         if self.typical is not None:
-            gain = constants.gain * row_gain((x - constants.center).detach(), self.typical)
-            constants = constants._replace(gain=gain)
-        return fired(x, constants, self)
+            gain = gain * row_gain((x - center).detach(), self.typical)
+        unit = gain * log_step.exp()
+        a = (x - center) / unit
+        with torch.no_grad():
+            y = self.code.fire(a)
+            additions = (self.reading.additions(y.abs()) * self.drives).sum_to_size(log_step.shape)
+            inside = self.code.in_range(a)
+        cost = additions * (self.reading.elasticity * (log_step.detach() - log_step)).exp()
+        return straight_through(y, a, inside) * unit + offset, cost.sum() * self.fan_out
 
 
 class Learner(nn.ModuleList):
@@ -113,7 +97,7 @@ class Learner(nn.ModuleList):
         """Return the thresholds with what was learned."""
         changes = {}
         for site, t in state.spiking.items():
-            log_step, center, offset, _ = self.at[site].constants()
+            log_step, center, offset = self.at[site].constants()
             step = log_step.exp() / state.scale(site)
             sides = {"positive": t.positive, "negative": t.negative}
             changes[site] = {side: (step * (old > 0)).float() for side, old in sides.items()}
@@ -148,7 +132,6 @@ class Training:
     def __init__(self, learner: Learner, state: PassState, context: PassContext, goal: float) -> None:
         self.learner, self.state, self.context = learner, state, context
         self.network, self.costs = unspiked(state, context), list[Tensor]()
-        self.teacher = context.model
         self.allowed = additions_within(context.energy, goal, state.thresholds.macs)
         self.optimizer = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
         self.average, self.best, self.best_loss = learner.values(), learner.values(), math.inf
@@ -166,7 +149,7 @@ class Training:
     def _loss(self, batch: Any) -> Tensor:
         batch, size = to(batch, device_of(self.network)), count_of(batch)
         with torch.no_grad():
-            expected = call(self.teacher, batch)
+            expected = call(self.context.model, batch)
         self.costs.clear()
         with probing(self.network, self._visit):
             output = call(self.network, batch)
@@ -189,8 +172,8 @@ class Training:
         self._resume()
         if not self.step:
             self.best_loss = self._judge()
-        training = self.teacher.training
-        self.teacher.eval()
+        training = self.context.model.training
+        self.context.model.eval()
         for _ in self.context.progress("tuning", STEPS)(range(self.step, STEPS)):
             gained = any(bool(value.any()) for value in self.best.values())
             if self.waited >= (PATIENCE if gained else HOPELESS) or self.seconds > SECONDS:
@@ -205,7 +188,7 @@ class Training:
                     self.best_loss, self.waited = loss, 0
                 self._save()
             self.seconds += time.perf_counter() - started
-        self.teacher.train(training)
+        self.context.model.train(training)
         self.learner.load_state_dict(self.best)
         return self.learner.state(self.state)
 
@@ -229,25 +212,23 @@ class Training:
         parts = torch.randperm(len(self.free), generator=generator)[: -(-2 * size // count_of(inputs[0]))]
         batch = join([inputs[self.free[int(part)]] for part in parts])
         batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:size])
-        if isinstance(batch, Tensor) and batch.dim() == 4:
-            batch = batch.flip(-1) if bool(torch.rand((), generator=generator) < 0.5) else batch
-        return batch
+        mirrors = isinstance(batch, Tensor) and batch.dim() == 4
+        return batch.flip(-1) if mirrors and bool(torch.rand((), generator=generator) < 0.5) else batch
 
     def _identity(self) -> Tensor:
         """Return what a resumed tuning must share with the one it continues: its start."""
-        starts = (site.start for site in self.learner.at.values())
-        return torch.stack([start.log_step.double().sum() for start in starts])
+        return torch.stack([site.start[0].double().sum() for site in self.learner.at.values()])
 
     def _save(self) -> None:
         if self.file is None:
             return
         contents = BytesIO()
-        learned = {"learner": self.learner.state_dict(), "average": self.average, "best": self.best}
-        facts = self.step, self.waited, self.best_loss, self.seconds
         record = {
-            **learned,
+            "learner": self.learner.state_dict(),
+            "average": self.average,
+            "best": self.best,
             "optimizer": self.optimizer.state_dict(),
-            "facts": facts,
+            "facts": (self.step, self.waited, self.best_loss, self.seconds),
             "identity": self._identity(),
         }
         torch.save(record, contents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import log
 
@@ -14,7 +14,7 @@ from onespike.neurons import Neuron
 from onespike.passes.allocate import Curve, allocated
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import least
-from onespike.passes.statistics import Hear, gradients, held_out, judged
+from onespike.passes.statistics import Hear, gradients, judged
 from onespike.sites import Operand, Site
 
 IMAGES = 128
@@ -26,17 +26,11 @@ LEAST, MOST = 0.1, 1000.0
 """Bounds on the joint effect of errors, relative to their separate effects."""
 
 
-@dataclass
 class Together:
     """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
 
-    joint: Tensor
-    apart: Tensor
-    squares: Tensor
-
-    @classmethod
-    def none(cls) -> Together:
-        return cls(*(torch.zeros(len(FACTORS)).double() for _ in range(3)))
+    def __init__(self) -> None:
+        self.joint, self.apart, self.squares = torch.zeros(3, len(FACTORS)).double()
 
     def hear(self, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
         for index, factor in enumerate(FACTORS):
@@ -69,7 +63,7 @@ def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
     effects: dict[Site, Together] = {}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
-        row = effects.setdefault(operand.site, Together.none())
+        row = effects.setdefault(operand.site, Together())
         return partial(row.hear, operand.neuron(), value)
 
     gradients("weighing", state, context, IMAGES, context.seed + 2, see)
@@ -102,13 +96,8 @@ def weigh(state: PassState, context: PassContext) -> PassState:
     if context.memory.curves is None:
         raise UsageError("the pass 'weigh' needs 'allocate'. Add it, or leave 'weigh' out.")
     before, _, curves = context.memory.curves
-    goal = least(state, context)
-    joint = {
-        site: [
-            weighted(curve, state.step(site).clamp(min=1e-30).log(), effect.ratio()) for curve in curves[site]
-        ]
-        for site, effect in coherence(state, context).items()
-    }
-    joint |= {site: of_site for site, of_site in curves.items() if site not in joint}
-    other = allocated(before, context, joint, goal)
-    return judged(state, [other], context, held_out("weigh", context)[1])
+    goal, joint = least(state, context), dict(curves)
+    for site, effect in coherence(state, context).items():
+        log_step, ratio = state.step(site).clamp(min=1e-30).log(), effect.ratio()
+        joint[site] = [weighted(curve, log_step, ratio) for curve in curves[site]]
+    return judged("weigh", state, [allocated(before, context, joint, goal)], context)

@@ -151,6 +151,13 @@ class SpikeCode(NamedTuple):
             return by_side(x, up, down, lambda size, step: count((size + step / 2) / step))
         return with_sign(x, count(magnitude(x, up, down) + 0.5), up, down)
 
+    def in_range(self, coordinate: Tensor) -> Tensor:
+        """Return where the largest count does not clip a coordinate; a side that is off has only count 0."""
+        (up, down), reach = self.units(), self.largest + 0.5
+        high = torch.where(up > 0, reach * up, down / 2)
+        low = torch.where(down > 0, reach * down, up / 2)
+        return (coordinate > -low) & (coordinate < high)
+
     def decode(self, counts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the values of signed counts, rounded to `dtype` once."""
         if self.typical is not None:

@@ -42,12 +42,12 @@ def _check_largest(largest: int, text: str) -> None:
 
 def linear_levels(M: int) -> tuple[int, ...]:
     """y_k = k for 1 ≤ k ≤ 2M, the linear fire function of the paper's ablation."""
-    return LevelSpec("linear", M).levels()
+    return _named("linear", M).levels()
 
 
 def exponential_levels(M: int) -> tuple[int, ...]:
     """y_k = 2^(k−1) for 1 ≤ k ≤ 2M, the exponential fire function of the paper's ablation."""
-    return LevelSpec("exponential", M).levels()
+    return _named("exponential", M).levels()
 
 
 def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
@@ -59,81 +59,26 @@ def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
     >>> mixed_levels(8, tail=3)
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15)
     """
-    return LevelSpec("mixed", M, M if tail is None else tail).levels()
+    return _named("mixed", M, M if tail is None else tail).levels()
 
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """A fire function by name, such as `mixed:8`, `density:4` or `1,2,4`.
+    """A fire function by name, such as `mixed:8`, and its integers; None if `density` chooses 2M from a histogram."""
 
-    Attributes:
-        kind: `mixed`, `linear`, `exponential`, `density`, `bits` or `explicit`.
-        M: half the number of levels per side, whatever the kind: `linear:8` has 16, as `mixed:8` has. With a tail of its
-            own, `mixed` has M levels before it; for `bits`, M is the number of bits.
-        tail: for `mixed`, the number of levels in the tail.
-        explicit: the integers themselves, for `explicit`.
-    """
-
-    kind: str
-    M: int = 0
-    tail: int = 0
-    explicit: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.kind == "explicit":
-            check_levels(self.explicit)
-            return
-        if self.kind not in KINDS:
-            raise unknown("kind of levels", self.kind, KINDS)
-        if self.M < 1 or self.tail < 0:
-            raise UsageError(f"levels '{self}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
-        if self.kind != "mixed" and self.tail:
-            raise UsageError(
-                f"levels of kind '{self.kind}' have no tail. Write {self.kind}:{self.M}, or use mixed."
-            )
-        if self.largest is not None:
-            _check_largest(self.largest, str(self))
+    name: str
+    M: int
+    integers: tuple[int, ...] | None
 
     def __str__(self) -> str:
-        if self.kind == "explicit":
-            return ",".join(map(str, self.explicit)) + ("," if len(self.explicit) == 1 else "")
-        tail = f"+{self.tail}" if self.kind == "mixed" and self.tail != self.M else ""
-        return f"{self.kind}:{self.M}{tail}"
-
-    @property
-    def needs_histogram(self) -> bool:
-        """Whether the levels depend on the calibrated distribution."""
-        return self.kind == "density"
-
-    @property
-    def largest(self) -> int | None:
-        """The largest level, or None if the distribution decides it."""
-        if self.kind == "explicit":
-            return self.explicit[-1]
-        if self.kind == "density":
-            return None
-        # A shift by an absurd M would exhaust memory; past 64 bits the answer is "too large" anyway.
-        return {
-            "mixed": self.M - 1 + (1 << min(self.tail, 64)),
-            "bits": (1 << min(self.M, 64)) - 1,
-            "linear": 2 * self.M,
-            "exponential": 1 << min(2 * self.M - 1, 64),
-        }[self.kind]
+        return self.name
 
     def levels(
         self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
     ) -> tuple[int, ...]:
         """Return the integers, strictly increasing; `density` takes them from `histogram` = (values, counts)."""
-        if self.kind == "explicit":
-            return self.explicit
-        if self.kind == "bits":
-            return tuple(range(1, 2**self.M))
-        if self.kind == "linear":
-            return tuple(range(1, 2 * self.M + 1))
-        if self.kind == "exponential":
-            return tuple(2**k for k in range(2 * self.M))
-        if self.kind == "mixed":
-            return (*range(1, self.M + 1), *(self.M - 1 + 2**k for k in range(1, self.tail + 1)))
+        if self.integers is not None:
+            return self.integers
         if histogram is None:
             raise CalibrationError(
                 f"levels '{self}' are chosen from a histogram, and there is none. "
@@ -142,39 +87,62 @@ class LevelSpec:
         return density_levels(*histogram, 2 * self.M, rounding)
 
 
-def parse_levels(spec: str) -> LevelSpec:
+def _named(kind: str, M: int, tail: int = 0) -> LevelSpec:
+    """Return the levels of a kind. M is half their number, but that of bits, or of levels before another tail than M."""
+    name = f"{kind}:{M}" + (f"+{tail}" if kind == "mixed" and tail != M else "")
+    if M < 1 or tail < 0:
+        raise UsageError(f"levels '{name}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
+    if kind != "mixed" and tail:
+        raise UsageError(f"levels of kind '{kind}' have no tail. Write {kind}:{M}, or use mixed.")
+    # A shift by an absurd M would exhaust memory; past 64 bits the answer is "too large" anyway.
+    largest = {
+        "mixed": M - 1 + (1 << min(tail, 64)),
+        "linear": 2 * M,
+        "exponential": 1 << min(2 * M - 1, 64),
+        "density": 0,
+        "bits": (1 << min(M, 64)) - 1,
+    }[kind]
+    _check_largest(largest, name)
+    if kind == "density":
+        return LevelSpec(name, M, None)
+    if kind == "exponential":
+        return LevelSpec(name, M, tuple(2**k for k in range(2 * M)))
+    dense = M if kind == "mixed" else largest
+    return LevelSpec(name, M, (*range(1, dense + 1), *(M - 1 + 2**k for k in range(1, tail + 1))))
+
+
+def parse_levels(text: str) -> LevelSpec:
     """Parse `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
 
-    >>> parse_levels("8") == parse_levels("mixed:8") == LevelSpec("mixed", 8, 8)
+    >>> parse_levels("8") == parse_levels("mixed:8")
     True
-    >>> parse_levels("mixed:64+8").largest
+    >>> parse_levels("mixed:64+8").levels()[-1]
     319
     """
-    if not isinstance(spec, str):
-        raise UsageError(f"levels must be text such as 'mixed:8' or '1,2,4', not {spec!r}.")
+    if not isinstance(text, str):
+        raise UsageError(f"levels must be text such as 'mixed:8' or '1,2,4', not {text!r}.")
 
-    def integer(text: str) -> int:
+    def integer(digits: str) -> int:
         try:
-            return int(text)
+            return int(digits)
         except ValueError:
             raise UsageError(
-                f"levels '{spec}': {text!r} is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4."
+                f"levels '{text}': {digits!r} is not an integer. Write for example mixed:8, mixed:64+8 or 1,2,4."
             ) from None
 
-    text = spec.strip()
-    if "," in text:
-        return LevelSpec("explicit", explicit=tuple(map(integer, text.rstrip(",").split(","))))
-    kind, colon, size = text.rpartition(":")
+    name = text.strip()
+    if "," in name:
+        levels = check_levels(tuple(map(integer, name.rstrip(",").split(","))))
+        return LevelSpec(",".join(map(str, levels)) + ("," if len(levels) == 1 else ""), 0, levels)
+    kind, colon, size = name.rpartition(":")
     if not colon:
         # A bare number is mixed:M; a bare word is a kind without its size.
-        kind, size = ("mixed", text) if text[:1].isdigit() or text[:1] == "-" else (text, "")
+        kind, size = ("mixed", name) if name[:1].isdigit() or name[:1] == "-" else (name, "")
     if kind not in KINDS:
         raise unknown("kind of levels", kind, KINDS)
     first, plus, second = size.partition("+")
     M = integer(first)
-    if plus:
-        return LevelSpec(kind, M, integer(second))
-    return LevelSpec(kind, M, M if kind == "mixed" else 0)
+    return _named(kind, M, integer(second) if plus else M if kind == "mixed" else 0)
 
 
 def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
@@ -187,15 +155,6 @@ def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "
     >>> density_levels(torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0]), torch.tensor([9, 9, 9, 9, 1]), 4)
     (1, 2, 3, 40)
     """
-    if values.ndim != 1 or values.shape != counts.shape:
-        raise UsageError(
-            f"density levels: values {tuple(values.shape)} and counts {tuple(counts.shape)} must be 1-D "
-            "and alike. Pass the bin centers and their counts."
-        )
-    if count < 2:
-        raise UsageError(
-            f"density levels: at least 2 levels are needed, not {count}. Ask for density:1 or more."
-        )
     value, order = values.detach().double().cpu().sort()
     weight = counts.detach().double().cpu()[order]
     seen = value[weight > 0]
