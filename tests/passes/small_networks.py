@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onespike import calibrate, preset
-from onespike.passes import PassContext, PassState
+from onespike.passes import PassContext, PassState, chain
 from onespike.runtime.forward import evaluating
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
@@ -78,6 +78,13 @@ def ready(count: int = 48, **settings) -> tuple[PassState, PassContext]:
     """The attention network after calibration on so many `tokens`, and a context with these settings."""
     model, inputs, state = _ready(count)
     return state, PassContext(model, inputs, **settings)
+
+
+@cache
+def passed(names: tuple[str, ...] = ALL, count: int = 48, **settings) -> tuple[PassState, PassContext]:
+    """The attention network after these passes, and their context."""
+    state, context = ready(count, **settings)
+    return chain(state, context, names), context
 
 
 def divergence(model, state, inputs) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_networks import ALL, attention, divergence, start, tokens
+from small_networks import ALL, divergence, passed, ready, start, tokens
 from torch import nn
 
 from onespike import convert, revert_
@@ -43,9 +43,8 @@ def test_rows_that_say_nothing_change_no_weight(rows):
 
 
 def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
-    model = attention()
-    state, context = start(model, tokens(128), budget=0.08)
-    plain, fitted = (chain(state, context, names) for names in (ALL, (*ALL, "refit")))
+    (plain, context), (fitted, _) = (passed(names, 128, budget=0.08) for names in (ALL, (*ALL, "refit")))
+    model = context.model
     assert spending(fitted, context) == pytest.approx(0.08, rel=0.011)
     others = tokens(128, seed=9)
     assert divergence(model, fitted, others) < 0.8 * divergence(model, plain, others)
@@ -62,16 +61,14 @@ def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
         return torch.arange(2.0)[:, None]
 
     monkeypatch.setattr("onespike.passes.statistics.divergences", worse_each_time)
-    chosen = chain(*start(attention(), tokens(48), budget=0.08), (*ALL, "refit"))
+    chosen = chain(*ready(budget=0.08), (*ALL, "refit"))
     assert judged == [(2, 2)]  # two parts of eight
     assert all(t.change is None for t in chosen.thresholds.values())
 
 
 def test_a_refitted_network_goes_back_to_its_own_weights():
-    model = attention()
-    state, context = start(model, tokens(128), budget=0.08)
-    fitted = chain(state, context, (*ALL, "refit"))
-    snn = convert(model, fitted.thresholds, fitted.recipe, share_weights=True)
+    fitted, context = passed((*ALL, "refit"), 128, budget=0.08)
+    model, snn = context.model, fitted.network(context.model)
     name = "blocks.0.fc2.weight"
     assert not torch.equal(snn.state_dict()[name], model.state_dict()[name])
     assert "re-fitted to spikes" in repr(snn.get_submodule("blocks.0.fc2"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
-from small_networks import attention, ready, start, tokens
+from small_networks import attention, passed, ready, tokens
 
-from onespike import calibrate, metered, preset, spike
+from onespike import metered, preset, spike
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError
-from onespike.passes import chain, improve, statistics, tolerance
+from onespike.passes import improve, statistics, tolerance
 from onespike.passes.budget import Spent, fit, measured, spending
 from onespike.passes.tolerance import by_labels
 from onespike.presets import DEFAULT, PRESETS
@@ -23,14 +26,15 @@ def few_held(monkeypatch):
     monkeypatch.setattr(statistics, "HELD", 16)
 
 
-def improved(most: float, energy: str = "counts", **more):
-    model, inputs = attention(), tokens(96)
-    recipe = preset("sformer", passes=QUICK, budget=0.2, energy=energy, max_drop=most)
-    return improve(model, inputs, calibrate(model, inputs, recipe), recipe, **more), model, inputs
+@cache
+def improved(most: float) -> dict[str, Any]:
+    state, context = ready(96)
+    recipe = preset("sformer", passes=QUICK, budget=0.2, max_drop=most)
+    return improve(context.model, context.inputs, state.thresholds, recipe).provenance
 
 
 def test_it_is_the_least_energy_of_those_tried_that_stays_within():
-    result = improved(0.02)[0].provenance
+    result = improved(0.02)
     loss, tried = result["loss"], result["loss"]["tried"]
     good = [one["budget"] for one in tried if one["drop"] + one["error"] <= 0.02]
     assert len(tried) >= 3 and good and loss["drop"] + loss["error"] <= 0.02
@@ -41,16 +45,15 @@ def test_it_is_the_least_energy_of_those_tried_that_stays_within():
 
 
 def test_a_smaller_loss_costs_more():
-    spent = [improved(most)[0].provenance["energy"]["ratios"]["counts"] for most in (0.005, 0.1)]
+    spent = [improved(most)["energy"]["ratios"]["counts"] for most in (0.005, 0.02)]
     assert spent[0] > spent[1]
 
 
 def test_a_loss_that_no_energy_keeps_is_said(monkeypatch):
     monkeypatch.setattr(tolerance, "MOST", 0.25)
     with pytest.warns(OnespikeWarning, match=r"no energy that was tried stays within a loss of 1e-07 %"):
-        thresholds, _, _ = improved(1e-9)
-    tried = thresholds.provenance["loss"]["tried"]
-    assert thresholds.provenance["loss"]["drop"] == min(one["drop"] for one in tried)
+        loss = improved(1e-9)["loss"]
+    assert loss["drop"] == min(one["drop"] for one in loss["tried"])
 
 
 def test_labels_judge_by_accuracy():
@@ -58,18 +61,16 @@ def test_labels_judge_by_accuracy():
     with torch.inference_mode():
         labels = [model(x).argmax(-1) for x in inputs]
         labels[0][:8] = (labels[0][:8] + 1) % 5
-    judge = by_labels(model, zip(inputs, labels, strict=True), Inferred())
-    snn = spike(model, inputs, "sformer", scale=0.9)
+    labeled = list(zip(inputs, labels, strict=True))
+    judge, snn = by_labels(model, labeled, Inferred()), spike(model, inputs, "sformer", scale=0.9)
     with torch.inference_mode():
         before, after = (
-            torch.cat([(net(x).argmax(-1) == y).double() for x, y in zip(inputs, labels, strict=True)])
-            for net in (model, snn)
+            torch.cat([(net(x).argmax(-1) == y).double() for x, y in labeled]) for net in (model, snn)
         )
     loss = judge(snn)
     assert loss.drop == pytest.approx(float((before - after).mean())) and loss.drop > 0
     assert loss.error == pytest.approx(float((before - after).std() / 96**0.5))
-    validation = list(zip(inputs, labels, strict=True))
-    result = spike(model, inputs, passes=QUICK, energy="counts", max_drop=0.05, validation=validation)
+    result = spike(model, inputs, passes=QUICK, energy="counts", max_drop=0.05, validation=labeled)
     assert judge(result).within(0.05)
 
 
@@ -82,13 +83,11 @@ def test_a_budget_is_held_with_its_standard_error():
 
 
 def test_a_budget_that_cannot_be_met_keeps_the_nearest_and_says_what_was_tried():
-    model, inputs = attention(), tokens()
+    state, context = ready(budget=1e-4)
     recipe = preset("sformer", passes=("nearest",), budget=1e-4)
-    with pytest.warns(
-        OnespikeWarning, match=r"budget 0\.0001 \(counts\) is not met; steps of several sizes gave .*is kept"
-    ):
-        thresholds = improve(model, inputs, calibrate(model, inputs, recipe), recipe)
-    state, context = start(model, inputs, budget=1e-4)
+    message = r"budget 0\.0001 \(counts\) is not met; steps of several sizes gave .*is kept"
+    with pytest.warns(OnespikeWarning, match=message):
+        thresholds = improve(context.model, context.inputs, state.thresholds, recipe)
     nearest = spending(fit(state, context, 1e-4), context)
     assert min(context.memory.tried) == nearest
     assert thresholds.provenance["energy"]["inputs"] == 32
@@ -106,8 +105,7 @@ def test_the_default_is_passes_within_a_budget_and_the_paper_stays_exact():
 
 
 def test_a_budget_at_which_nothing_fires():
-    state, context = start(attention(), tokens(), budget=1e-9)
-    result = chain(state, context, ("nearest", "allocate"))
+    result, context = passed(("nearest", "allocate"), budget=1e-9)
     assert spending(result, context) < 1e-3
 
 

@@ -7,10 +7,10 @@ import importlib
 
 import pytest
 import torch
-from small_networks import ALL, ready
+from small_networks import passed, ready
 
 from onespike.errors import LoadError, UsageError
-from onespike.passes import chain, statistics
+from onespike.passes import statistics
 from onespike.passes.budget import spending
 
 tuning = importlib.import_module("onespike.passes.tune")
@@ -49,10 +49,8 @@ def test_gradients_by_hand():
 
 
 def test_the_learner_starts_as_the_converted_network():
-    state, context = ready(budget=0.3)
-    state = chain(state, context, ALL)
-    learner = tuning.Learner(state, "counts")
-    again = learner.state(state)
+    state, context = passed(budget=0.15)
+    again = tuning.Training(state, context, 0.15).learned()
     for name, threshold in state.spiking.items():
         result = again.thresholds[name]
         assert torch.allclose(result.positive, threshold.positive, rtol=1e-5)
@@ -60,9 +58,8 @@ def test_the_learner_starts_as_the_converted_network():
 
 
 def test_tuning_keeps_the_budget_and_does_not_harm(short):
-    state, context = ready(96, budget=0.2)
-    before = chain(state, context, ALL)
-    training = tuning.Training(tuning.Learner(before, "counts"), before, context, 0.2)
+    before, context = passed(budget=0.2)
+    training = tuning.Training(before, context, 0.2)
     first = training._judge()
     training.run()
     assert training.best_loss <= first and training.step == 30
@@ -71,8 +68,7 @@ def test_tuning_keeps_the_budget_and_does_not_harm(short):
 
 
 def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monkeypatch):
-    state, context = ready(64, budget=0.25)
-    state = chain(state, context, ALL)
+    state, context = passed(budget=0.2)
     whole = tuning.tune(state, context)
     context = dataclasses.replace(context, folder=tmp_path / "work")
 
@@ -100,7 +96,6 @@ def test_an_interrupted_tuning_resumes_to_the_same_result(short, tmp_path, monke
 
 
 def test_one_input_is_too_few():
-    state, context = ready(1, budget=0.3)
-    state = chain(state, context, ALL)
+    state, _ = passed(budget=0.15)
     with pytest.raises(UsageError, match="two calibration inputs"):
-        tuning.tune(state, context)
+        tuning.tune(state, ready(1, budget=0.3)[1])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from math import log
 
 import pytest
 import torch
-from small_networks import divergence, ready, start
+from small_networks import divergence, passed, start
 from torch import nn
 
 from onespike import runs
 from onespike.adapters import load_model
-from onespike.passes import chain
+from onespike.passes import PASSES, chain
 from onespike.passes.allocate import Curve
 from onespike.passes.budget import spending
 from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
@@ -97,17 +96,16 @@ def test_a_trained_transformer_at_equal_energy():
     inputs, others = every[:12], every[12:]
     model = loaded.model.eval()
     state, context = start(model, inputs, budget=0.1)
-    plain, better = chain(state, context, FAST), chain(state, context, (*FAST, "weigh"))
+    plain = chain(state, context, FAST)
+    better = PASSES["weigh"](plain, context)
     assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
     assert spending(better, context) == pytest.approx(spending(plain, context), rel=0.02)
 
 
 def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):
-    state, context = ready(budget=0.2)
-    pass_ = importlib.import_module("onespike.passes.weigh")
-    plain = chain(state, context, FAST)
+    plain, context = passed(FAST, budget=0.2)
     monkeypatch.setattr(
         "onespike.passes.statistics.divergences",
         lambda states, context, judges: torch.tensor([[float(each is not plain)] for each in states]),
     )
-    assert pass_.weigh(plain, context) is plain
+    assert PASSES["weigh"](plain, context) is plain

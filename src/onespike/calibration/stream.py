@@ -43,7 +43,7 @@ class _SiteObserver:
     def update(self, site: Site, x: Tensor) -> None:
         self.histogram.update(x)
         low, high = self.histogram.minimum, self.histogram.maximum
-        if low is None or high is None or not bool((low.isfinite() & high.isfinite()).all()):
+        if not bool((low.isfinite() & high.isfinite()).all()):
             raise CalibrationError(
                 f"calibrate: {site} receives NaN or infinite values. "
                 "Check the weights and the preprocessing, or calibrate in float32."
@@ -58,12 +58,6 @@ class _SiteObserver:
                 self.by_head = False
             else:
                 self.heads = largest.maximum(self.heads)
-
-    def cpu(self) -> _SiteObserver:
-        """Move statistics to the CPU for exchange; return self."""
-        for part in (self, self.histogram):
-            vars(part).update({name: x.cpu() for name, x in vars(part).items() if isinstance(x, Tensor)})
-        return self
 
     def merge(self, other: _SiteObserver) -> _SiteObserver:
         """Add what another observer of the same site has seen; return self."""
@@ -82,6 +76,20 @@ class _SiteObserver:
     @property
     def largest(self) -> float:
         return max(float(self.histogram.quantile(0, side).max()) for side in (+1, -1))
+
+    def softmax_threshold(self, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
+        """Return eq. 16, the largest softmax output over the largest level, or the threshold that the recipe fixes.
+
+        A neuron whose threshold is the top of its range, not one step, takes the largest output itself.
+        """
+        top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
+        if not isinstance(recipe.softmax, str):
+            return torch.tensor(float(recipe.softmax))
+        if recipe.softmax_percentile is not None:
+            return self.histogram.quantile(recipe.softmax_percentile, +1).max() / top
+        if recipe.softmax == "head" and self.by_head:
+            return self.heads.view(-1, 1, 1) / top
+        return torch.tensor(self.largest) / top
 
 
 def calibrate(
@@ -167,13 +175,25 @@ def calibrate(
         )
     if processes.count > 1:
         observers = {site: _observed(processes, observers.get(site)) for site in trace.sites}
-    return _thresholds(model, trace, observers, recipe, samples, dict(provenance or {}))
+    facts = {
+        "model": type(model).__name__,
+        "samples": samples,
+        "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
+        "torch": str(torch.__version__),
+        "recipe": calibrated_by(recipe),
+    }
+    uncovered = {key: macs / samples for key, macs in trace.uncovered.items()}
+    entries = _thresholds(trace, observers, recipe, samples)
+    return Thresholds(entries, uncovered, trace.folds, facts | dict(provenance or {}))
 
 
 def _observed(processes: Processes, observer: _SiteObserver | None) -> _SiteObserver:
     """Return what all processes have seen at one site; some may not have reached it."""
-    parts = processes.exchange(observer if observer is None else observer.cpu())
-    return reduce(_SiteObserver.merge, filter(None, parts))
+    for part in (
+        () if observer is None else (observer, observer.histogram)
+    ):  # they exchange what is on the CPU
+        vars(part).update({name: x.cpu() for name, x in vars(part).items() if isinstance(x, Tensor)})
+    return reduce(_SiteObserver.merge, filter(None, processes.exchange(observer)))
 
 
 class _Variation:
@@ -189,11 +209,10 @@ class _Variation:
         except ValueError:  # a library's class of results that torch cannot name the parts of
             leaves = [(f" {place}", x) for place, x in enumerate(tree_leaves(output))]
         named = {f"output{name}": x for name, x in leaves if isinstance(x, Tensor) and x.is_floating_point()}
-        for name, x in named.items():
-            if bool(x.isnan().any()):
-                raise CalibrationError(
-                    f"calibrate: the network's {name} holds NaN. Check the weights, or calibrate in float32."
-                )
+        for name in (name for name, x in named.items() if bool(x.isnan().any())):
+            raise CalibrationError(
+                f"calibrate: the network's {name} holds NaN. Check the weights, or calibrate in float32."
+            )
         if not named or any(not x.dim() or len(x) != size for x in named.values()):
             self.varies = True  # not one row per input: nothing to compare
             return
@@ -225,17 +244,12 @@ def _differ(x: Tensor, first: Tensor) -> bool:
 
 
 def _thresholds(
-    model: nn.Module,
-    trace: Trace,
-    observers: dict[Site, _SiteObserver],
-    recipe: Recipe,
-    samples: int,
-    provenance: dict[str, Any],
-) -> Thresholds:
+    trace: Trace, observers: dict[Site, _SiteObserver], recipe: Recipe, samples: int
+) -> dict[Site, SiteThreshold]:
     spec, entries = parse_levels(recipe.levels), {}
     for site, facts in trace.sites.items():
         observer, role = observers[site], trace.role(site)
-        if observer.histogram.counts is None:
+        if observer.histogram.empty:
             raise CalibrationError(
                 f"calibrate: nothing ever reached {site}: the stages before it found nothing in any input. "
                 "Calibrate on images with objects, or lower the network's own score threshold."
@@ -253,7 +267,7 @@ def _thresholds(
         if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":
-            positive, negative = _softmax_threshold(observer, recipe, levels), torch.zeros(())
+            positive, negative = observer.softmax_threshold(recipe, levels), torch.zeros(())
         entries[site] = SiteThreshold(
             site, role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
             facts.calls / trace.forwards, facts.macs / samples,
@@ -262,32 +276,4 @@ def _thresholds(
     if recipe.softmax == "model" and softmax:
         most = torch.stack([t.positive for t in softmax.values()]).max()
         entries |= {site: replace(t, positive=most) for site, t in softmax.items()}
-    return Thresholds(
-        entries,
-        {key: macs / samples for key, macs in trace.uncovered.items()},
-        trace.folds,
-        {
-            "model": type(model).__name__,
-            "samples": samples,
-            "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
-            "torch": str(torch.__version__),
-            "recipe": calibrated_by(recipe),
-            **provenance,
-        },
-    )
-
-
-def _softmax_threshold(observer: _SiteObserver, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
-    """Return eq. 16, the largest softmax output over the largest level, or the threshold that the recipe fixes.
-
-    A neuron whose threshold is the top of its range, not one step, takes the largest output itself.
-    """
-    top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
-    if not isinstance(recipe.softmax, str):
-        return torch.tensor(float(recipe.softmax))
-    if recipe.softmax_percentile is not None:
-        top_values = observer.histogram.quantile(recipe.softmax_percentile, +1)
-        return top_values.max() / top
-    if recipe.softmax == "head" and observer.by_head:
-        return observer.heads.view(-1, 1, 1) / top
-    return torch.tensor(observer.largest) / top
+    return entries

@@ -27,8 +27,8 @@ class Moments:
 
     def __init__(self, groups: int, inputs: int, like: Tensor) -> None:
         self.weight = like.new_zeros(())
-        self.value, self.missed = like.new_zeros(2, groups, inputs)
-        self.square, self.cross = like.new_zeros(2, groups, inputs, inputs)
+        self.value, self.missed = like.new_zeros(2, groups, inputs).unbind()
+        self.square, self.cross = like.new_zeros(2, groups, inputs, inputs).unbind()
 
     def add(self, value: Tensor, missed: Tensor, weight: Tensor) -> None:
         """Add rows of [groups, rows, inputs], each with a weight of [rows, 1]."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.errors import UsageError
@@ -91,7 +92,7 @@ class Fisher:
     """Sums over inputs at one site, by position and channel: squared gradients, |x|, and numbers of elements.
 
     At inputs of linear maps `by_octave` holds squared gradients by the octave of a row's mean magnitude and by channel,
-    and `rows` the number of rows per octave.
+    and in a last column the number of rows.
     """
 
     information: Tensor
@@ -99,28 +100,25 @@ class Fisher:
     elements: float
     fan_out: float
     by_octave: Tensor | None = None
-    rows: Tensor | None = None
 
     def add(self, axes: tuple[int, ...], x: Tensor | None, gradient: Tensor) -> None:
         """Add the gradient of a value, which is known if it is an input of a linear map."""
-        self.information += reduced(gradient.double().pow(2), axes)
-        if x is None:
-            return
-        if self.by_octave is None or self.rows is None:
-            self.by_octave = x.new_zeros(OCTAVES, x.shape[-1]).double()
-            self.rows = x.new_zeros(OCTAVES).double()
-        at = octave(x).flatten()
-        self.by_octave.index_add_(0, at, gradient.double().pow(2).flatten(0, -2))
-        self.rows.index_add_(0, at, torch.ones_like(at, dtype=torch.double))
+        square = gradient.double().pow(2)
+        self.information += reduced(square, axes)
+        if x is not None:
+            if self.by_octave is None:
+                self.by_octave = x.new_zeros(OCTAVES, x.shape[-1] + 1).double()
+            self.by_octave.index_add_(0, octave(x).flatten(), F.pad(square.flatten(0, -2), (0, 1), value=1.0))
 
     def of_rows(self, x: Tensor) -> Tensor:
         """Return the Fisher information of rows of this magnitude, or of the nearest one for the same relative error."""
-        if self.by_octave is None or self.rows is None:
+        if self.by_octave is None:
             raise UsageError("passes: rows were seen at inputs of linear maps only.")
-        seen = self.rows.nonzero().flatten()
+        rows = self.by_octave[:, -1:]
+        seen = rows.flatten().nonzero().flatten()
         every = torch.arange(OCTAVES, device=seen.device)
         nearest = seen[(every[:, None] - seen).abs().argmin(1)]
-        table = (self.by_octave / self.rows.clamp(min=1)[:, None])[nearest]
+        table = (self.by_octave[:, :-1] / rows.clamp(min=1))[nearest]
         return (table * 4.0 ** (nearest - every).double()[:, None]).to(x)[octave(x)]
 
     def mean(self, axes: tuple[int, ...]) -> Tensor:

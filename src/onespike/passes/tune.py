@@ -84,31 +84,6 @@ class LearnedSite(nn.Module):
         return straight_through(y, a, inside) * unit + offset, cost.sum() * self.fan_out
 
 
-class Learner(nn.ModuleList):
-    """The learnable constants of all sites."""
-
-    def __init__(self, state: PassState, column: str) -> None:
-        at = {site: LearnedSite(t, state, column) for site, t in state.spiking.items()}
-        super().__init__(at.values())
-        self.at = at
-
-    @torch.no_grad()
-    def state(self, state: PassState) -> PassState:
-        """Return the thresholds with what was learned."""
-        changes = {}
-        for site, t in state.spiking.items():
-            log_step, center, offset = self.at[site].constants()
-            step = log_step.exp() / state.scale(site)
-            sides = {"positive": t.positive, "negative": t.negative}
-            changes[site] = {side: (step * (old > 0)).float() for side, old in sides.items()}
-            if t.center is not None:
-                changes[site] |= {"center": center.float(), "offset": offset.float()}
-        return state.with_sites(changes)
-
-    def values(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.state_dict().items()}
-
-
 @calibration_pass("tune", needs=("allocate",), whole=True, steps=True)
 def tune(state: PassState, context: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
@@ -122,25 +97,42 @@ def tune(state: PassState, context: PassContext) -> PassState:
                 f"the pass 'tune' learns one step for both signs, and {site} has two. Add the pass 'allocate'."
             )
     goal = least(state, context)
-    training = Training(Learner(state, context.energy), state, context, goal)
-    return fit(training.run(), context, goal)
+    return fit(Training(state, context, goal).run(), context, goal)
 
 
 class Training:
     """One tuning: its learned constants, their average, and the best average so far."""
 
-    def __init__(self, learner: Learner, state: PassState, context: PassContext, goal: float) -> None:
-        self.learner, self.state, self.context = learner, state, context
+    def __init__(self, state: PassState, context: PassContext, goal: float) -> None:
+        self.state, self.context = state, context
+        self.sites = {site: LearnedSite(t, state, context.energy) for site, t in state.spiking.items()}
+        self.learner = nn.ModuleList(self.sites.values())
         self.network, self.costs = unspiked(state, context), list[Tensor]()
         self.allowed = additions_within(context.energy, goal, state.thresholds.macs)
-        self.optimizer = torch.optim.Adam(learner.parameters(), RATE, betas=(0.9, 0.99))
-        self.average, self.best, self.best_loss = learner.values(), learner.values(), math.inf
+        self.optimizer = torch.optim.Adam(self.learner.parameters(), RATE, betas=(0.9, 0.99))
+        self.average, self.best, self.best_loss = self._values(), self._values(), math.inf
         self.step, self.waited, self.seconds = 0, 0, 0.0
         self.free, self.held = held_out("tune", context)
         self.file = None if context.folder is None else context.folder / FILE
 
+    def _values(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.learner.state_dict().items()}
+
+    @torch.no_grad()
+    def learned(self) -> PassState:
+        """Return the state with the present constants."""
+        changes = {}
+        for site, t in self.state.spiking.items():
+            log_step, center, offset = self.sites[site].constants()
+            step = log_step.exp() / self.state.scale(site)
+            sides = {"positive": t.positive, "negative": t.negative}
+            changes[site] = {side: (step * (old > 0)).float() for side, old in sides.items()}
+            if t.center is not None:
+                changes[site] |= {"center": center.float(), "offset": offset.float()}
+        return self.state.with_sites(changes)
+
     def _visit(self, operand: Operand, x: Tensor) -> Tensor:
-        site = self.learner.at[operand.site]
+        site = self.sites[operand.site]
         site.fan_out = operand.synapses.mean_fan_out
         value, cost = site.forward(x)
         self.costs.append(cost)
@@ -161,7 +153,7 @@ class Training:
     @torch.no_grad()
     def _judge(self) -> float:
         """Return the loss of the averaged constants on inputs that no step has seen."""
-        now = self.learner.values()
+        now = self._values()
         self.learner.load_state_dict(self.average)
         losses = [float(self._loss(self.context.inputs[i])) for i in self.held]
         self.learner.load_state_dict(now)
@@ -190,7 +182,7 @@ class Training:
             self.seconds += time.perf_counter() - started
         self.context.model.train(training)
         self.learner.load_state_dict(self.best)
-        return self.learner.state(self.state)
+        return self.learned()
 
     def _step(self) -> None:
         generator = torch.Generator().manual_seed(self.context.seed * 100003 + self.step)
@@ -217,7 +209,7 @@ class Training:
 
     def _identity(self) -> Tensor:
         """Return what a resumed tuning must share with the one it continues: its start."""
-        return torch.stack([site.start[0].double().sum() for site in self.learner.at.values()])
+        return torch.stack([site.start[0].double().sum() for site in self.sites.values()])
 
     def _save(self) -> None:
         if self.file is None:

@@ -30,7 +30,7 @@ class Together:
     """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
 
     def __init__(self) -> None:
-        self.joint, self.apart, self.squares = torch.zeros(3, len(FACTORS)).double()
+        self.joint, self.apart, self.squares = torch.zeros(3, len(FACTORS)).double().unbind()
 
     def hear(self, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
         for index, factor in enumerate(FACTORS):
