@@ -175,7 +175,7 @@ def calibrate(
         )
     if processes.count > 1:
         observers = {site: _observed(processes, observers.get(site)) for site in trace.sites}
-    facts = {
+    origin = {
         "model": type(model).__name__,
         "samples": samples,
         "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
@@ -184,7 +184,7 @@ def calibrate(
     }
     uncovered = {key: macs / samples for key, macs in trace.uncovered.items()}
     entries = _thresholds(trace, observers, recipe, samples)
-    return Thresholds(entries, uncovered, trace.folds, facts | dict(provenance or {}))
+    return Thresholds(entries, uncovered, trace.folds, origin | dict(provenance or {}))
 
 
 def _observed(processes: Processes, observer: _SiteObserver | None) -> _SiteObserver:
