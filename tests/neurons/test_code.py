@@ -33,9 +33,7 @@ def test_populations_offsets_and_gains_add_up() -> None:
     cell = ScaleFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), center=center, offset=center / 2, gain=gain)
     x = X[:4]
     code, spikes = cell.code(), cell.spikes(x)
-    by_hand = sum(
-        (sign * (spikes * sign).clamp(min=0) * unit for sign, unit in code.populations), torch.zeros(())
-    )
+    by_hand = sum(sign * (spikes * sign).clamp(min=0) * unit for sign, unit in code.populations)
     assert code.gain is not None and code.offset is not None
     torch.testing.assert_close(by_hand * code.gain + code.offset, cell(x))
     assert torch.equal(code.coordinate(x), (x - center) / gain)

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,32 +110,17 @@ def test_the_multi_threshold_neurons_too(name: str) -> None:
 @needs_kernels
 def test_any_strides_come_out_as_the_plain_form_leaves_them() -> None:
     cell = ScaleFire(0.5, 0.3, levels=LEVELS["mixed:8"])
-    by_channel = ScaleFire(
-        torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.0, 0.2, 0.1]), levels=LEVELS["mixed:8"]
-    )
+    up, down = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.0, 0.2, 0.1]])
+    by_channel = ScaleFire(up, down, levels=LEVELS["mixed:8"])
     qkv = torch.randn(2, 5, 3, 2, 4, generator=torch.Generator().manual_seed(3))
     q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     views = [q, k.transpose(-2, -1), q.expand(3, *q.shape), qkv[..., ::2], qkv.to(torch.bfloat16).mT, qkv[:0]]
     wide = torch.randn(2, 7, 3, 4, 16, generator=torch.Generator().manual_seed(4))  # pieces of 64, 192 apart
     q, k, v = wide.permute(2, 0, 3, 1, 4).unbind(0)
-    views += [
-        q,
-        k.transpose(-2, -1),
-        v[:, :2],
-        v[:, :, 1:],
-        wide[:, :, 1:],
-        wide[0, :, 1],
-        v.expand(2, *v.shape),
-    ]
-    views += [
-        wide[:, :, 1].expand(5, 2, 7, 4, 16),
-        wide[:, :1, 1].expand(2, 5, 4, 16),
-        wide.double()[:, :, 2],
-    ]
-    views += [
-        torch.linspace(-3, 3, 72).view(2, 4, 3, 3).contiguous(memory_format=torch.channels_last),
-        torch.tensor(0.7),
-    ]
+    views += [q, k.transpose(-2, -1), v[:, :2], v[:, :, 1:], wide[:, :, 1:], wide[0, :, 1]]
+    views += [v.expand(2, *v.shape), wide[:, :, 1].expand(5, 2, 7, 4, 16), wide[:, :1, 1].expand(2, 5, 4, 16)]
+    planar = torch.linspace(-3, 3, 72).view(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    views += [wide.double()[:, :, 2], planar, torch.tensor(0.7)]
     for x in views:
         for kind in (cell, by_channel) if x.dim() and x.shape[-1] == 4 else (cell,):
             before = x.clone()
@@ -143,7 +129,7 @@ def test_any_strides_come_out_as_the_plain_form_leaves_them() -> None:
             assert torch.equal(x, before) and fused.data_ptr() != (x.data_ptr() or None)
     steps = torch.tensor([0.1, 0.2, 0.7, 0.4]).view(4, 1, 1)
     planes = ScaleFire(steps, steps.flip(0), levels=LEVELS["mixed:8"])
-    assert same(planes(views[-2]), plain(planes, views[-2], decoded=True))
+    assert same(planes(planar), plain(planes, planar, decoded=True))
 
 
 @needs_kernels
@@ -170,9 +156,8 @@ def test_constants_around_spikes_and_steps_along_any_axes() -> None:
             for _ in range(2):  # the second time by the plan of the first
                 fused, expected = cell.fused(x, decoded=decoded), plain(cell, x, decoded=decoded)
                 assert fused is not None and torch.equal(fused, expected)
-                assert (
-                    same(fused, expected) or not decoded
-                )  # a table's counts are contiguous in the plain form
+                # a table's counts are contiguous in the plain form
+                assert same(fused, expected) or not decoded
 
 
 @needs_kernels
@@ -199,22 +184,17 @@ def test_what_the_kernel_does_not_know_goes_the_plain_way() -> None:
     gains = ScaleFire(0.5, levels=(1, 2), gain=torch.tensor([1.0, 2.0, 0.5]))  # they differ within a row
     assert gains.fused(x, decoded=True) is None
     assert torch.equal(gains(x), plain(gains, x, decoded=True))
-    spread = ScaleFire(
-        torch.arange(1.0, 5.0).view(4, 1), levels=(1, 2)
-    )  # broadcasts the input to its own shape
+    spread = ScaleFire(torch.arange(1.0, 5.0).view(4, 1), levels=(1, 2))  # broadcasts the input to its shape
     assert spread(x[0, :1]).shape == (4, 3)
 
 
 @needs_kernels
-def test_several_threads_give_the_same_bits() -> None:
+def test_several_threads_give_the_same_bits(request: pytest.FixtureRequest) -> None:
     cell = ScaleFire(0.5, 0.3, levels=LEVELS["mixed:8"])
     x = torch.randn(3, 100_003, generator=torch.Generator().manual_seed(5))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        fused = cell.fused(x, decoded=True)
-    finally:
-        torch.set_num_threads(before)
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(2)
+    fused = cell.fused(x, decoded=True)
     assert fused is not None and same(fused, plain(cell, x, decoded=True))
 
 

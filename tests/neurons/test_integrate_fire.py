@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onespike.neurons import (
-    DualIntegrateFire,
-    DualMultiThreshold,
-    IntegrateFire,
-    MultiThreshold,
-)
+from onespike.neurons import DualIntegrateFire, DualMultiThreshold, IntegrateFire, MultiThreshold
 from onespike.neurons.baselines import integrate_fire_step
 from onespike.spikes import linear_levels
 

@@ -13,9 +13,8 @@ from onespike.neurons import DualMultiThreshold, Scale, ScaleFire
 
 pytest.importorskip("triton", reason="Triton is not installed: GPUs run the plain form")
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning"
-)  # numpy's, of infinities, in the interpreter
+# numpy's, of infinities, in the interpreter
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 COUNTS = ("paper", torch.float32, False)
