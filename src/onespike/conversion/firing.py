@@ -108,8 +108,6 @@ class NeuronOperand(Operand):
         return fired, neuron.straight(value, x)
 
 
-Operands = tuple[Tensor, Tensor, Tensor]
-
 FIRES = Visit(lambda operand, x: operand.value(x), blockwise=True)
 """The visitor of a converted network that has no other: every neuron fires."""
 
@@ -172,26 +170,18 @@ class NeuronSites(Sites):
         names = attention_sites(number)
         if self.visitor is not FIRES or not all(name in self.neurons for name in names):
             return None
-        operands = (query, key, value)
-        result = self._on_integers(names, operands, mask)
+        operands, result = (query, key, value), None
+        form, neurons = self.neurons.products.get(names[0]), tuple(map(self.neurons.lone_neuron, names))
+        if form is not None and None not in neurons and not any(map(wants_gradient, operands)):
+            result = form(neurons, operands, _added(mask))
         if result is None:
             result = self._in_one_kernel(names, operands, mask)
         if result is not None:
             self.calls["matmul", "lhs"] = self.calls["matmul", "rhs"] = number + 2
         return result
 
-    def _on_integers(self, names: tuple[str, ...], operands: Operands, mask: Tensor | None) -> Tensor | None:
-        form = self.neurons.products.get(names[0])
-        if form is None or any(map(wants_gradient, operands)):
-            return None
-        neurons = tuple(map(self.neurons.lone_neuron, names))
-        if None in neurons:
-            return None
-        result: Tensor | None = form(neurons, operands, _added(mask))
-        return result
-
     def _in_one_kernel(
-        self, names: tuple[str, ...], operands: Operands, mask: Tensor | None
+        self, names: tuple[str, ...], operands: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
     ) -> Tensor | None:
         if not kernels.can_attend(*operands):
             return None

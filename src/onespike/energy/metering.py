@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -99,12 +98,6 @@ def _shared(offset: Tensor, x: Tensor) -> int:
     )
 
 
-def _count_inputs(ledger: Ledger, thread: int, model: nn.Module, args: Any, kwargs: Any) -> None:
-    if thread == get_ident():
-        ledger.inputs += count(args or kwargs)
-        ledger.padding = mask_of(kwargs)
-
-
 @contextmanager
 def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
     """Count every forward of a converted network within this context; the outputs do not change.
@@ -128,16 +121,21 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     >>> ledger.macs
     1152
     """
-    ledger = ledger if ledger is not None else Ledger()
+    ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
     meter, places = Meter(ledger), [module for module in model.modules() if isinstance(module, Neurons)]
+
+    def count_inputs(model: nn.Module, args: Any, kwargs: Any) -> None:
+        if thread == get_ident():
+            ledger.inputs += count(args or kwargs)
+            ledger.padding = mask_of(kwargs)
+
     if watch is None:
         sites = (site for place in places for site in place.values())
         watch = any(isinstance(site, Analog) and site.macs is not None for site in sites)
     with ExitStack() as stack:
         if places:
             stack.enter_context(visiting(model, meter))
-        counting = partial(_count_inputs, ledger, get_ident())
-        stack.callback(model.register_forward_pre_hook(counting, with_kwargs=True).remove)
+        stack.callback(model.register_forward_pre_hook(count_inputs, with_kwargs=True).remove)
         if ledger.every == 1:
             stack.enter_context(AnalogFunctions(ledger.functions))
         if watch:
