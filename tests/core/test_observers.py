@@ -42,43 +42,38 @@ def test_quantile_within_the_stated_bound(name, percentile, side, domain):
     assert abs(found - expected) <= histogram.error_bound * abs(expected)
 
 
+def observed(*parts: torch.Tensor, axis: int | None = None) -> Histogram:
+    histogram = Histogram(axis)
+    for part in parts:
+        histogram.update(part)
+    return histogram
+
+
 def test_percentile_zero_is_the_exact_maximum():
     x = torch.randn(1000)
-    histogram = Histogram()
-    histogram.update(x)
-    assert float(histogram.quantile(0, +1)[0]) == float(x.max())
-    assert float(histogram.quantile(0, -1)[0]) == -float(x.min())
+    assert float(observed(x).quantile(0, +1)[0]) == float(x.max())
+    assert float(observed(x).quantile(0, -1)[0]) == -float(x.min())
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 9))
 def test_any_order_and_split_gives_the_same_threshold(rng, pieces):
     x = torch.randn(997, generator=torch.Generator().manual_seed(0))
-    whole = Histogram()
-    whole.update(x)
     order = list(range(len(x)))
     rng.shuffle(order)
-    split = Histogram()
-    for piece in x[order].tensor_split(pieces):
-        split.update(piece)
+    whole, split = observed(x), observed(*x[order].tensor_split(pieces))
     for side in (+1, -1):
         assert torch.equal(whole.quantile(1, side), split.quantile(1, side))
 
 
 def test_memory_does_not_grow_with_the_stream():
-    histogram = Histogram()
-    histogram.update(torch.randn(10))
-    size = histogram.counts.numel()
-    for _ in range(5):
-        histogram.update(torch.randn(10_000) * 100)
-    assert histogram.counts.numel() == size
+    small, large = observed(torch.randn(10)), observed(*(torch.randn(5, 10_000) * 100))
+    assert large.counts.numel() == small.counts.numel()
 
 
 def test_each_channel_has_its_own_quantile():
     x = torch.randn(4, 50, 3) * torch.tensor([1.0, 10.0, 0.01])
-    histogram = Histogram(axis=-1)
-    histogram.update(x[:2])
-    histogram.update(x[2:])
+    histogram = observed(x[:2], x[2:], axis=-1)
     for channel, found in enumerate(histogram.quantile(1, +1)):
         expected = reference(x[..., channel].flatten().numpy(), 1, +1, "all")
         assert abs(float(found) - expected) <= histogram.error_bound * expected
@@ -87,25 +82,16 @@ def test_each_channel_has_its_own_quantile():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_are_read_as_float32(dtype):
     x = torch.randn(500).to(dtype)
-    one, other = Histogram(), Histogram()
-    one.update(x)
-    other.update(x.float())
-    assert torch.equal(one.quantile(1, +1), other.quantile(1, +1))
+    assert torch.equal(observed(x).quantile(1, +1), observed(x.float()).quantile(1, +1))
 
 
 def test_values_beyond_the_range_are_answered_exactly():
-    histogram = Histogram()
-    histogram.update(torch.tensor([1e30] * 99 + [1.0]))
-    assert float(histogram.quantile(1, +1)[0]) == pytest.approx(1e30)
-    histogram = Histogram()
-    histogram.update(torch.full((100,), 1e-20))
-    assert float(histogram.quantile(1, +1)[0]) == 0
+    assert float(observed(torch.tensor([1e30] * 99 + [1.0])).quantile(1, +1)[0]) == pytest.approx(1e30)
+    assert float(observed(torch.full((100,), 1e-20)).quantile(1, +1)[0]) == 0
 
 
 def test_magnitudes_are_the_whole_stream():
-    histogram = Histogram()
-    histogram.update(torch.tensor([-1.0, 1.0, 2.0, 0.0]))
-    values, counts = histogram.magnitudes()
+    values, counts = observed(torch.tensor([-1.0, 1.0, 2.0, 0.0])).magnitudes()
     assert counts.tolist() == [1, 2, 1]
     torch.testing.assert_close(values, torch.tensor([0.0, 1.0, 2.0]), rtol=2e-3, atol=0)
 

@@ -47,34 +47,32 @@ def test_transposed_convolution(settings):
     assert float((y * found.fan_out).sum()) == reference(F.conv_transpose2d, y, weight, **settings)
 
 
-def test_one_and_three_dimensions():
-    for operation, shape, kernel in (
-        (F.conv1d, (2, 3, 9), (4, 3, 5)),
-        (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 3, 3, 3)),
-    ):
-        y, weight = torch.ones(shape).double(), torch.ones(kernel).double()
-        found = synapses.convolution(y, weight, None, stride=2, padding=2)
-        assert float((y * found.fan_out).sum()) == reference(operation, y, weight, stride=2, padding=2)
-
-
-def test_an_image_without_a_batch_dimension():
-    y, weight = torch.ones(3, 5, 5).double(), torch.ones(2, 3, 3, 3).double()
-    found = synapses.convolution(y, weight)
-    assert float((y * found.fan_out).sum()) == float(F.conv2d(y, weight).sum())
-    assert found.macs == 9 * 2 * 27
-
-
 @pytest.mark.parametrize(
-    ("a", "b"),
+    ("operation", "shape", "kernel"),
     [
-        ((2, 3), (3, 4)),
-        ((5, 2, 3), (3, 4)),
-        ((2, 3), (5, 3, 4)),
-        ((7, 1, 2, 3), (5, 3, 4)),
-        ((3,), (3,)),
-        ((3,), (3, 4)),
+        (F.conv1d, (2, 3, 9), (4, 3, 5)), (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 3, 3, 3)),
+        (F.conv2d, (3, 5, 5), (2, 3, 3, 3)),  # an image without a batch dimension
     ],
+)  # fmt: skip
+def test_other_dimensions(operation, shape, kernel):
+    y, weight = torch.ones(shape).double(), torch.ones(kernel).double()
+    found = synapses.convolution(y, weight, None, stride=2, padding=2)
+    assert float((y * found.fan_out).sum()) == reference(operation, y, weight, stride=2, padding=2)
+    outputs = operation(y, weight, stride=2, padding=2).numel()
+    assert found.macs == outputs * weight[0].numel()
+
+
+MATRICES = (
+    [(2, 3), (3, 4)],
+    [(5, 2, 3), (3, 4)],
+    [(2, 3), (5, 3, 4)],
+    [(7, 1, 2, 3), (5, 3, 4)],
+    [(3,), (3,)],
+    [(3,), (3, 4)],
 )
+
+
+@pytest.mark.parametrize(("a", "b"), MATRICES)
 def test_matmul(a, b):
     y, z = torch.randint(0, 9, a).double(), torch.randint(0, 9, b).double()
     ones = (torch.ones(a).double(), torch.ones(b).double())
