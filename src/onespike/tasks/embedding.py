@@ -47,11 +47,9 @@ def texts(source: str) -> Items:
 
 def vectors(output: Any) -> Tensor:
     """Return embeddings as directions: (inputs, dimensions), each of length 1."""
-    if not isinstance(output, Tensor) or output.dim() != 2:
-        raise DataError(
-            "the network's output is no embedding of shape (inputs, dimensions). Give an encoder."
-        )
-    return F.normalize(output, dim=-1)
+    if isinstance(output, Tensor) and output.dim() == 2:
+        return F.normalize(output, dim=-1)
+    raise DataError("the network's output is no embedding of shape (inputs, dimensions). Give an encoder.")
 
 
 def cosines(expected: Any, actual: Any, labels: Any = None) -> Tensor:
@@ -196,19 +194,14 @@ class Embedding(Task):
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return the text, and the cosine of its two embeddings."""
         cosine, text = float(cosines(ann, snn).sum()), item.content.text
-        return {
-            "label": f"“{text if len(text) < 200 else text[:200] + '…'}”",
-            "pictures": {},
-            "agree": cosine >= ALIKE,
-            "text": [f"cosine {cosine:.4f}"],
-        }
+        label = f"“{text if len(text) < 200 else text[:200] + '…'}”"
+        return {"label": label, "pictures": {}, "agree": cosine >= ALIKE, "text": [f"cosine {cosine:.4f}"]}
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         """Summarize Spearman of both networks if pairs have scores, cosine and retrieval."""
-        cosine, worst, retrieval, paired = (
-            evaluation[name] for name in ("cosine", "worst", "retrieval", "pair_spearman")
-        )
+        cosine, retrieval, paired = (evaluation[name] for name in ("cosine", "retrieval", "pair_spearman"))
+        worst = evaluation["worst"]
         sure, count, same, similar = beside(evaluation, "cosine", 4), f"{evaluation['texts']} texts", "", ""
         if retrieval is not None:
             same = f", same nearest text {retrieval:.1f} %{beside(evaluation, 'retrieval')}"

@@ -20,21 +20,16 @@ from onespike.errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Item:
-    """One input: a file, one row of a strip, or a part of a file that was already read.
-
-    Attributes:
-        label: what it is scored by: a class, or a number by which a metric finds the truth.
-        row: its place in a file that holds several.
-        id: its number in a COCO file.
-        content: what was read from a file that holds several inputs, with its hash.
-    """
+    """One input: a file, one row of a strip, or a part of a file that was already read."""
 
     name: str
-    label: int | None
+    label: int | None  # what it is scored by: a class, or a number by which a metric finds the truth
     path: Path
-    row: int | None = None
-    id: int | None = None
-    content: Any = field(default=None, repr=False, compare=False)
+    row: int | None = None  # its place in a file that holds several
+    id: int | None = None  # its number in a COCO file
+    content: Any = field(
+        default=None, repr=False, compare=False
+    )  # what was read of such a file, with its hash
     sha256: str | None = field(default=None, repr=False)
 
 

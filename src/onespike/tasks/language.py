@@ -39,17 +39,13 @@ def _unlike(expected: Any, actual: Any) -> Tensor:
 @task
 @dataclass(frozen=True)
 class Language(Task):
-    """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens).
-
-    Attributes:
-        tokenizer: turns texts into numbers.
-        length: number of tokens per window.
-        context: the largest number of tokens that the network can read, or read and write; None if unknown.
-    """
+    """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens)."""
 
     tokenizer: Tokenizer
-    length: int
-    context: int | None = None
+    length: int  # tokens per window
+    context: int | None = (
+        None  # the most tokens that the network can read, or read and write; None if unknown
+    )
 
     name = "language"
     unit = "windows"

@@ -45,27 +45,23 @@ def panel(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[
 def _panel(
     axes: Any, image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]
 ) -> None:
-    axes.imshow(image, interpolation="nearest")
-    axes.axis("off")
-    for result in sorted(results, key=lambda r: r["score"]):  # the best results are on top
-        _draw(axes, result, categories, image.size)
-
-
-def _draw(axes: Any, result: Mapping[str, Any], categories: Mapping[int, str], size: tuple[int, int]) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
-    number = result["category_id"]
-    color = COLORS[list(categories).index(number) % len(COLORS)]
-    x, y, width, height = result["bbox"]
-    if "segmentation" in result:
-        from pycocotools.mask import decode
+    axes.imshow(image, interpolation="nearest")
+    axes.axis("off")
+    for result in sorted(results, key=lambda r: r["score"]):  # the best results are on top
+        color = COLORS[list(categories).index(result["category_id"]) % len(COLORS)]
+        x, y, width, height = result["bbox"]
+        if "segmentation" in result:
+            from pycocotools.mask import decode
 
-        mask = decode(result["segmentation"])[..., None]
-        axes.imshow(mask * [*to_rgb(color), 0.45], interpolation="nearest")
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=color, lw=1.5))
-    right = x > 0.6 * size[0]  # there the label ends where the box ends, to stay inside the picture
-    axes.text(
-        x + width if right else x, max(y - 1, 0), f"{categories[number]} {result['score']:.2f}", fontsize=7,
-        color="black", va="bottom", ha="right" if right else "left", bbox=dict(fc=color, ec="none", pad=0.8, alpha=0.85),
-    )  # fmt: skip
+            mask = decode(result["segmentation"])[..., None]
+            axes.imshow(mask * [*to_rgb(color), 0.45], interpolation="nearest")
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=color, lw=1.5))
+        right = x > 0.6 * image.size[0]  # there the label ends where the box ends, to stay inside the picture
+        axes.text(
+            x + width if right else x, max(y - 1, 0), f"{categories[result['category_id']]} {result['score']:.2f}",
+            fontsize=7, color="black", va="bottom", ha="right" if right else "left",
+            bbox=dict(fc=color, ec="none", pad=0.8, alpha=0.85),
+        )  # fmt: skip

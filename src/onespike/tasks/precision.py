@@ -22,6 +22,7 @@ DRAWS = 100
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
 
+Figures = tuple[dict[str, float | None], dict[int, float | None]]
 Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
@@ -38,14 +39,12 @@ def _pycocotools() -> tuple[Any, Any]:
     return COCO, COCOeval
 
 
-def average_precision(
-    coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]
-) -> tuple[dict[str, float | None], dict[int, float | None]]:
+def average_precision(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Figures:
     """Return pycocotools' figures for COCO results of one kind, and AP of each category with objects, in percent."""
     return figures_of(evaluated(coco, results, kind, images))
 
 
-def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float | None]]:
+def figures_of(evaluator: Any) -> Figures:
     """Return the figures of a finished evaluator: of all categories, and AP of each, in percent."""
     precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
     cells = {number: precision[:, :, i, 0, -1] for i, number in enumerate(evaluator.params.catIds)}
@@ -117,9 +116,7 @@ class AveragePrecision:
     """AP, AP50, AP75 and by size for boxes (and masks), equal to pycocotools on the same predictions.
 
     Args:
-        coco: the truth.
         results: turns a network's output and the images' COCO records into COCO results.
-        masks: whether masks are scored as well as boxes.
         categories: the network's class numbers → category ids; results of other classes are dropped. None if the
             results name category ids already.
         apart: (original's output, spiking one's) → the divergence of each image, in nats, where there is one.

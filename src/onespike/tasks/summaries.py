@@ -54,27 +54,18 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """An evaluation in words and tables.
-
-    Attributes:
-        note: the sentence below the table.
-        cards: (name, figures, small print) for the top of the page.
-        networks: `ann` or `snn` for each row of the table.
-        published: what the publisher of the weights states, in a sentence, or nothing.
-        examples: how to read the examples of a report.
-        parts: the parts of an input and how many were measured: energy is stated per part.
-    """
+    """An evaluation in words and tables."""
 
     title: str
     table: Table
-    note: str
-    cards: tuple[tuple[str, str, str], ...]
-    networks: tuple[str, ...] = ("ann", "snn")
-    published: str = ""
+    note: str  # the sentence below the table
+    cards: tuple[tuple[str, str, str], ...]  # name, figures and small print, for the top of the page
+    networks: tuple[str, ...] = ("ann", "snn")  # of each row of the table
+    published: str = ""  # what the publisher of the weights states, in a sentence
     details: Table | None = None
     about_details: str = ""
-    examples: str = ""
-    parts: tuple[str, int] | None = None
+    examples: str = ""  # how to read the examples of a report
+    parts: tuple[str, int] | None = None  # of an input, and how many were measured: energy is stated per part
 
 
 @dataclass(frozen=True)
