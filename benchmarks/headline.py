@@ -57,7 +57,7 @@ class Headline(Bench):
             start = len(self.calibration)
             held = [(self.inputs[start + i], None) for i in range(start)]
             aim = Classification().objectives["kl"]
-            measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(None))
+            measure = ScaleObjective(self.ann, snn, held, aim, None)
             found = search(measure, trials=TRIALS, maximize=aim.maximize, fixed=(1.0, 0.25))
             self.memory["scale"] = found.best.scale
         return self.memory["scale"]
@@ -94,10 +94,10 @@ class Headline(Bench):
         """W8A8 or W4A4 of the original, by our reference or by torchao; nothing where that is not installed."""
         if "rivals" not in self.memory:
             self.memory["rivals"] = rivals(self.ann, self.observed())
-        rival = self.memory["rivals"].get(name)
-        if rival is None:
+        if name not in self.memory["rivals"]:
             return []
-        return [{"name": name, "column": rival.column, **self.answers(rival.network), "weights": "integer"}]
+        network, column = self.memory["rivals"][name]
+        return [{"name": name, "column": column, **self.answers(network), "weights": "integer"}]
 
 
 def wanted() -> list[dict]:

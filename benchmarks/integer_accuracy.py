@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from onespike.deploy.integer import optimize
-from onespike.runs import choose_labeled, load, metric_for
+from onespike.runs import choose_labeled, load
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
@@ -34,7 +34,7 @@ def main() -> None:
     pair = load(options.run)
     items = choose_labeled(pair.loaded, options.data, None, options.limit)
     networks = {"original": pair.ann, "float": pair.snn, "integer": optimize(pair.snn).eval()}
-    metrics = {of: metric_for(pair, items) for of in PAIRS}
+    metrics = {of: pair.loaded.task.metric(items) for of in PAIRS}
     seconds = dict.fromkeys(networks, 0.0)
     for x, labels in pair.loaded.batches(items, options.batch_size):
         answers = {}

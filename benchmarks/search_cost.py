@@ -17,7 +17,7 @@ import torch
 
 from onespike import preset, runs
 from onespike.adapters import load_model
-from onespike.runs.searching import objective_of
+from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import batches
 
 LIMIT = 1.05
@@ -53,8 +53,9 @@ def main() -> None:
     )
     items = runs.choose(options.data, options.images)
     data = list(batches(items, pair.loaded.reading.transform, 16))
+    aims = pair.loaded.task.objectives
     objectives = {
-        name: objective_of(pair, items, data, pair.loaded.task.objectives[name.split()[0]], *energy)
+        name: ScaleObjective(pair.ann, pair.snn, data, aims[name.split()[0]], items, *energy)
         for name, energy in KINDS.items()
     }
 

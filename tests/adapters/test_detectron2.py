@@ -73,7 +73,7 @@ def test_a_detector_goes_the_whole_way(kind, request, tmp_path):
     items = runs.choose_labeled(again.loaded, "bundled:scenes-test", None, 4)
     figures = []
     for each in (pair, again):
-        metric = runs.metric_for(each, items)
+        metric = each.loaded.task.metric(items)
         result = runs.evaluate_pair(each, items, metric=metric, batch_size=2).to_dict()
         figures.append((result["ann"], result["snn"], metric.predictions))
     assert figures[0] == figures[1]

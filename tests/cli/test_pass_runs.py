@@ -94,7 +94,7 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkey
     other = cli(*words[:5], 4, *words[6:])  # other images: both ablations are kept
     assert other.code == 0 and other.out != found.out
     with monkeypatch.context() as patch:
-        patch.setattr("onespike.studies.ablate._measure", lambda *_: pytest.fail("measured a second time"))
+        patch.setattr("onespike.runs.evaluate_pair", lambda *_, **__: pytest.fail("measured a second time"))
         assert cli(*words).out == found.out
         assert cli(*words[:5], 4, *words[6:]).out == other.out
     (tmp_path / "run" / "ablation" / "ablation.json").write_text("{")

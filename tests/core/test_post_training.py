@@ -17,7 +17,7 @@ from onespike.deploy.post_training import (
     with_integer_weights,
 )
 from onespike.errors import UsageError
-from onespike.runs.forms import Rival, compared, rivals, spiking_rivals
+from onespike.runs.forms import compared, rivals, spiking_rivals
 from onespike.tasks import Accuracy
 
 
@@ -123,7 +123,7 @@ def test_networks_are_paired_image_by_image():
     assert list(actual)[:4] == ["spiking", "spiking, 8-bit weights", "W8A8, per tensor", "W8A8, per channel"]
     columns = [row["column"] for row in actual.values()]
     assert columns[:6] == ["binary", "binary-int8", "w8a8", "w8a8", "w4a4", "w4a4"]
-    right = {name: run(rival.network, x).argmax(-1) == labels for name, rival in networks.items()}
+    right = {name: run(network, x).argmax(-1) == labels for name, (network, _) in networks.items()}
     for name, row in actual.items():
         assert row["snn"]["top1"] == pytest.approx(100 * float(right[name].double().mean()))
         difference = right[name].double() - right["spiking"].double()
@@ -131,5 +131,5 @@ def test_networks_are_paired_image_by_image():
         error = 100 * float(difference.std(correction=0)) / len(x) ** 0.5
         assert row["beside"]["standard_error"] == pytest.approx(error)
     assert actual["spiking"]["beside"]["difference"] == 0.0
-    assert compared(model, {"same": Rival(model, "w8a8")}, [(x, None)], Accuracy)[0]["kl"] == 0.0
+    assert compared(model, {"same": (model, "w8a8")}, [(x, None)], Accuracy)[0]["kl"] == 0.0
     assert list(spiking_rivals(snn, model, observed, "nonzero")) == ["spiking"]  # no integer reading

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 import onespike
 from onespike import preset, runs, spike
 from onespike.adapters import load_model
+from onespike.calibration.inputs import ELEMENTS, Parts
 from onespike.passes import budget, statistics
-from onespike.passes.parts import ELEMENTS, Parts
 from onespike.runtime.batches import count, split
 from onespike.runtime.forward import LARGE, InOrder
 from onespike.tasks import Inferred, limit, list_images

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import onespike
 from language_folders import bert, llama, text
 from onespike import preset, runs
 from onespike.adapters import load_model
 from onespike.passes import PASSES, PassContext, PassState
-from onespike.passes.chaining import prepare
 from onespike.passes.statistics import divergences, fisher
 from onespike.presets import FAST
 
@@ -37,7 +37,7 @@ def test_fisher_information_of_a_window_is_the_sum_over_its_positions(story, tmp
     loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(4)
     batch = {"input_ids": loaded.task.inputs(str(story)).items[0].content.ids[None]}
     recipe = preset("sformer")
-    state = PassState(prepare(loaded.model, [batch], [batch], recipe, total=1), recipe)
+    state = PassState(onespike.calibrate(loaded.model, [batch], recipe), recipe)
     site = next(s for s in state.spiking if "down_proj" in s.owner)
     windows = [{"input_ids": batch["input_ids"].expand(16, -1)}]
     drawn = [
@@ -73,7 +73,7 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     ids = torch.stack([item.content.ids for item in loaded.task.inputs(str(story)).items])
     batches = [{"input_ids": part} for part in ids.split(2)]
     recipe = preset("sformer")
-    start = PassState(prepare(loaded.model, batches, batches, recipe, total=4), recipe)
+    start = PassState(onespike.calibrate(loaded.model, batches, recipe), recipe)
     context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
     before = PASSES["allocate"](PASSES["nearest"](start, context), context)
     after = PASSES["tune"](before, context)

@@ -50,12 +50,12 @@ def doctor(
     neuron does not take part. With --passes all rows have the same energy, and finished rows are kept in the run.
     """
     from onespike import runs
+    from onespike.calibration.inputs import batches_of
     from onespike.cli import show
     from onespike.diagnosis import checkup, diagnose
     from onespike.diagnosis.measurement import PROBE_IMAGES
     from onespike.evaluation.participation import verify
     from onespike.passes import parse_passes
-    from onespike.runs.inputs import batches_of
     from onespike.runs.recipe_text import recipe_text
     from onespike.studies.ablate import FOLDER, ablate_run
 

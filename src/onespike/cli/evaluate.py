@@ -84,7 +84,7 @@ def evaluate(
     pair = runs.load(run, device=device, device_map=device_map)
     task = pair.loaded.task
     items = measurable(run, pair, data, annotations, limit, held_out=held_out)
-    metric = runs.metric_for(pair, items)
+    metric = pair.loaded.task.metric(items)
     if picture is not None:
         check(task, "picture")
     search = {"sha256": searched(run).get("used", ())}
@@ -99,8 +99,7 @@ def evaluate(
     result = runs.evaluate_pair(pair, items, metric=metric, processes=processes_of(), **each)
     more: dict[str, Any] = {}
     if compare:
-        calibration = runs.calibration_images(pair.loaded, pair.data)
-        more["compared"] = compare_pair(pair, items, calibration, result, **each)
+        more["compared"] = compare_pair(pair, items, result, **each)
     if drawn:
         finish = optimize_ if integer else lambda snn: None
         count = 1 if repeat is None else repeat

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
+from onespike.calibration.inputs import Parts
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.network import analog_reason, convert
 from onespike.errors import UsageError, unknown
 from onespike.passes.axes import Axes, axes
-from onespike.passes.parts import Parts
 from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.tasks import Inferred, Meaning

@@ -1,9 +1,9 @@
-"""From a network and unlabeled batches to thresholds: calibration, then a chain of passes at one energy."""
+"""From the thresholds of calibration to better ones: a chain of passes at one energy."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds
 from onespike.energy.columns import beside
 from onespike.errors import OnespikeWarning, UsageError
@@ -24,7 +23,6 @@ from onespike.passes.statistics import fisher, samples
 from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
 from onespike.runtime.forward import in_memory, in_order
-from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Site
 from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
@@ -65,32 +63,6 @@ def _checked(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
             "blocks: BatchNorm cannot be folded into weights that are not in memory. Give fold_batchnorm=False."
         )
     return names
-
-
-def prepare(
-    model: nn.Module,
-    batches: Iterable[Any],
-    inputs: Sequence[Any],
-    recipe: Recipe,
-    *,
-    total: int,
-    progress: Progress = no_progress,
-    provenance: Mapping[str, Any] | None = None,
-    processes: Processes = ALONE,
-    **improving: Any,
-) -> Thresholds:
-    """Calibrate on `batches`, read once, then apply the recipe's passes to `inputs`, all batches, read as often as needed.
-
-    With several processes, `batches` are this one's share, `total` of them; `provenance` are facts about the data that
-    stay with the thresholds. The rest is for `improve`.
-    """
-    _checked(model, recipe)
-    with in_order(model):
-        wrapped = progress("calibrating", total)
-        thresholds = calibrate(
-            model, batches, recipe, progress=wrapped, provenance=provenance, processes=processes
-        )
-    return improve(model, inputs, thresholds, recipe, progress=progress, **improving)
 
 
 def improve(

@@ -1,8 +1,8 @@
 """Runs: folders that hold a converted network, and the verbs that make, load, measure and search them."""
 
+from onespike.calibration.inputs import Inputs as Inputs
 from onespike.passes import no_progress as no_progress
 from onespike.passes.base import Progress as Progress
-from onespike.runs.inputs import Inputs as Inputs
 from onespike.runs.inputs import calibration_images as calibration_images
 from onespike.runs.inputs import choose as choose
 from onespike.runs.inputs import choose_labeled as choose_labeled
@@ -11,7 +11,6 @@ from onespike.runs.inputs import without as without
 from onespike.runs.measuring import draws as draws
 from onespike.runs.measuring import evaluate_again as evaluate_again
 from onespike.runs.measuring import evaluate_pair as evaluate_pair
-from onespike.runs.measuring import metric_for as metric_for
 from onespike.runs.pair import NetworkPair as NetworkPair
 from onespike.runs.pair import load as load
 from onespike.runs.pair import save as save

@@ -10,21 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from onespike.calibration.inputs import Inputs, batch_count
 from onespike.energy.ledger import Ledger, or_none
 from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
-from onespike.runs.inputs import Inputs, batch_count, choose, digest, overlap, without
+from onespike.runs.inputs import choose, digest, overlap, without
 from onespike.runs.pair import NetworkPair
 from onespike.runs.pipeline import spike
 from onespike.runtime.processes import ALONE, Processes
 from onespike.tasks import Items, Metric
-
-
-def metric_for(pair: NetworkPair, items: Items) -> Metric:
-    """Return the metric of the network's task on these inputs."""
-    return pair.loaded.task.metric(items)
 
 
 def evaluate_pair(
@@ -44,7 +40,7 @@ def evaluate_pair(
         pair.ann,
         pair.snn,
         pair.loaded.batches(items, batch_size, processes.part),
-        metric or metric_for(pair, items),
+        metric or pair.loaded.task.metric(items),
         progress=progress(title, batch_count(items, batch_size, processes)),
         processes=processes,
         ledger=ledger,

@@ -202,9 +202,7 @@ def _load_network(run: storage.Run, spec: str, on_disk: bool = False) -> LoadedM
         loaded = load_model(spec, weights=run.weights_file, attention=attention)
     if size := run.network.get("size"):
         loaded = resized(loaded, *size)
-    if replaced := run.network.get(
-        "normalization", run.network.get("normalisation")
-    ):  # earlier runs: with an s
+    if replaced := run.network.get("normalization"):
         loaded = renormalized(loaded, *replaced)
     if length := run.network.get("length"):
         loaded = loaded.with_length(length)

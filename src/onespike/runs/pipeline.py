@@ -12,21 +12,22 @@ import torch
 from torch import nn
 
 from onespike.adapters import LoadedModel
+from onespike.calibration.inputs import Inputs, Parts, batch_count, batches_of
+from onespike.calibration.stream import calibrate
 from onespike.conversion.network import Network, conversion_of
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
-from onespike.passes import no_progress, prepare
+from onespike.passes import check_recipe, improve, no_progress, refuse_whole
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
-from onespike.passes.parts import Parts
 from onespike.passes.tolerance import by_labels
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.recipe import preset as preset_recipe
-from onespike.runs.inputs import Inputs, batch_count, batches_of, digest
+from onespike.runs.inputs import digest
 from onespike.runs.pair import NetworkPair, convert
 from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.devices import place_
-from onespike.runtime.forward import check_network, device_of, estimate, evaluating
+from onespike.runtime.forward import check_network, device_of, estimate, evaluating, in_order
 from onespike.runtime.processes import ALONE, Processes
 from onespike.runtime.provenance import versions
 from onespike.tasks import Inferred, Items, Meaning
@@ -77,7 +78,9 @@ def spike(
     recipe = preset_recipe(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     if validation is not None and recipe.max_drop is None:
         raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
+    check_recipe(recipe)
     check_network("spike", model)
+    refuse_whole(model, recipe)
     stream: Iterable[Any]
     inputs: Sequence[Any]
     if isinstance(batches, Inputs):
@@ -87,18 +90,14 @@ def spike(
         if recipe.passes:
             inputs = Parts(inputs, task or Inferred())
         stream, total = inputs, len(inputs)
-    thresholds = prepare(
-        model,
-        stream,
-        inputs,
-        recipe,
-        total=total,
-        folder=folder,
-        progress=progress,
-        provenance=provenance,
-        processes=processes,
-        task=task,
-        judge=None if validation is None else by_labels(model, validation, task or Inferred()),
+    judge = None if validation is None else by_labels(model, validation, task or Inferred())
+    bar = progress("calibrating", total)
+    with in_order(model):
+        thresholds = calibrate(
+            model, stream, recipe, progress=bar, provenance=provenance, processes=processes
+        )
+    thresholds = improve(
+        model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
     )
     return convert(model, thresholds, recipe, share_weights=share_weights)
 
@@ -135,9 +134,7 @@ def convert_network(
             OnespikeWarning,
             stacklevel=2,
         )
-    labeled = None
-    if validation is not None:
-        labeled = loaded.batches(loaded.task.named(validation), batch_size)
+    labeled = None if validation is None else loaded.batches(loaded.task.named(validation), batch_size)
     snn = spike(
         ann,
         inputs,

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from onespike.calibration.inputs import batch_count
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import searchable
 from onespike.energy.ledger import or_none
@@ -20,7 +21,7 @@ from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
 from onespike.passes import no_progress
 from onespike.passes.base import Progress
-from onespike.recipe import Recipe, preset
+from onespike.recipe import preset
 from onespike.runs import storage
 from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
 from onespike.runs.pair import NetworkPair, in_memory, with_recipe
@@ -31,7 +32,7 @@ from onespike.runtime.validated import read_sealed, sealed
 from onespike.scale_search import Report, Search, Trial
 from onespike.scale_search import search as search_scale
 from onespike.scale_search.objective import ScaleObjective
-from onespike.tasks import Items, Objective, Task, check
+from onespike.tasks import Items, Task, check
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
@@ -74,34 +75,15 @@ def search(
     aim = pair.loaded.task.objectives[name]
     feed = progress("original network", len(items))(pair.loaded.batches(items, len(items)))
     result = search_scale(
-        objective_of(pair, items, feed, aim, column),
+        ScaleObjective(model, snn, feed, aim, items, column),
         trials=trials,
         maximize=aim.maximize,
-        fixed=_fixed(pair),
+        fixed=(1.0, preset(pair.recipe.preset).scale),
         sampler=sampler,
         budget=budget,
     )
     set_scale_(snn, result.best.scale)
     return result
-
-
-def _fixed(pair: NetworkPair) -> tuple[float, float]:
-    """Return the λ that every search tries: 1, and the preset's."""
-    return 1.0, preset(pair.recipe.preset).scale
-
-
-def objective_of(
-    pair: NetworkPair,
-    items: Items,
-    batches: Iterable[tuple[Any, Any]],
-    objective: Objective,
-    energy: str | None = None,
-    compiled: bool = False,
-) -> ScaleObjective:
-    """Return a run's network as a function of λ, on batches of these images."""
-    return ScaleObjective(
-        pair.ann, pair.snn, batches, objective, lambda: objective.score(items), energy, compiled
-    )
 
 
 @dataclass(frozen=True)
@@ -259,7 +241,13 @@ def search_run(
         )
     try_file(folder / FOLDER / RECORD)
     task = pair.loaded.task
-    _check_task(task, pair.loaded.spec, objective, compiled)
+    if objective is not None and objective not in task.objectives:
+        names = " or ".join(task.objectives)
+        raise UsageError(
+            f"search: the objective of {pair.loaded.spec} is {names}, not {objective}. Leave objective= out."
+        )
+    if compiled:
+        check(task, "compile")
     before_search, own_column = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = with_recipe(pair, pair.recipe.replace(factors=()))
@@ -268,8 +256,9 @@ def search_run(
     column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or task.objective(items)
     aim = task.objectives[objective]
-    feed = progress("original network", -(-len(items) // batch_size))(pair.loaded.batches(items, batch_size))
-    measure = objective_of(pair, items, feed, aim, column, compiled)
+    bar = progress("original network", batch_count(items, batch_size))
+    batches = bar(pair.loaded.batches(items, batch_size))
+    measure = ScaleObjective(pair.ann, pair.snn, batches, aim, items, column, compiled)
     before, _ = _energy(before_search, measure.parts[0][0], own_column)
     place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
     place.mkdir(exist_ok=True)
@@ -280,7 +269,7 @@ def search_run(
         measure,
         trials=trials,
         maximize=aim.maximize,
-        fixed=_fixed(pair),
+        fixed=(1.0, preset(pair.recipe.preset).scale),
         sampler=sampler,
         budget=budget,
         storage=url or f"sqlite:///{place / STUDY}",
@@ -303,7 +292,9 @@ def search_run(
         result, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
         Spent(own_column, before, after, pair.recipe.budget, analog),
     )  # fmt: skip
-    _keep(folder, items, outcome, pair.recipe)
+    images = {"source": items.source, "names": list(items.names), "used": [digest(item) for item in items]}
+    write_atomically(folder / FOLDER / RECORD, sealed({**outcome.to_dict(), **images}))
+    storage.replace_recipe(folder, pair.recipe)
     return outcome, pair
 
 
@@ -311,21 +302,3 @@ def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, flo
     with evaluating(snn), metered(snn) as ledger:
         call(snn, inputs)
     return or_none(ledger.ratio(column)), ledger.analog_share
-
-
-def _check_task(task: Task, spec: str, objective: str | None, compiled: bool) -> None:
-    """Refuse objectives and options that the network's task does not have."""
-    if objective is not None and objective not in task.objectives:
-        names = " or ".join(task.objectives)
-        raise UsageError(
-            f"search: the objective of {spec} is {names}, not {objective}. Leave objective= out."
-        )
-    if compiled:
-        check(task, "compile")
-
-
-def _keep(folder: Path, items: Items, outcome: Outcome, recipe: Recipe) -> None:
-    record = {**outcome.to_dict(), "source": items.source, "names": list(items.names),
-              "used": [digest(item) for item in items]}  # fmt: skip
-    write_atomically(folder / FOLDER / RECORD, sealed(record))
-    storage.replace_recipe(folder, recipe)

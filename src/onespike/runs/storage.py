@@ -25,10 +25,6 @@ VERSION = 1
 RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.safetensors"
 CONFIGURATION = "network"
 SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "typical", "change")
-EARLIER = {"center": "centre"}
-"""How the tensors of an earlier run spell a name."""
-
-
 REMEDY = "Convert the network again."
 
 
@@ -131,7 +127,8 @@ def save(
         files = digests(partial)
         inside, weights_file = tuple(files), WEIGHTS
         if reference_weights is not None:
-            weights_file = _relative(Path(reference_weights), Path(folder))
+            reference = os.path.relpath(Path(reference_weights).resolve(), Path(folder).resolve())
+            weights_file = Path(reference).as_posix()
             files[weights_file] = sha256(reference_weights)
         record = {
             "version": VERSION,
@@ -164,12 +161,17 @@ def load(folder: Path) -> Run:
         )
     record = _read_record(folder)
     for name, expected in record["files"].items():
-        _check(folder, name, expected)
+        if (difference := damage(folder / name, expected)) is None:
+            continue
+        if name.startswith("../"):
+            raise LoadError(
+                f"{folder}: the checkpoint {folder / name}, to which the run refers, {difference}. "
+                "Put it back, or convert the network again."
+            )
+        raise _damaged(folder, f"{name} {difference}")
     with understood(folder / RECORD, REMEDY):
-        recipe, thresholds = (
-            Recipe.from_dict(record["recipe"]),
-            _thresholds(record, _read(folder / THRESHOLDS)),
-        )
+        recipe = Recipe.from_dict(record["recipe"])
+        thresholds = _thresholds(record, _read(folder / THRESHOLDS))
     return Run(folder, record["network"], recipe, thresholds, record["data"])
 
 
@@ -186,55 +188,31 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return read_version(RunRecord, file, VERSION, "the run", REMEDY)
 
 
-def _relative(file: Path, folder: Path) -> str:
-    return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()
-
-
 def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
-    sides = {}
-    for site, threshold in thresholds.items():
-        sides[f"{site}/positive"] = threshold.positive.contiguous()
-        sides[f"{site}/negative"] = threshold.negative.contiguous()
-        others = {name: getattr(threshold, name) for name in OTHERS}
-        sides |= {f"{site}/{name}": value.contiguous() for name, value in others.items() if value is not None}
-    return _unshared(sides)
-
-
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
-    return result
+    every = {
+        f"{site}/{name}": getattr(t, name) for site, t in thresholds.items() for name in (*SIDES, *OTHERS)
+    }
+    # safetensors takes no memory that two tensors share
+    return {name: x.contiguous().clone() for name, x in every.items() if x is not None}
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
     """Return all fields but the tensors, the site (the key) and a rounding equal to the recipe's."""
-    facts = {f.name: getattr(threshold, f.name) for f in dataclasses.fields(threshold) if f.name != "site"}
-    return {
-        name: value
-        for name, value in facts.items()
-        if name not in (*SIDES, *OTHERS) and not (name == "rounding" and value is None)
-    }
+    names = (field.name for field in dataclasses.fields(threshold))
+    facts = {name: getattr(threshold, name) for name in names if name not in ("site", *SIDES, *OTHERS)}
+    return {name: value for name, value in facts.items() if name != "rounding" or value is not None}
 
 
 def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Thresholds:
     entries = {}
     for text, facts in record["sites"].items():
         facts = {**facts, "levels": tuple(facts["levels"]), "shape": tuple(facts["shape"])}
-        named: dict[str, Any] = {
-            name: tensors.get(f"{text}/{name}", tensors.get(f"{text}/{EARLIER.get(name)}")) for name in OTHERS
-        }
-        named |= {name: tensors[f"{text}/{name}"] for name in SIDES}
+        named: dict[str, Any] = {name: tensors[f"{text}/{name}"] for name in SIDES}
+        named |= {name: tensors.get(f"{text}/{name}") for name in OTHERS}
         site = Site.parse(text)
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
-    provenance = record["provenance"]
-    if passes := record["recipe"].get("passes"):  # a run of an earlier version does not state it
-        provenance = {"passes": passes, **provenance}
-    return Thresholds(entries, uncovered, record["folds"], provenance)
+    return Thresholds(entries, uncovered, record["folds"], record["provenance"])
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -247,17 +225,5 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise _damaged(file.parent, f"{file.name} cannot be read ({error})") from error
 
 
-def _check(folder: Path, name: str, expected: str) -> None:
-    difference = damage(folder / name, expected)
-    if difference is None:
-        return
-    if not name.startswith("../"):
-        raise _damaged(folder, f"{name} {difference}")
-    raise LoadError(
-        f"{folder}: the checkpoint {folder / name}, to which the run refers, {difference}. "
-        "Put it back, or convert the network again."
-    )
-
-
 def _damaged(folder: Path, what: str) -> LoadError:
-    return LoadError(f"{folder}: the run is damaged: {what}. Convert the network again.")
+    return LoadError(f"{folder}: the run is damaged: {what}. {REMEDY}")

@@ -18,7 +18,7 @@ from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.remembered import Once
 from onespike.scale_search import LOWEST, Hopeless, Measurement
-from onespike.tasks import Objective, Score
+from onespike.tasks import Items, Objective
 
 EVERY = 64
 """A full count would double the cost of a forward, so a search counts one row of elements in 64 of the first batch."""
@@ -39,11 +39,11 @@ class ScaleObjective:
         snn: nn.Module,
         batches: Iterable[tuple[Any, Any]],
         objective: Objective,
-        score: Callable[[], Score],
+        items: Items,
         energy: str | None = None,
         compiled: bool = False,
     ) -> None:
-        self.snn, self.objective, self.score, self.energy = snn, objective, score, energy
+        self.snn, self.objective, self.items, self.energy = snn, objective, items, energy
         self.run: Callable[..., Any] = torch.compile(snn) if compiled else snn
         device = device_of(ann)
         self.parts = [(to(inputs, device), labels) for inputs, labels in batches]
@@ -60,7 +60,7 @@ class ScaleObjective:
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
         set_scale_(self.snn, scale)
-        score, column = self.score(), self.energy
+        score, column = self.objective.score(self.items), self.energy
         # some columns have parts that must be whole
         ledger = Ledger(every=EVERY if column is None or column_of(column).sampled else 1)
         ledgers = iter(() if self.energy is None else (ledger,))

@@ -11,19 +11,16 @@ from typing import Any
 
 from onespike import runs
 from onespike.calibration.stream import calibrate
-from onespike.conversion.network import convert
 from onespike.errors import DataError
-from onespike.evaluation.side_by_side import evaluate
 from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.presets import PRESETS
-from onespike.recipe import Recipe
-from onespike.runs import Inputs, NetworkPair, Progress, no_progress
+from onespike.runs import Inputs, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.validated import parse, read_sealed, sealed, understood
-from onespike.tasks import Headline, Items
+from onespike.tasks import Headline
 
 FOLDER, RECORD = "ablation", "ablation.json"
 AGAIN = "Remove it to measure again."
@@ -98,19 +95,8 @@ def ablate_run(
     """Calibrate a run's network again on its images, and measure each choice of passes at the same energy.
 
     Every finished row is stored in the run at once; a second call measures only the missing ones. Rows on other
-    images, or at another energy, are kept beside them.
-
-    Args:
-        folder: the run.
-        data: images to measure on; calibration must not have seen them.
-        annotations: the objects on the images, for tasks that need them.
-        passes: the passes to ablate; those of the run by default, or else those of the preset `best` without `tune`.
-        budget: the energy ratio of all rows; by default the run's, or that of its recipe without passes.
-        energy: the ledger's column for the budget.
-        limit: number of images, evenly spaced.
-        batch_size: images per forward pass.
-        device: where both networks run.
-        progress: progress(title, total) wraps the batches of a long stage.
+    images, or at another energy, are kept beside them. The passes are those of the run by default, or else those of the
+    preset `best` without `tune`; the budget is the run's, or the energy of its recipe without passes.
     """
     pair = runs.load(folder, device=device)
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
@@ -133,13 +119,22 @@ def ablate_run(
     }
     rows = {tuple(row["passes"]): row for row in _others(file, identity)[1]}
     try_file(file)
-    start: tuple[PassState, PassContext] | None = None
+    start: PassState | None = None
     for what, chosen in choices(names):
         if chosen not in rows:
-            state, context = start = start or _start(pair, recipe, ratio, progress)
+            if start is None:
+                inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
+                thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
+                start = PassState(thresholds, recipe)
+                context = PassContext(
+                    pair.ann, inputs, ratio, column, progress=progress, task=pair.loaded.task
+                )
+                context = dataclasses.replace(context, budget=target(start, context))
             # the literal method has the energy of the others
-            state = chain(state, context, chosen) if chosen else fit(state, context, target(state, context))
-            figures = _measure(pair, state, items, batch_size, progress, what)
+            state = chain(start, context, chosen) if chosen else fit(start, context, target(start, context))
+            spiking = dataclasses.replace(pair, snn=state.network(pair.ann))
+            result = runs.evaluate_pair(spiking, items, batch_size=batch_size, progress=progress, title=what)
+            figures = {k: v for k, v in result.to_dict().items() if k not in ("scale", "seconds")}
             rows[chosen] = {"what": what, "passes": list(chosen), **figures}
             mine = {**identity, "source": items.source, "rows": list(rows.values())}
             file.parent.mkdir(exist_ok=True)
@@ -161,23 +156,3 @@ def _others(file: Path, identity: dict[str, Any]) -> tuple[list[dict[str, Any]],
         else:
             others.append(ablation)
     return others, rows
-
-
-def _start(
-    pair: NetworkPair, recipe: Recipe, budget: float | None, progress: Progress
-) -> tuple[PassState, PassContext]:
-    inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
-    thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
-    state = PassState(thresholds, recipe)
-    context = PassContext(pair.ann, inputs, budget, recipe.energy, progress=progress, task=pair.loaded.task)
-    return state, dataclasses.replace(context, budget=target(state, context))
-
-
-def _measure(
-    pair: NetworkPair, state: PassState, items: Items, batch_size: int, progress: Progress, title: str
-) -> dict[str, Any]:
-    snn = convert(pair.ann, state.thresholds, state.recipe, share_weights=True)
-    batches, metric = pair.loaded.batches(items, batch_size), runs.metric_for(pair, items)
-    bar = progress(title, -(-len(items) // batch_size))
-    record = evaluate(pair.ann, snn, batches, metric, progress=bar).to_dict()
-    return {name: value for name, value in record.items() if name not in ("scale", "seconds")}

@@ -56,7 +56,7 @@ def run_scenes(out: Path, progress: Progress) -> tuple[NetworkPair, Evaluation, 
         load_model(DETECTOR), runs.choose(SCENE_CALIBRATION, SCENE_IMAGES), recipe, progress=progress
     )
     items = runs.choose_labeled(pair.loaded, SCENES)
-    metric = runs.metric_for(pair, items)
+    metric = pair.loaded.task.metric(items)
     result = runs.evaluate_pair(pair, items, metric=metric, batch_size=20, progress=progress)
     files: dict[str, str | bytes] = {
         "demo.json": stamped(result.to_dict()),

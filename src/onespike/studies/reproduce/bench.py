@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +15,10 @@ from torch import nn
 
 from onespike import runs
 from onespike.adapters import LoadedModel
+from onespike.calibration.inputs import batch_count
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
-from onespike.deploy.post_training import observe
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
@@ -25,7 +26,7 @@ from onespike.errors import DataError, UsageError
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
-from onespike.runs.forms import compared, rivals, spiking_rivals
+from onespike.runs.forms import compare_integers
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.measuring import spread
 from onespike.runtime.atomic import write_atomically
@@ -33,7 +34,7 @@ from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
 from onespike.runtime.remembered import Once
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.scale_search import Search, search
+from onespike.scale_search import search
 from onespike.scale_search.objective import ScaleObjective, scale_within
 from onespike.tasks import Items, limit
 
@@ -69,11 +70,10 @@ class Bench:
         progress: Progress = no_progress,
         draws: Sequence[Items] = (),
     ) -> None:
-        self.calibrations = (calibration, *draws)
         self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
         self.folder, self.batch_size, self.progress = folder, batch_size, progress
-        self.ann, sets = loaded.model, self.sets()
-        self.original = Once(self.ann)
+        self.ann, self.original, self.calibrations = loaded.model, Once(loaded.model), (calibration, *draws)
+        self.sets = sets = {"calibration": calibration, "search": held, "test": test}
         self.thresholds: dict[str, Thresholds] = {}
         self.identity = {
             "network": loaded.spec,
@@ -87,7 +87,12 @@ class Bench:
             },
             **({"draws": [images_digest(items) for items in draws]} if draws else {}),
         }
-        self.finished = self._read()
+        record = read_sealed(_Record, folder / CACHE, REMEDY, DataError)
+        if record is not None and record["identity"] != json.loads(json.dumps(self.identity)):
+            raise UsageError(
+                f"{folder} holds measurements of another network, of other images or at other prices. Choose another out=."
+            )
+        self.finished: dict[str, Any] = {} if record is None else record["measured"]
 
     @property
     def note(self) -> str:
@@ -98,19 +103,6 @@ class Bench:
             f"Scores are means over {len(self.calibrations)} calibrations on {len(self.calibration)} images each; sd, lowest "
             "and highest are their spread. `error` is of the test images alone. Searches and integers take the first calibration."
         )
-
-    def sets(self) -> dict[str, Items]:
-        return {"calibration": self.calibration, "search": self.held, "test": self.test}
-
-    def _read(self) -> dict[str, Any]:
-        record = read_sealed(_Record, self.folder / CACHE, REMEDY, DataError)
-        if record is None:
-            return {}
-        if record["identity"] != json.loads(json.dumps(self.identity)):
-            raise UsageError(
-                f"{self.folder} holds measurements of another network, of other images or at other prices. Choose another out=."
-            )
-        return dict(record["measured"])
 
     def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return a measurement by its key: from the folder if it was finished before, else made and kept."""
@@ -127,8 +119,8 @@ class Bench:
             fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
         key = json.dumps([fields, self.calibration.names])
         if key not in self.thresholds:
-            inputs = self._inputs(self.calibration, "calibrating")
-            self.thresholds[key] = calibrate(self.ann, inputs, recipe)
+            batches = self.labeled(self.calibration, "calibrating")
+            self.thresholds[key] = calibrate(self.ann, (inputs for inputs, _ in batches), recipe)
         return self.thresholds[key]
 
     def labeled(
@@ -138,11 +130,8 @@ class Bench:
         size, device = batch_size or self.batch_size, device_of(self.ann)
         batches: Iterable[Any] = self.loaded.batches(items, size)
         if title:
-            batches = self.progress(title, -(-len(items) // size))(batches)
+            batches = self.progress(title, batch_count(items, size))(batches)
         return ((to(inputs, device), labels) for inputs, labels in batches)
-
-    def _inputs(self, items: Items, title: str = "") -> Iterator[Any]:
-        return (inputs for inputs, _ in self.labeled(items, title))
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
@@ -193,49 +182,51 @@ class Bench:
 
     def rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
         """Measure the network under a recipe beside integer networks, on the test images; see `runs.forms`."""
-        return list(self.once("rivals " + spell(recipe), lambda: {"rows": self._rivals(recipe)})["rows"])
 
-    def _rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
-        observed = observe(self.ann, self._inputs(self.calibration, "ranges of integers"))
-        networks = {
-            **spiking_rivals(self.converted(recipe), self.ann, observed, PAPER),
-            **rivals(self.ann, observed),
-        }
-        batches = self.labeled(self.test, "integer networks")
-        return compared(self.ann, networks, batches, lambda: self.loaded.task.metric(self.test))
+        def measure() -> dict[str, Any]:
+            calibration = self.labeled(self.calibration, "ranges of integers")
+            batches, networks = (
+                self.labeled(self.test, "integer networks"),
+                (self.ann, self.converted(recipe)),
+            )
+            metric = partial(self.loaded.task.metric, self.test)
+            return {"rows": compare_integers(*networks, PAPER, calibration, batches, metric)}
+
+        return list(self.once("rivals " + spell(recipe), measure)["rows"])
 
     def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
         """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
-        key = f"search {objective} {trials} " + spell(recipe.replace(scale=1.0))
-        return self.once(key, lambda: self._search(recipe, trials, objective))
 
-    def _search(self, recipe: Recipe, trials: int, objective: str) -> dict[str, Any]:
-        snn, held = self.converted(recipe), self.labeled(self.held)
-        aim = self.loaded.task.objectives[objective]
-        measure = ScaleObjective(self.ann, snn, held, aim, lambda: aim.score(self.held))
-        bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
+        def measure() -> dict[str, Any]:
+            aim = self.loaded.task.objectives[objective]
+            measured = ScaleObjective(
+                self.ann, self.converted(recipe), self.labeled(self.held), aim, self.held
+            )
+            bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
+            result = search(
+                measured,
+                trials=trials,
+                maximize=aim.maximize,
+                fixed=(1.0, 0.25),
+                report=lambda *_: next(bar, None),
+            )
+            deque(bar, maxlen=0)  # closes the bar
+            return {
+                "scale": result.best.scale,
+                "value": result.best.value,
+                "seconds": sum(trial.seconds for trial in result.trials),
+                "forwards": measured.forwards,
+                "images": measured.images,
+            }
 
-        def advance(*_: Any) -> None:
-            next(bar, None)
-
-        result: Search = search(
-            measure, trials=trials, maximize=aim.maximize, fixed=(1.0, 0.25), report=advance
-        )
-        deque(bar, maxlen=0)  # closes the bar
-        return {
-            "scale": result.best.scale,
-            "value": result.best.value,
-            "seconds": sum(trial.seconds for trial in result.trials),
-            "forwards": measure.forwards,
-            "images": measure.images,
-        }
+        return self.once(f"search {objective} {trials} " + spell(recipe.replace(scale=1.0)), measure)
 
     def at_energy(self, recipe: Recipe, column: str, ratio: float) -> Recipe:
         """Return the recipe with the λ whose energy on a few held-out images is closest to this ratio."""
         key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
-            few = next(self._inputs(limit(self.held, self.batch_size)))
+            few, _ = next(self.labeled(limit(self.held, self.batch_size)))
             return {"scale": scale_within(self.converted(recipe), few, column, ratio)}
 
         return recipe.replace(scale=self.once(key, bisect)["scale"])
@@ -243,7 +234,7 @@ class Bench:
 
 def spell(recipe: Recipe) -> str:
     """Return a recipe as a key: all of its fields but the name of its preset."""
-    fields: Mapping[str, Any] = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
+    fields = {k: v for k, v in recipe.to_dict().items() if k not in ("version", "preset")}
     return json.dumps(fields, sort_keys=True)
 
 

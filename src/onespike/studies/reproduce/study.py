@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Measure = Callable[[Bench], list[Row]]
+Draw = Callable[[Sequence[Row]], "Figure"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Study:
     essential columns, all if there are none. The note says how to compare our numbers with those of the paper's images.
     """
 
+    measure: Measure
     name: str
     title: str
-    network: str
-    measure: Measure
-    draw: Callable[[Sequence[Row]], Figure]
+    draw: Draw
     note: str
+    network: str = "cifar10-vit"
     task: str | None = None
     essential: tuple[str, ...] = ()
     paper_data: str = "ImageNet-1K"
@@ -46,28 +46,21 @@ class Study:
     def columns(self, rows: Sequence[Row]) -> list[str]:
         """Return the essential columns, without those that say the same in all rows."""
         every = columns_of(rows)
-        return [c for c in self.essential or every if c in every and c not in ("metric", *DATA)]
+        return [
+            c for c in self.essential or every if c in every and c not in ("metric", "data", "paper data")
+        ]
 
 
-DATA = ("data", "paper data")
-"""The columns that name the images of a row's own numbers, and of the paper's."""
 STUDIES: dict[str, Study] = {}
 
 
-def study(
-    name: str,
-    title: str,
-    draw: Callable[[Sequence[Row]], Figure],
-    note: str,
-    network: str = "cifar10-vit",
-    **options: Any,
-) -> Callable[[Measure], Measure]:
+def study(name: str, title: str, draw: Draw, note: str, **options: Any) -> Callable[[Measure], Measure]:
     """Register a function from a bench to rows as a study."""
 
     def register(measure: Measure) -> Measure:
         if name in STUDIES:
             raise UsageError(f"the study '{name}' is registered already. Choose another name.")
-        STUDIES[name] = Study(name, title, network, measure, draw, note, **options)
+        STUDIES[name] = Study(measure, name, title, draw, note, **options)
         return measure
 
     return register
@@ -77,10 +70,10 @@ def with_data(study: Study, rows: Sequence[Row], source: str) -> list[Row]:
     """Return the rows with the names of the images that their own numbers and the paper's were measured on."""
     named = []
     for row in rows:
-        paper = {key for key, value in row.items() if key.startswith("paper ") and value is not None}
+        paper = any(key.startswith("paper ") and value is not None for key, value in row.items())
         ours = any(isinstance(value, float) for key, value in row.items() if not key.startswith("paper "))
-        sources = zip(DATA, (source if ours else None, study.paper_data if paper else None), strict=True)
-        named.append(row | {key: value for key, value in sources if value is not None})
+        data, paper_data = {"data": source}, {"paper data": study.paper_data}
+        named.append(row | (data if ours else {}) | (paper_data if paper else {}))
     return named
 
 
@@ -93,7 +86,7 @@ def as_markdown(study: Study, rows: Sequence[Row], bench: Bench) -> str:
         *([cell(row.get(c)).replace("|", "\\|") for c in columns] for row in rows),
     ]
     lines = [f"# {study.title}", "", *("| " + " | ".join(line) + " |" for line in table), ""]
-    sets = ", ".join(f"{name} {len(items)} images of {items.source}" for name, items in bench.sets().items())
+    sets = ", ".join(f"{name} {len(items)} images of {items.source}" for name, items in bench.sets.items())
     note = f"{study.note} {bench.note}".strip()
     return "\n".join([*lines, f"Network: {bench.loaded.spec}; {sets}.", "", note, ""])
 
@@ -146,78 +139,72 @@ def _label(rows: Sequence[Row], measure: str) -> str:
     return str(named[0]) if named else LABELS.get(measure, measure)
 
 
-def bars(name: str, *measures: str) -> Callable[[Sequence[Row]], Figure]:
+def bars(name: str, *measures: str) -> Draw:
     """Draw one panel per measure; a row's bar is beside the paper's, if the paper prints one."""
-    return partial(_bars, name=name, measures=measures)
+
+    def draw(rows: Sequence[Row]) -> Figure:
+        made, _ = plots.figure(5.2 * len(measures), 1.4 + 0.42 * len(rows), columns=len(measures))
+        for measure, panel in zip(measures, made.axes, strict=True):
+            kinds = (
+                (-0.2, measure, "data", plots.BLUE, "measured here"),
+                (0.2, f"paper {measure}", "paper data", plots.GRAY, "in the paper"),
+            )
+            drawn = [row for row in rows if any(row.get(key) is not None for _, key, *_ in kinds)]
+            for offset, key, data, color, label in kinds:
+                values = [row.get(key) for row in drawn]
+                if any(v is not None for v in values):
+                    at, widths = [place + offset for place in range(len(drawn))], [v or 0 for v in values]
+                    texts = [
+                        "" if v is None else f"{v:.3g}" + (f", {row[data]}" if data in row else "")
+                        for v, row in zip(values, drawn, strict=True)
+                    ]
+                    bars = panel.barh(at, widths, 0.38, color=color, label=label)
+                    panel.bar_label(bars, texts, padding=2, fontsize=7)
+            panel.set_yticks(range(len(drawn)), [str(row[name]) for row in drawn])
+            panel.invert_yaxis()
+            panel.grid(False, axis="y")
+            panel.margins(x=0.45)
+            panel.set_xlabel(_label(rows, measure))
+        handles, labels = made.axes[0].get_legend_handles_labels()
+        made.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+        return made
+
+    return draw
 
 
-def _bars(rows: Sequence[Row], name: str, measures: Sequence[str]) -> Figure:
-    made, axes = plots.figure(5.2 * len(measures), 1.4 + 0.42 * len(rows), columns=len(measures))
-    panels = axes if len(measures) > 1 else [axes]
-    for measure, panel in zip(measures, panels, strict=True):
-        both = (measure, f"paper {measure}")
-        drawn = [row for row in rows if any(row.get(key) is not None for key in both)]
-        places = range(len(drawn))
-        for offset, key, data, color, label in (
-            (-0.2, measure, "data", plots.BLUE, "measured here"),
-            (0.2, f"paper {measure}", "paper data", plots.GRAY, "in the paper"),
-        ):
-            values = [row.get(key) for row in drawn]
-            if any(v is not None for v in values):
-                at, widths = [p + offset for p in places], [v or 0 for v in values]
-                bars = panel.barh(at, widths, 0.38, color=color, label=label)
-                texts = [
-                    "" if v is None else f"{v:.3g}" + (f", {row[data]}" if data in row else "")
-                    for v, row in zip(values, drawn, strict=True)
-                ]
-                panel.bar_label(bars, texts, padding=2, fontsize=7)
-        panel.set_yticks(list(places), [str(row[name]) for row in drawn])
-        panel.invert_yaxis()
-        panel.grid(False, axis="y")
-        panel.margins(x=0.45)
-        panel.set_xlabel(_label(rows, measure))
-    handles, labels = panels[0].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
-    return made
-
-
-def curves(
-    over: str, *measures: str, by: str | None = None, log: bool = False
-) -> Callable[[Sequence[Row]], Figure]:
+def curves(over: str, *measures: str, by: str = "", log: bool = False) -> Draw:
     """Draw one panel per measure over a quantity, with one curve per value of `by`."""
-    return partial(_curves, over=over, measures=measures, by=by, log=log)
 
-
-def _curves(rows: Sequence[Row], over: str, measures: Sequence[str], by: str | None, log: bool) -> Figure:
-    made, axes = plots.figure(4.8 * len(measures), 3.6, columns=len(measures))
-    panels = axes if len(measures) > 1 else [axes]
-    for measure, panel in zip(measures, panels, strict=True):
-        for place, group in enumerate(dict.fromkeys(row[by] for row in rows) if by else [None]):
-            group_rows = [
-                r for r in rows
-                if (by is None or r[by] == group) and r.get(measure) is not None and r.get(over) is not None
-            ]  # fmt: skip
-            group_rows.sort(key=lambda row: float(row[over]))
-            color = COLORS[place % len(COLORS)]
-            errors = [r.get("error") or 0.0 for r in group_rows] if measure == "score" else None
-            panel.errorbar(
-                [r[over] for r in group_rows], [r[measure] for r in group_rows], errors, fmt="o-", color=color, label=group,
-                elinewidth=1, capsize=2,
-            )  # fmt: skip
-            paper = [r for r in group_rows if r.get(f"paper {measure}") is not None]
-            if paper:
-                values = [r[f"paper {measure}"] for r in paper]
-                panel.plot([r[over] for r in paper], values, "s--", color=plots.GRAY, label="in the paper")
+    def draw(rows: Sequence[Row]) -> Figure:
+        made, _ = plots.figure(4.8 * len(measures), 3.6, columns=len(measures))
         original = [row["ann"] for row in rows if row.get("ann") is not None]
-        if measure == "score" and original:
-            panel.axhline(original[0], color="black", linewidth=0.8, linestyle=":", label="original network")
-        if log:
-            panel.set_xscale("log")
-            ticks = sorted({float(row[over]) for row in rows})
-            panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
-            panel.minorticks_off()
-        panel.set_xlabel(LABELS.get(over, over))
-        panel.set_ylabel(_label(rows, measure))
-        if panel.get_legend_handles_labels()[1]:
-            panel.legend(frameon=False, fontsize=8)
-    return made
+        for measure, panel in zip(measures, made.axes, strict=True):
+
+            def points(key: str, group: Any) -> tuple[list[Row], list[Any], list[Any]]:
+                part = [r for r in rows if r.get(by) == group and None not in (r.get(key), r.get(over))]
+                part.sort(key=lambda row: float(row[over]))
+                return part, [row[over] for row in part], [row[key] for row in part]
+
+            for place, group in enumerate(dict.fromkeys(row.get(by) for row in rows)):
+                part, xs, ys = points(measure, group)
+                errors = [row.get("error") or 0.0 for row in part] if measure == "score" else None
+                style: Any = {"color": COLORS[place % len(COLORS)], "elinewidth": 1, "capsize": 2}
+                panel.errorbar(xs, ys, errors, fmt="o-", label=group, **style)
+                part, xs, ys = points(f"paper {measure}", group)
+                if part:
+                    panel.plot(xs, ys, "s--", color=plots.GRAY, label="in the paper")
+            if measure == "score" and original:
+                style = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
+                panel.axhline(original[0], label="original network", **style)
+            if log:
+                panel.set_xscale("log")
+                ticks = sorted({float(row[over]) for row in rows})
+                panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
+                panel.minorticks_off()
+            panel.set_xlabel(LABELS.get(over, over))
+            panel.set_ylabel(_label(rows, measure))
+            if panel.get_legend_handles_labels()[1]:
+                panel.legend(frameon=False, fontsize=8)
+        return made
+
+    return draw

@@ -20,7 +20,7 @@ from onespike.sites import Operand, Site, Visitor, visiting
 from onespike.sites.tracer import Tracer
 from onespike.studies.reproduce.bench import SPREAD, Bench
 from onespike.studies.reproduce.study import Row, bars, curves, study
-from onespike.studies.reproduce.tables import literal, scores
+from onespike.studies.reproduce.tables import literal, table
 from onespike.tasks import limit
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ BINS, IMAGES = 60, 16
 )
 def scale(bench: Bench) -> list[Row]:
     base = literal(bench)
-    return [
-        {"scale": value, **scores(bench.measure(base.replace(scale=value)), "ann")} for value in SWEPT_SCALES
-    ]
+    return table(bench, [({"scale": scale}, base.replace(scale=scale)) for scale in SWEPT_SCALES], "ann")
 
 
 @study(
@@ -60,14 +58,14 @@ def scale(bench: Bench) -> list[Row]:
     "is fired.",
 )
 def levels(bench: Bench) -> list[Row]:
-    rows: list[Row] = []
-    for kind in ("mixed", "linear", "exponential"):
-        for number in (2, 4, 8) if kind != "mixed" else (2, 4, 6, 8, 10):
+    cases: list[tuple[Row, Recipe]] = []
+    for kind, numbers in {"mixed": (2, 4, 6, 8, 10), "linear": (2, 4, 8), "exponential": (2, 4, 8)}.items():
+        for number in numbers:
             recipe = preset("sformer", levels=f"{kind}:{number}")
             recipe = recipe.replace(scale=bench.searched(recipe, trials=8)["scale"])
-            first = {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale}
-            rows.append(first | scores(bench.measure(recipe), "ann"))
-    return rows
+            case = {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale}
+            cases.append((case, recipe))
+    return table(bench, cases, "ann")
 
 
 @study(
@@ -86,10 +84,8 @@ def softmax(bench: Bench) -> list[Row]:
         "percentile 0.01": "percentile:0.01", "percentile 0.1": "percentile:0.1", "percentile 1": "percentile:1",
         "paper, 0.0035": 0.0035,
     }  # fmt: skip
-    return [
-        {"threshold": title, **scores(bench.measure(base.replace(softmax=value)), "ann")}
-        for title, value in values.items()
-    ]
+    cases = [({"threshold": title}, base.replace(softmax=value)) for title, value in values.items()]
+    return table(bench, cases, "ann")
 
 
 def integrate_fire(timesteps: int) -> Recipe:
@@ -121,8 +117,7 @@ def equivalence(bench: Bench) -> list[Row]:
 class _Stopwatch(Visitor):
     """A visitor that adds up the time spent in neurons."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         started = time.perf_counter()
@@ -133,14 +128,14 @@ class _Stopwatch(Visitor):
 
 def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
     """Return the seconds in neurons and in everything else for one forward, the best of several."""
-    best = (float("inf"), 0.0)
+    times = []
     for _ in range(REPEATS):
-        watch = _Stopwatch()
-        started = time.perf_counter()
+        watch, started = _Stopwatch(), time.perf_counter()
         with evaluating(snn), visiting(snn, watch):
             snn(x)
-        best = min(best, (time.perf_counter() - started, watch.seconds))
-    return best[1], best[0] - best[1]
+        times.append((time.perf_counter() - started, watch.seconds))
+    whole, neurons = min(times)
+    return neurons, whole - neurons
 
 
 @study(
@@ -164,31 +159,31 @@ def complexity(bench: Bench) -> list[Row]:
             return {"neuron": 1e3 * neuron / len(x), "rest": 1e3 * rest / len(x)}
 
         clocked = bench.once(f"time {name}", stop)
-        rows.append(
-            {"neuron": name, "neuron ms": clocked["neuron"], "rest ms": clocked["rest"],
-             "ms per image": clocked["neuron"] + clocked["rest"], "firing": bench.measure(recipe)["firing"]}
-        )  # fmt: skip
+        neuron, rest, firing = clocked["neuron"], clocked["rest"], bench.measure(recipe)["firing"]
+        times = {"neuron ms": neuron, "rest ms": rest, "ms per image": neuron + rest}
+        rows.append({"neuron": name, **times, "firing": firing})
     return rows
 
 
 def draw(rows: Sequence[Row]) -> Figure:
     made, axes = plots.figure(16, 3.4, columns=4)
+
+    def points(stage: str, scale: float | None) -> tuple[list[float], list[float]]:
+        part = [row for row in rows if row["stage"] == stage and row["scale"] == scale]
+        return [row["value"] for row in part], [row["share"] for row in part]
+
     for panel, stage in zip(axes, (*STAGES, "spikes"), strict=True):
-        of_stage = [row for row in rows if row["stage"] == stage]
         if stage == "spikes":
             colors = (plots.GRAY, plots.GREEN, plots.BLUE, plots.ORANGE)
             for scale, color in zip(HISTOGRAM_SCALES, colors, strict=True):
-                part = [row for row in of_stage if row["scale"] == scale]
-                xs, shares = [r["value"] for r in part], [r["share"] for r in part]
-                panel.plot(xs, shares, ".-", color=color, label=f"λ = {scale:g}")
+                panel.plot(*points(stage, scale), ".-", color=color, label=f"λ = {scale:g}")
             panel.legend(frameon=False, fontsize=8)
             panel.set_title("spikes of the pre-QKV activations", fontsize=10)
             panel.set_xlabel("value of the spike, λθ·y")
         else:
-            width = of_stage[1]["value"] - of_stage[0]["value"]
-            xs, shares = [r["value"] for r in of_stage], [r["share"] for r in of_stage]
-            panel.bar(xs, shares, width, color=plots.BLUE)
-            panel.set_title(f"{stage}: {of_stage[0]['site']}", fontsize=10)
+            xs, shares = points(stage, None)
+            panel.bar(xs, shares, xs[1] - xs[0], color=plots.BLUE)
+            panel.set_title(f"{stage}: {next(r['site'] for r in rows if r['stage'] == stage)}", fontsize=10)
             panel.set_xlabel("activation")
         panel.set_yscale("log")
         panel.set_ylabel("share of values")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from onespike.energy.columns import PAPER, searchable
@@ -34,6 +35,11 @@ def scores(measured: Row, *first: str) -> Row:
     return columns | {column: measured[column] for column in SPREAD if column in measured}
 
 
+def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> list[Row]:
+    """Return a row for each recipe: what tells it from the others, and its scores."""
+    return [{**case, **scores(bench.measure(recipe), *first)} for case, recipe in cases]
+
+
 @study(
     "table-classification",
     "Accuracy on image classification, T = 1",
@@ -44,7 +50,7 @@ def scores(measured: Row, *first: str) -> Row:
 )
 def classification(bench: Bench) -> list[Row]:
     recipe, network = literal(bench), paper.network_of(bench.loaded.spec)
-    ours = {"scale": recipe.scale, **scores(bench.measure(recipe), "ann")}
+    [ours] = table(bench, [({"scale": recipe.scale}, recipe)], "ann")
     rows: list[Row] = [
         {"network": name, "paper ann": paper.ENERGY[name]["original"][0], "paper score": score}
         | (ours if name == network else {})
@@ -133,16 +139,15 @@ def energy(bench: Bench) -> list[Row]:
     "The paper's column is EVA on ImageNet-1K. " + OTHER_DATA,
 )
 def ablation(bench: Bench) -> list[Row]:
-    rows: list[Row] = []
-    for scaled in (False, True):
-        for kind, name in (("linear", "linear"), ("exponential", "exponential"), ("mixed", "SFN")):
-            recipe = preset("sformer", levels=f"{kind}:8", scale=1.0)
-            if scaled:
-                recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
-            variant = f"{name}, {'λ searched' if scaled else 'λ = 1'}"
-            ours = {"variant": variant, "scale": recipe.scale, **scores(bench.measure(recipe))}
-            rows.append({**ours, "paper score": paper.ABLATION[kind, scaled]})
-    return rows
+    cases: list[tuple[Row, Recipe]] = []
+    for kind, scaled in paper.ABLATION:
+        recipe = preset("sformer", levels=f"{kind}:8", scale=1.0)
+        if scaled:
+            recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
+        variant = f"{'SFN' if kind == 'mixed' else kind}, {'λ searched' if scaled else 'λ = 1'}"
+        cases.append(({"variant": variant, "scale": recipe.scale}, recipe))
+    printed = paper.ABLATION.values()
+    return [{**row, "paper score": score} for row, score in zip(table(bench, cases), printed, strict=True)]
 
 
 @study(
@@ -152,13 +157,12 @@ def ablation(bench: Bench) -> list[Row]:
     "λ is the same in all rows. The paper's columns are ViT-Base/16 on ImageNet-1K. " + OTHER_DATA,
 )
 def percentile(bench: Bench) -> list[Row]:
-    base = literal(bench)
-    rows: list[Row] = []
-    for p, (score, ratio) in paper.PERCENTILE.items():
-        ours = scores(bench.measure(base.replace(percentile=p)), "ann")
-        printed = {"paper score": score, "paper counts": ratio}
-        rows.append({"percentile": p, "scale": base.scale, **ours, **printed})
-    return rows
+    base, printed = literal(bench), paper.PERCENTILE
+    cases = [({"percentile": p, "scale": base.scale}, base.replace(percentile=p)) for p in printed]
+    return [
+        {**row, "paper score": score, "paper counts": ratio}
+        for row, (score, ratio) in zip(table(bench, cases, "ann"), printed.values(), strict=True)
+    ]
 
 
 @study(
@@ -178,14 +182,11 @@ def quantization(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     for row in bench.rivals(recipe):
         headline, beside = (bench.loaded.task.headline(part) for part in (row, row["beside"]))
-        rows.append(
-            {
-                "method": row["network"], "column": row["column"], "energy": measured[row["column"]],
-                "scale": recipe.scale if "spiking" in row["network"] else None, "metric": headline.title,
-                "ann": headline.original, "score": headline.spiking, "error": headline.error, "kl": row.get("kl"),
-                "minus spiking": beside.difference, "its error": beside.error,
-            }
-        )  # fmt: skip
+        case = {"method": row["network"], "column": row["column"], "energy": measured[row["column"]]}
+        case |= {"scale": recipe.scale if "spiking" in row["network"] else None, "metric": headline.title}
+        case |= {"ann": headline.original, "score": headline.spiking, "error": headline.error}
+        difference = {"minus spiking": beside.difference, "its error": beside.error}
+        rows.append({**case, "kl": row.get("kl"), **difference})
     for bits in (3, 4, 5, 6, 8):
         uniform = preset("uniform", levels=f"bits:{bits}")
         energy = bench.measure(uniform)[PAPER]
@@ -194,11 +195,9 @@ def quantization(bench: Bench) -> list[Row]:
             equal = bench.at_energy(preset("sformer", levels=levels), PAPER, energy)
             methods.append((f"SFN {levels}", None, equal))
         for method, number, recipe in methods:
+            case = {"method": method, "bits": number, "scale": recipe.scale, "column": PAPER}
             measured = bench.measure(recipe)
-            rows.append(
-                {"method": method, "bits": number, "scale": recipe.scale, "column": PAPER,
-                 "energy": measured[PAPER], **scores(measured, "ann")}
-            )  # fmt: skip
+            rows.append({**case, "energy": measured[PAPER], **scores(measured, "ann")})
     return rows
 
 
@@ -223,6 +222,9 @@ def search_cost(bench: Bench) -> list[Row]:
         rows.append({"search": title, **costs, **scores(measured)})
     whole = bench.measure(preset("sformer"))
     costs = {
-        "scale": 0.25, "seconds": whole["seconds"], "forwards": whole["images"], "images": whole["images"]
-    }  # fmt: skip
+        "scale": 0.25,
+        "seconds": whole["seconds"],
+        "forwards": whole["images"],
+        "images": whole["images"],
+    }
     return [*rows, {"search": "one evaluation", **costs, **scores(whole)}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from onespike.errors import UsageError
 
@@ -12,20 +13,15 @@ Vector = Sequence[Fraction]
 Sides = tuple[Fraction, Fraction]
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """The result of an integrate-and-fire neuron: its outputs o(1) … o(T) and its last membrane v(T)."""
 
-    outputs: tuple[Fraction, ...]
+    outputs: list[Fraction]
     membrane: Fraction
-
-    @property
-    def mean(self) -> Fraction:
-        """ō of eq. 4."""
-        return mean(self.outputs)
 
 
 def mean(values: Vector) -> Fraction:
+    """ō of eq. 4."""
     return sum(values, Fraction(0)) / len(values)
 
 
@@ -37,7 +33,7 @@ def heaviside(x: Fraction) -> int:
 def integrate_fire(x: Vector, threshold: Fraction, initial: Fraction) -> Branch:
     """Soft reset: h = v + x; o = θ·H(h − θ); v = h − o (eqs. 1–3).
 
-    >>> integrate_fire([Fraction(1, 2)] * 3, Fraction(1), Fraction(1, 2)).mean
+    >>> mean(integrate_fire([Fraction(1, 2)] * 3, Fraction(1), Fraction(1, 2)).outputs)
     Fraction(2, 3)
     """
     membrane, outputs = initial, []
@@ -45,7 +41,7 @@ def integrate_fire(x: Vector, threshold: Fraction, initial: Fraction) -> Branch:
         latent = membrane + current
         outputs.append(threshold * heaviside(latent - threshold))
         membrane = latent - outputs[-1]
-    return Branch(tuple(outputs), membrane)
+    return Branch(outputs, membrane)
 
 
 def multi_threshold(h: Fraction, threshold: Fraction, count: int) -> Fraction:
@@ -66,7 +62,6 @@ def multiply(weights: Sequence[Vector], x: Vector) -> list[Fraction]:
 class Claim:
     """One instance of a statement, with both sides entry by entry; `relation` is = or ≤, `case` reproduces it."""
 
-    name: str
     statement: str
     left: tuple[Fraction, ...]
     right: tuple[Fraction, ...]
@@ -114,9 +109,9 @@ def equation_5(x: Vector, threshold: Fraction, initial: Fraction) -> Claim:
     _require("eq. 5", len(x) > 0, "T ≥ 1", "there are no inputs")
     _require("eq. 5", threshold > 0, "θ > 0", f"θ = {threshold}")
     neuron = integrate_fire(x, threshold, initial)
-    left, right = abs(mean(x) - neuron.mean), abs(neuron.membrane - initial) / len(x)
+    left, right = abs(mean(x) - mean(neuron.outputs)), abs(neuron.membrane - initial) / len(x)
     case = f"x={_text(x)} θ={threshold} v(0)={initial}"
-    return Claim("eq. 5", "|x̄ − ō| = |v(T) − v(0)|/T", (left,), (right,), case=case)
+    return Claim("|x̄ − ō| = |v(T) − v(0)|/T", (left,), (right,), case=case)
 
 
 def theorem_1(
@@ -138,10 +133,10 @@ def theorem_1(
     if not unchecked:
         _check_drive("theorem 1", x, threshold, initial)
         _require("theorem 1", count >= timesteps, "N ≥ T", f"N = {count}, T = {timesteps}")
-    left = integrate_fire(x, threshold, initial).mean
+    left = mean(integrate_fire(x, threshold, initial).outputs)
     right = multi_threshold(mean(x) + initial / timesteps, threshold / timesteps, count)
     case = f"x={_text(x)} θ={threshold} v(0)={initial} N={count}"
-    return Claim("theorem 1", "ō_IF = o_M", (left,), (right,), case=case)
+    return Claim("ō_IF = o_M", (left,), (right,), case=case)
 
 
 def theorem_2(
@@ -177,7 +172,7 @@ def theorem_2(
         right += single
     layers = " | ".join("; ".join(map(_text, matrix)) for matrix in weights)
     case = f"x={'; '.join(map(_text, x))} θ={_text(thresholds)} v(0)={_text(initial)} W={layers}"
-    return Claim("theorem 2", "x̄_IF of every layer = x_M of that layer", tuple(left), tuple(right), case=case)
+    return Claim("x̄_IF of every layer = x_M of that layer", tuple(left), tuple(right), case=case)
 
 
 def _check_network(
@@ -234,8 +229,8 @@ def theorem_3(
     ]
     h = abs(x_m) + initial[side] / timesteps
     multi = sign * multi_threshold(h, thresholds[side] / timesteps, count)
-    left = abs(branches[0].mean - branches[1].mean - multi)
+    left = abs(mean(branches[0].outputs) - mean(branches[1].outputs) - multi)
     residue = abs(branches[side].membrane + initial[other] - branches[other].membrane)
     right = (residue + thresholds[side]) / timesteps
     case = f"x={_text(x)} θ±={_text(thresholds)} v±(0)={_text(initial)} N={count}"
-    return Claim(name, "|ō_IF − o_M| ≤ (C_v + C_θ)/T", (left,), (right,), "≤", case)
+    return Claim("|ō_IF − o_M| ≤ (C_v + C_θ)/T", (left,), (right,), "≤", case)

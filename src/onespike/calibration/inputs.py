@@ -1,19 +1,26 @@
-"""Calibration inputs in parts that depend on the inputs and their order, not on the batches that they came in."""
+"""Calibration inputs: decoded once, in parts that depend on them and their order, not on the batches that they came in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from onespike.adapters import LoadedModel
 from onespike.runtime.batches import count, join, take
+from onespike.runtime.processes import ALONE, Processes
 from onespike.sites.padding import MASK, mask_of
-from onespike.tasks import Meaning
+from onespike.tasks import Item, Items, Meaning, batches
 
 MOST, ELEMENTS = 8, 8 * 3 * 224 * 224
 """Inputs per part, and how many numbers they may hold."""
+MEMORY = 2**30
+"""Bytes of decoded inputs that `Inputs` remembers; further ones are decoded whenever they are read."""
 
 
 def part_size(first: Any, inputs: int, task: Meaning) -> int:
@@ -83,3 +90,66 @@ def _has_rows(batch: Any) -> bool:
     """Return whether everything in a batch has one row per input: then nothing is left of it where none is taken."""
     rest = tree_leaves(take(batch, slice(0, 0)))
     return all(not x.dim() or not len(x) for x in rest if isinstance(x, Tensor))
+
+
+def batches_of(items: Items, loaded: LoadedModel, batch_size: int) -> Iterator[Any]:
+    """Return inputs in batches, without labels."""
+    return (inputs for inputs, _ in loaded.batches(items, batch_size))
+
+
+def batch_count(items: Items, batch_size: int, processes: Processes = ALONE) -> int:
+    """Return the number of batches of this process."""
+    return len(range(processes.rank * batch_size, len(items), processes.count * batch_size))
+
+
+class Inputs(Parts):
+    """A list of images, each decoded once: in order for calibration, and for passes in parts of a shuffled order.
+
+    They are shuffled because a folder is sorted by class, and a few parts must represent all classes.
+    """
+
+    def __init__(self, items: Items, loaded: LoadedModel) -> None:
+        self.order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0)).tolist()
+        self.items, self.loaded = items, loaded
+        self.decoded, self.room = dict[str, Any](), MEMORY
+
+    def _decode(self, item: Item) -> Any:
+        if item.name in self.decoded:
+            return self.decoded[item.name]
+        decoded = self.loaded.reading.transform(self.loaded.task.load(item))
+        size = sum(x.numel() * x.element_size() for x in tree_leaves(decoded) if isinstance(x, Tensor))
+        if size <= self.room:
+            self.room -= size
+            self.decoded[item.name] = decoded
+        return decoded
+
+    def _batches(self, items: Sequence[Item], batch_size: int, processes: Processes = ALONE) -> Iterator[Any]:
+        some = dataclasses.replace(self.items, items=tuple(items))
+        settings: Any = {"part": processes.part, "collate": self.loaded.reading.collate, "load": self._decode}
+        return (inputs for inputs, _ in batches(some, lambda decoded: decoded, batch_size, **settings))
+
+    def one(self) -> Any:
+        """Return the first input, in a batch of its own."""
+        return next(self._batches(self.items.items[:1], 1))
+
+    def stream(self, processes: Processes = ALONE) -> Iterator[Any]:
+        """Return this process's part of the inputs, in their order."""
+        return self._batches(self.items.items, self.size, processes)
+
+    def total(self, processes: Processes = ALONE) -> int:
+        """Return the number of batches in `stream`."""
+        return batch_count(self.items, self.size, processes)
+
+    @cached_property
+    def size(self) -> int:
+        """Return the number of images in a part."""
+        first = next(self._batches([self.items[self.order[0]]], 1))
+        return part_size(first, len(self.items), self.loaded.task)
+
+    def __len__(self) -> int:
+        return self.total()
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        start = range(0, len(self.items), self.size)[index]
+        part = [self.items[i] for i in self.order[start : start + self.size]]
+        return next(self._batches(part, self.size))
