@@ -88,9 +88,9 @@ def test_vit_tiny_on_real_images(assets):
 def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
     """Boxes and masks in one step, with weights that were trained for them."""
     from onespike.runs import no_progress
-    from onespike.studies.demo import run_scenes
+    from onespike.studies.demo import run_demo
 
-    _, result, files = run_scenes(tmp_path, no_progress)
+    _, result, files = run_demo("segmentation", tmp_path, no_progress)
     figures = result.to_dict()
     assert figures["images"] == 100
     for kind in ("bbox", "segm"):

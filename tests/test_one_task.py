@@ -27,7 +27,7 @@ ALLOWED = {
     "recipe.py": r"those of a detector",
     "studies/reproduce/tables.py": r".",  # the paper's tables, of boxes and masks too
     "studies/reproduce/paper.py": r"DETECTION|COCO-2017",  # its numbers
-    "studies/demo.py": r"^(DETECTOR|classification|segmentation)$|calibrate the detector",  # each bundled network has its demo
+    "studies/demo.py": r"^(classification|segmentation)$",  # each bundled network has its demo
     "cli/demo.py": r"classification|segmentation",
     "cli/evaluate.py": r"^onespike evaluate",  # examples of commands
     "cli/options.py": r"COCO's instances JSON|classification or segmentation",

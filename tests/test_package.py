@@ -84,8 +84,9 @@ DEMO = """
 from onespike.studies import demo
 from onespike import runs
 choose = runs.choose
-demo.DEMO_SCALES = (1.0,)
+demo.SCALES = (1.0,)
 runs.choose = lambda data, count: choose(data, 6)
+runs.choose_labeled = lambda loaded, data, count=6: choose(data, 6)
 sys.argv = ["onespike", "demo", "--out", sys.argv[2]]
 from onespike.cli import main
 main()

@@ -15,32 +15,31 @@ from onespike.adapters import LoadedModel, Reading, load_model
 from onespike.errors import DataError, UsageError
 from onespike.presets import PRESETS
 from onespike.runs import draws
+from onespike.scale_search import search
 from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
 from onespike.studies.reproduce.bench import CACHE, split
 from onespike.studies.reproduce.study import bars, study, with_data
 from onespike.tasks import Classification, limit, list_coco, list_images
 
 
-def small_vit() -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(
-        img_size=32, patch_size=16, num_classes=10, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0
-    )
-
-
-def small_cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
-    )  # fmt: skip
-
-
 def load(network: str) -> LoadedModel:
+    from timm.models.vision_transformer import VisionTransformer
     from torchvision.transforms.functional import pil_to_tensor
 
     torch.manual_seed(0)
-    model = small_vit() if "vit" in network else small_cnn()
+    if "vit" in network:
+        sizes = {
+            "img_size": 32,
+            "patch_size": 16,
+            "embed_dim": 16,
+            "depth": 2,
+            "num_heads": 2,
+            "mlp_ratio": 2.0,
+        }
+        model: nn.Module = VisionTransformer(num_classes=10, **sizes)
+    else:
+        first = nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True)
+        model = nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 else 1)
@@ -48,21 +47,25 @@ def load(network: str) -> LoadedModel:
     return LoadedModel(model.eval(), f"bundled:{network}", reading, Classification(), "random")
 
 
-def scenes(folder) -> Bench:
-    """The bundled detector on a few scenes: with random weights AP would be 0 for every λ."""
-    test, calibration = (list_coco(f"bundled:scenes-{name}")[0] for name in ("test", "calibration"))
-    return Bench(
-        load_model("bundled:scenes"), *split(test, limit(calibration, 12), 6, 4), folder, batch_size=4
-    )
-
-
 def bench(folder, network="cifar10-vit") -> Bench:
+    """A small network with random weights; the bundled detector, since AP would be 0 for every λ without its own."""
     if network == "scenes":
-        return scenes(folder)
-    sets = split(
-        list_images("bundled:cifar10-test"), limit(list_images("bundled:cifar10-calibration"), 16), 8, 10
-    )
-    return Bench(load(network), *sets, folder, batch_size=8)
+        test, calibration = (list_coco(f"bundled:scenes-{name}")[0] for name in ("test", "calibration"))
+        return Bench(
+            load_model("bundled:scenes"), *split(test, limit(calibration, 12), 6, 4), folder, batch_size=4
+        )
+    test, calibration = (list_images(f"bundled:cifar10-{name}") for name in ("test", "calibration"))
+    return Bench(load(network), *split(test, limit(calibration, 16), 8, 10), folder, batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def few_trials(monkeypatch):
+    """What a sampler learns is not asked here, and would take the longest."""
+
+    def few(objective, *, trials, **options):
+        return search(objective, trials=min(trials, 4), sampler="grid", **options)
+
+    monkeypatch.setattr("onespike.studies.reproduce.bench.search", few)
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
@@ -77,11 +80,10 @@ def test_every_study_is_written_whole_and_never_measured_twice(name, tmp_path, m
     assert record["rows"] == json.loads(json.dumps(rows))
     assert len(list(csv.DictReader(by_suffix[".csv"].read_text().splitlines()))) == len(rows)
     page = by_suffix[".md"].read_text()
-    assert chosen.title in page
-    assert chosen.note in page
+    assert chosen.title in page and chosen.note in page
     monkeypatch.setattr(Bench, "converted", lambda self, recipe: pytest.fail("measured a second time"))
-    again, _ = run_study(chosen, bench(tmp_path, chosen.network))
-    assert again == rows
+    again = chosen.measure(bench(tmp_path, chosen.network))
+    assert [row | now for row, now in zip(rows, again, strict=True)] == rows
 
 
 def test_every_bar_names_its_images():
@@ -95,10 +97,8 @@ def test_every_bar_names_its_images():
 
 
 def test_studies_score_a_detector_by_its_own_headline(tmp_path):
-    rows = STUDIES["table-percentile"].measure(scenes(tmp_path))
-    assert {row["metric"] for row in rows} == {"mask AP, %"}
-    assert len({row["ann"] for row in rows}) == 1
-    assert max(row["score"] for row in rows) > 0.5 * rows[0]["ann"] > 0
+    row = bench(tmp_path, "scenes").measure(preset("sformer"))
+    assert row["metric"] == "mask AP, %" and row["score"] > 0.5 * row["ann"] > 0
 
 
 def test_an_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == [CACHE]
     later = []
     monkeypatch.setattr(Bench, "_measure", lambda self, recipe: later.append(recipe) or whole(self, recipe))
-    rows, _ = run_study(STUDIES["table-percentile"], bench(tmp_path))
+    rows = STUDIES["table-percentile"].measure(bench(tmp_path))
     assert [r.percentile for r in measured + later] == [row["percentile"] for row in rows]
 
 
@@ -140,13 +140,9 @@ def test_a_folder_of_other_measurements_is_refused(tmp_path):
         next(other.model.parameters()).add_(1)
     words = f"{tmp_path / 'out'} holds measurements of another network, of other images or at other prices. "
     # other weights, fewer images, and other images of the same names
-    for make in (
-        lambda: measured(images(1), other),
-        lambda: measured(limit(images(1), 4)),
-        lambda: measured(images(2)),
-    ):
+    for color, count, loaded in ((1, 5, other), (1, 4, None), (2, 5, None)):
         with pytest.raises(UsageError, match=words):
-            make()
+            measured(limit(images(color), count), loaded)
     (tmp_path / "out" / CACHE).write_text("{")
     with pytest.raises(DataError, match=r"the file is damaged \(.*\)\. Remove it to measure again\."):
         measured(images(1))
@@ -210,18 +206,13 @@ def test_scores_have_their_spread_over_calibrations(tmp_path):
 
 
 def test_draws_differ_by_the_seed_and_share_no_input_while_there_are_enough():
-    pool, apart = (
-        list_images("bundled:cifar10-calibration"),
-        limit(list_images("bundled:cifar10-calibration"), 56),
-    )
+    pool = list_images("bundled:cifar10-calibration")
+    apart = limit(pool, 56)
     sets = draws(pool, 50, 6, seed=0, apart=(apart,))
     names = [set(items.names) for items in sets]
     assert all(len(one) == 50 and not one & set(apart.names) for one in names)
     assert len(set.union(*names[:4])) == 200  # of 200 that are left; the fifth begins again
     assert [set(items.names) for items in draws(pool, 50, 6, seed=0, apart=(apart,))] == names
     assert set(draws(pool, 50, 1, seed=1, apart=(apart,))[0].names) not in names
-    with pytest.raises(
-        DataError,
-        match=r"to draw 200 inputs there must be more than the 200 that are left\. Calibrate on fewer",
-    ):
+    with pytest.raises(DataError, match="to draw 200 inputs there must be more than the 200 that are left"):
         draws(pool, 200, 2, seed=0, apart=(apart,))

@@ -219,10 +219,10 @@ def test_a_measurement_that_cannot_be_drawn(tmp_path):
         figure.subplots().plot([row["counts"] for row in rows])
         return figure
 
-    study = Study("s", "t", "n", lambda bench: bench.finished["rows"], draw, "")
+    study = Study(lambda bench: bench.finished["rows"], "s", "t", draw, "")
     bench = SimpleNamespace(
         folder=tmp_path, finished={"rows": [{"counts": 1.0}, {"counts": ["a", "b"]}]}, identity={},
-        loaded=SimpleNamespace(spec="n"), sets=dict, test=SimpleNamespace(source="bundled:images"),
+        loaded=SimpleNamespace(spec="n"), sets={}, test=SimpleNamespace(source="bundled:images"),
     )  # fmt: skip
     message = refusal(lambda: run_study(study, bench))
     assert message is not None and message.startswith(f"{tmp_path / 'measured.json'}: ")

@@ -12,10 +12,11 @@ from onespike.studies import demo
 
 
 def test_demo(cli, monkeypatch, tmp_path, vit_weights):
-    choose, out = runs.choose, tmp_path / "new" / "demo"
+    choose, labeled, out = runs.choose, runs.choose_labeled, tmp_path / "new" / "demo"
     monkeypatch.setattr(demo, "load_model", lambda name: load_model(name, weights=vit_weights))
-    monkeypatch.setattr(demo, "DEMO_SCALES", (1.0, 0.25))
+    monkeypatch.setattr(demo, "SCALES", (1.0, 0.25))
     monkeypatch.setattr(runs, "choose", lambda data, count: choose(data, 6))
+    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data, count=6: labeled(loaded, data, None, 6))
     done = cli("demo", "--out", out)
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"

@@ -13,7 +13,6 @@ from PIL import Image
 
 from onespike import runs
 from onespike.runs import searching
-from onespike.studies import demo
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -162,4 +161,4 @@ def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
     assert "ANN mask AP" in cli("demo", "segmentation", "--out", out).good().out
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "predictions.png", "sites.png"]
     record = json.loads((out / "demo.json").read_text())
-    assert record["images"] == 6 and record["scale"] == pytest.approx(demo.SCENE_SCALE)
+    assert record["images"] == 6 and record["scale"] == pytest.approx(0.25)

@@ -19,11 +19,11 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
     and energy are printed, and figures and JSON are written into a folder.
     """
     from onespike.cli import show
-    from onespike.studies.demo import DEMOS
+    from onespike.studies.demo import DEMOS, run_demo
 
     if task not in DEMOS:
         raise unknown("demo", task, DEMOS)
-    pair, result, files = DEMOS[task](out, progress)
+    pair, result, files = run_demo(task, out, progress)
     show.evaluated(pair, result)
     output.line("", f"written to {out}: {', '.join(files)}")
     return "convert", pair.loaded.spec, "--calibrate", pair.data["source"], "--out", unused(out / "run")

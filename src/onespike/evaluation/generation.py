@@ -28,11 +28,11 @@ class Spent:
     seconds contain those of counting.
     """
 
-    tokens: int
-    spikes: float
-    energy_pj: float
-    original_pj: float
-    seconds: float
+    tokens: int = 0
+    spikes: float = 0.0
+    energy_pj: float = 0.0
+    original_pj: float = 0.0
+    seconds: float = 0.0
     spiking_pj: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
@@ -54,7 +54,7 @@ class Written:
     @property
     def decode(self) -> Spent:
         """The cost of writing all later tokens, one forward each."""
-        return sum(self.forwards[1:], Spent(0, 0.0, 0.0, 0.0, 0.0))
+        return sum(self.forwards[1:], Spent())
 
 
 def write(
@@ -72,17 +72,9 @@ def write(
 ) -> Written:
     """Let a converted network of transformers continue prompts with its `generate`; count each forward by itself.
 
-    Args:
-        snn: the network.
-        batch: `input_ids` and `attention_mask`, shorter prompts padded on the left.
-        tokens: the largest number to write: each text ends where the network ends it.
-        column: the ledger's column for energy.
-        cache: `dynamic`, or `static` for one of fixed size.
-        temperature: 0 for the best token each time; otherwise tokens are sampled.
-        seed: the seed of the sampling.
-        report: called after every forward.
-        streamer: receives every token, as in transformers.
-        prices: the prices of the hardware.
+    `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left; a text ends after so many tokens, or
+    where the network ends it. The cache is `dynamic`, or `static` for one of fixed size. At temperature 0 the best token is
+    taken each time, else one is sampled. `report` is called after every forward, `streamer` gets every token.
     """
     counting, prices = ExitStack(), prices or profile()
     forwards, starts = list[Spent](), list[tuple[Ledger, int, float]]()

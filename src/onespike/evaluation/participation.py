@@ -24,21 +24,13 @@ SATURATED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of one batch; `ok` if every neuron was reached and every product is known.
+    """The result of one batch; `ok` if every neuron was reached and every product is known."""
 
-    Attributes:
-        reached: neurons that the batch reached.
-        silent: neurons that it did not reach.
-        dead: reached neurons that never fired.
-        saturated: neuron → share of its inputs at the largest level, where that is above 1 %.
-        uncovered: products without a rule, as `module:operation`.
-    """
-
-    reached: tuple[str, ...]
-    silent: tuple[str, ...]
-    dead: tuple[str, ...]
-    saturated: dict[str, float]
-    uncovered: tuple[str, ...]
+    reached: tuple[str, ...]  # neurons that the batch reached
+    silent: tuple[str, ...]  # those that it did not reach
+    dead: tuple[str, ...]  # those that it reached and that never fired
+    saturated: dict[str, float]  # neuron → share of its inputs at the largest level, where that is above 1 %
+    uncovered: tuple[str, ...]  # products without a rule, as `module:operation`
 
     @property
     def ok(self) -> bool:
@@ -48,9 +40,7 @@ class Verification:
         shares = [f"{name} ({100 * share:.1f} %)" for name, share in self.saturated.items()]
         lists = {"silent": self.silent, "dead": self.dead, "saturated": shares, "uncovered": self.uncovered}
         first = f"{len(self.reached)} of {len(self.reached) + len(self.silent)} neurons reached"
-        return "\n".join(
-            [first, *(f"{title}: {', '.join(names) or 'none'}" for title, names in lists.items())]
-        )
+        return "\n".join([first, *(f"{title}: {', '.join(n) or 'none'}" for title, n in lists.items())])
 
 
 class _Ticks(Visitor):
@@ -90,13 +80,13 @@ def verify(
     batch = to(inputs_of(model, batch), device_of(model))
     with evaluating(model), metered(model, watch=True) as ledger:
         call(model, batch)
-    rows = {str(site): row for site, row in ledger.sites.items()}
-    reached = set(rows)
-    if compiled:
-        reached &= _reached_when_compiled(model, batch, backend)
     places = {str(site): neuron for site, neuron in named_neurons(model)}
     neurons = [site for site, neuron in places.items() if isinstance(neuron, Neuron)]
+    rows = {str(site): row for site, row in ledger.sites.items()}
     counted = {site: rows[site] for site in neurons if site in rows}
+    reached = set(counted)
+    if compiled:
+        reached &= _reached_when_compiled(model, batch, backend)
     return Verification(
         reached=tuple(site for site in neurons if site in reached),
         silent=tuple(site for site in neurons if site not in reached),

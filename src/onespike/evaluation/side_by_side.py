@@ -26,17 +26,10 @@ from onespike.tasks import Accuracy, Metric
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one evaluation.
+    """The figures of one evaluation: the task's `metrics` of both networks, and the `ledger` of the converted one.
 
-    Attributes:
-        metrics: the task's figures: `ann`, `snn` and others.
-        ledger: operation counts of the converted network on the same inputs.
-        images: number of inputs.
-        scale: λ, or None for neurons without one.
-        seconds: forward time of each network, without counting spikes.
-        steps: T, the timesteps of the converted network.
-        dead_share: the share of the original's MACs whose result cannot reach its output; None if unknown.
-        prices: the hardware profile of the energy ratios.
+    `scale` is λ, None for neurons without one; `seconds` the forward time of each network, without counting spikes;
+    `dead_share` the share of the original's MACs whose result cannot reach its output, None if unknown.
     """
 
     metrics: dict[str, Any]

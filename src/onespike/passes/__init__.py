@@ -19,4 +19,4 @@ from onespike.passes.base import parse_passes as parse_passes
 from onespike.passes.chaining import chain as chain
 from onespike.passes.chaining import check_recipe as check_recipe
 from onespike.passes.chaining import improve as improve
-from onespike.passes.chaining import refuse_whole as refuse_whole
+from onespike.passes.chaining import check_for as check_for

@@ -47,7 +47,7 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
     return names
 
 
-def _checked(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+def check_for(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     """Return the passes in order; of a network that lies in blocks, refuse also what needs all weights in memory."""
     names = check_recipe(recipe)
     if in_memory(model):
@@ -81,7 +81,7 @@ def improve(
     `inputs` are calibration batches without labels, a sequence that may load them on demand; `folder` is for a long
     pass's resume data, and `judge` measures a loss for the recipe's `max_drop`, by default on calibration inputs.
     """
-    names = _checked(model, recipe)
+    names = check_for(model, recipe)
     if not names:
         return thresholds
     # they are not through the passes yet

@@ -16,7 +16,7 @@ from onespike.calibration.inputs import Inputs, Parts, batch_count, batches_of
 from onespike.calibration.stream import calibrate
 from onespike.conversion.network import Network, conversion_of
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
-from onespike.passes import check_recipe, improve, no_progress, refuse_whole
+from onespike.passes import check_for, improve, no_progress
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
 from onespike.passes.tolerance import by_labels
@@ -78,9 +78,8 @@ def spike(
     recipe = preset_recipe(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     if validation is not None and recipe.max_drop is None:
         raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
-    check_recipe(recipe)
     check_network("spike", model)
-    refuse_whole(model, recipe)
+    check_for(model, recipe)
     stream: Iterable[Any]
     inputs: Sequence[Any]
     if isinstance(batches, Inputs):
