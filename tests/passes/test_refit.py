@@ -29,9 +29,8 @@ def test_refitted_weights_are_the_ridge_solution():
     unknowns = torch.cat((value, torch.ones(200, 1)), 1) * importance.sqrt()
     wanted = (rows - value) @ weight.T * importance.sqrt()
     penalty = torch.eye(6, 7).double() * ridge.sqrt()
-    expected = torch.linalg.lstsq(
-        torch.cat((unknowns, penalty)), torch.cat((wanted, torch.zeros(6, 4)))
-    ).solution
+    wanted = torch.cat((wanted, torch.zeros(6, 4)))
+    expected = torch.linalg.lstsq(torch.cat((unknowns, penalty)), wanted).solution
     assert torch.allclose(result, expected.T, atol=1e-5)
 
 
@@ -75,9 +74,8 @@ def test_a_refitted_network_goes_back_to_its_own_weights():
     revert_(snn)
     assert all(torch.equal(snn.state_dict()[n], value) for n, value in model.state_dict().items())
     excluded = fitted.recipe.replace(exclude=("blocks.0.fc2:*",))
-    assert torch.equal(
-        convert(model, fitted.thresholds, excluded).state_dict()[name], model.state_dict()[name]
-    )
+    original = convert(model, fitted.thresholds, excluded)
+    assert torch.equal(original.state_dict()[name], model.state_dict()[name])
 
 
 @pytest.mark.parametrize(

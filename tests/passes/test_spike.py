@@ -42,10 +42,9 @@ def test_any_preset_and_changes_of_it(name):
     model, inputs = attention(), tokens()
     snn = spike(model, inputs, name, exclude=("blocks.0.*",))
     expected = preset(name, exclude=("blocks.0.*",))
+    by_hand = convert(model, calibrate(model, inputs, expected), expected)
     with torch.inference_mode():
-        assert torch.equal(
-            snn(inputs[0]), convert(model, calibrate(model, inputs, expected), expected)(inputs[0])
-        )
+        assert torch.equal(snn(inputs[0]), by_hand(inputs[0]))
     assert not any(row["spikes"] for row in onespike.table(snn) if row["site"].startswith("blocks.0."))
 
 
@@ -80,9 +79,8 @@ def test_passes_that_never_ran_are_refused():
     model, inputs = attention(), tokens()
     recipe = preset("best", passes=QUICK)
     literal = calibrate(model, inputs, recipe)
-    with pytest.raises(
-        UsageError, match=r"passes nearest, layout, allocate.*onespike\.spike\(model, batches"
-    ):
+    message = r"passes nearest, layout, allocate.*onespike\.spike\(model, batches"
+    with pytest.raises(UsageError, match=message):
         convert(model, literal, recipe)
     carried = improve(model, inputs, literal, recipe)
     assert carried.passes == QUICK and literal.passes == ()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from small_networks import ready, start, tokens
+from small_networks import passed, start, tokens
 from torch import Tensor, nn
 
 import onespike
@@ -36,9 +36,8 @@ def cell(**changes: Tensor) -> ScaleFire:
 def rows(*shape: int, seed: int = 0) -> Tensor:
     """Rows of magnitudes from 2⁻⁴ to 2¹⁶."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, 6, generator=generator) * 2.0 ** torch.randint(
-        -4, 17, (*shape, 1), generator=generator
-    )
+    size = 2.0 ** torch.randint(-4, 17, (*shape, 1), generator=generator)
+    return torch.randn(*shape, 6, generator=generator) * size
 
 
 def massive(width: int = 16) -> tuple[nn.Module, list[Tensor]]:
@@ -151,9 +150,8 @@ def test_passes_ledger_lanes_and_storage(energy, tmp_path):
     at = [s for s, t in result.thresholds.items() if t.typical is not None]
     assert [str(site) for site in at] == ["2:linear0_input", "4:linear0_input", "6:linear0_input"]
     elements = 16 * 8 * (16 + 16 + 16) + 16 * 8 * (16 + 16 + 5)
-    assert (
-        sum(row.measured for row in ledger.sites.values()) == elements
-    )  # one addition for each element and one shift for each output
+    # one addition for each element and one shift for each output
+    assert sum(row.measured for row in ledger.sites.values()) == elements
     assert ledger.parts("strict")["rows measured and shifted"] > 0
     assert prove(snn, inputs[0]).equal
     storage.save(
@@ -181,8 +179,7 @@ def test_compiled_exported_and_on_integers():
 
 def test_attention_of_another_length():
     """No position is fixed: a network that takes any length still does."""
-    state, context = ready(32, budget=0.2)
-    result = chain(state, context, NAMES)
+    result, context = passed(NAMES, 32, budget=0.2)
     snn = result.network(context.model)
     with evaluating(snn):
         assert snn(torch.randn(3, 21, 6)).shape == (3, 5)
@@ -196,8 +193,7 @@ def test_tails_reach_the_largest_value():
         state, context = start(model, inputs, budget=0.1, energy=energy)
         result = chain(state, context, ("nearest", "layout"))
         for site, t in result.spiking.items():
-            assert t.levels[-1] * float(t.positive.max()) * result.scale(site) >= min(
-                t.largest, FARTHEST * float(t.positive.max()) * result.scale(site)
-            )
+            step = float(t.positive.max()) * result.scale(site)
+            assert t.levels[-1] * step >= min(t.largest, FARTHEST * step)
     assert reaching((1, 2, 3), 2) == (1, 2, 3)
     assert reaching((1, 2, 3), 100)[-1] >= 100

@@ -60,9 +60,8 @@ def test_they_keep_the_thresholds_of_calibration_with_one_warning() -> None:
 
 def test_where_no_site_can_be_improved_the_error_says_so() -> None:
     batches = [torch.randn(16, length, 6) for length in (8, 9)]
-    with pytest.raises(
-        UsageError, match=r"no site can be improved: .* Give calibration inputs of one size, or "
-    ):
+    message = r"no site can be improved: .* Give calibration inputs of one size, or "
+    with pytest.raises(UsageError, match=message):
         onespike.spike(attention(), batches, "sformer", passes=("positions",))
 
 
@@ -90,9 +89,8 @@ class Captioner(nn.Module):
     def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
         seen = self.of_patches(self.patches(pixels).relu()).relu().mean(1, keepdim=True)
         read = self.of_words(self.words(ids) * (seen + 1)).relu() + seen
-        return self.head(
-            (read * torch.logspace(-2, 2, read.shape[1])[:, None]).mean(1)
-        )  # late words matter most
+        late = torch.logspace(-2, 2, read.shape[1])[:, None]  # late words matter most
+        return self.head((read * late).mean(1))
 
 
 def test_positions_of_a_text_beside_a_picture_are_left_alone() -> None:

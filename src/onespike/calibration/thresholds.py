@@ -24,7 +24,7 @@ def calibrated_by(recipe: Recipe) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SiteThreshold:
-    """What calibration and passes chose at one site. With a recipe (λ, factors, rounding) it becomes a neuron and its code.
+    """What calibration and passes chose at one site, as it is stored. With a recipe (λ, factors) it becomes a neuron's code.
 
     θ+ and θ− are 0 where a side is off; they broadcast to the activation, as do the constants of `SpikeCode`.
     """
