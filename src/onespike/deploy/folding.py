@@ -76,21 +76,21 @@ def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | 
     return RATIOS[chosen, 0].float(), RATIOS[chosen, 1].float()
 
 
+def flat(x: Tensor, axis: int) -> Tensor:
+    """Return one number per channel on this axis from the back, or one in all; none if it differs along another."""
+    fits = x.numel() == 1 or (x.dim() >= -axis and x.shape[axis] == x.numel())
+    return x.detach().reshape(-1).contiguous() if fits else x.new_empty(0)
+
+
 def by_channel(code: SpikeCode, channels: int, axis: int) -> SpikeCode | None:
     """Return the code of an operand whose channels are on this axis, from the back; None if it differs along another.
 
     Steps have their scale, and 0 for a side that is off. Steps, center and offset are one per channel, or one in all;
     gains one per row, or one in all.
     """
-
-    def flat(x: Tensor | None, along: int = axis) -> Tensor | None:
-        if x is None:
-            return None
-        fits = x.numel() == 1 or (x.dim() >= -along and x.shape[along] == x.numel())
-        return x.detach().reshape(-1).contiguous() if fits else torch.empty(0)
-
-    up, down = (flat(unit) for unit in code.units())
-    center, offset, gain = flat(code.center), flat(code.offset), flat(code.gain, -2)
+    up, down = (flat(unit, axis) for unit in code.units())
+    center, offset = (None if x is None else flat(x, axis) for x in (code.center, code.offset))
+    gain = None if code.gain is None else flat(code.gain, -2)
     parts = [part for part in (up, down, center, offset) if part is not None]
     if any(len(part) not in (1, channels) for part in parts):
         return None

@@ -84,8 +84,10 @@ def _load() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         target = Path(scratch) / "native.so"
         compile_(compiler, flags, target)
-        # A loaded library stays, even if its file does not.
-        return _declared(keep(target, folder, name) if folder else target)
+        if folder:  # moved at once, so that no other process ever sees a part of it
+            target.chmod(0o700)
+            target = target.replace(folder / library_name(name, target.read_bytes()))
+        return _declared(target)  # a loaded library stays, even if its file does not
 
 
 _NUMBER, _INT, _POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
@@ -161,12 +163,6 @@ def kept_libraries(folder: Path, key: str) -> Iterator[Path]:
             reason = str(error)
         log.info("%s is not loaded: %s", file, reason)
         drop(file)
-
-
-def keep(built: Path, folder: Path, key: str) -> Path:
-    """Move a library into the cache at once, so that no other process ever sees a part of it."""
-    built.chmod(0o700)
-    return built.replace(folder / library_name(key, built.read_bytes()))
 
 
 def drop(file: Path) -> None:

@@ -49,8 +49,6 @@ def kernel(  # type: ignore[no-untyped-def]
 
 def channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[Tensor, Tensor]] | None:
     """Return (channels, inner, steps of each): element i of memory has channel (i // inner) % channels; else None."""
-    if sides[0].dim() == sides[1].dim() == 0:
-        return 1, 1, sides
     wide = next((side for side in sides if side.numel() > 1), None)
     if any(side.dim() > x.dim() for side in sides):
         return None

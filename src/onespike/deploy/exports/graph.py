@@ -222,11 +222,8 @@ class Graph:
 
     def tensor(self, argument: Any) -> Tensor | None:
         """Return the held tensor that an argument of a node stands for, if any."""
-        return (
-            self.held[argument.name][1]
-            if isinstance(argument, fx.Node) and argument.name in self.held
-            else None
-        )
+        held = self.held.get(argument.name) if isinstance(argument, fx.Node) else None
+        return None if held is None else held[1]
 
 
 def trace(module: nn.Module, batch: Any) -> Graph:

@@ -9,13 +9,14 @@ no value stand between a product and the neuron behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from onespike.deploy.exports.graph import Graph
 from onespike.deploy.exports.operations import Fire, Multiply
+from onespike.deploy.folding import flat
 
 RELU = ("aten.relu.default", "aten.relu_.default")
 MONOTONE = (
@@ -44,22 +45,14 @@ def integer_thresholds(node: fx.Node, graph: Graph) -> Sums | None:
         return None
     multiply = Multiply.of(product)
     weight, scale, bias = (graph.tensor(of) for of in multiply[1:4])
-    by_row = multiply.gain is not None
-    if weight is None or scale is None or by_row or (bias is not None and bias.dim() > 1):
+    by_row = multiply.gain is not None or (bias is not None and bias.dim() > 1)
+    if weight is None or scale is None or by_row:
         return None
-
-    def by_output(of: Any) -> Tensor | None:
-        """One number for each output, in double; None where it differs along another axis."""
-        value, axis = graph.tensor(of), -1 if weight.dim() == 2 else 1 - weight.dim()
-        if value is None:
-            return torch.zeros(len(weight), dtype=torch.float64)
-        single = value.numel() == 1
-        fits = single or (value.dim() >= -axis and value.shape[axis] == value.numel() == len(weight))
-        return value.double().flatten().expand(len(weight)) if fits else None
-
-    up, down, center = (by_output(of) for of in (neuron.positive, neuron.negative, neuron.center))
-    if up is None or down is None or center is None:
-        return None
+    values = (graph.tensor(of) for of in (neuron.positive, neuron.negative, neuron.center))
+    constants = [torch.zeros(1) if value is None else flat(value, 1 - weight.dim()) for value in values]
+    if any(len(constant) not in (1, len(weight)) for constant in constants):
+        return None  # steps or centers differ along another axis than outputs
+    up, down, center = constants
     bias = torch.zeros_like(scale) if bias is None else bias
     low = 0.0 if rectified else -torch.inf
     above = level_thresholds(scale, bias, up, neuron.bounds, center, low)
