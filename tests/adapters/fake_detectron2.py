@@ -64,10 +64,8 @@ class GeneralizedRCNN(nn.Module):
         masks = torch.zeros(3, height, width, dtype=torch.bool)
         for mask, (x0, y0, x1, y1) in zip(masks, boxes.int().tolist(), strict=True):
             mask[y0:y1, x0:x1] = True
-        labels = maps[:-5, place].argmax(0)
-        return Instances(
-            (height, width), pred_boxes=Boxes(boxes), scores=scores, pred_classes=labels, pred_masks=masks
-        )
+        found = dict(pred_boxes=Boxes(boxes), scores=scores, pred_classes=maps[:-5, place].argmax(0))
+        return Instances((height, width), **found, pred_masks=masks)
 
 
 class CfgNode(dict):
@@ -103,9 +101,7 @@ def build_model(cfg):
 class LazyConfig:
     @staticmethod
     def load(filename):
-        return SimpleNamespace(
-            **{k: v for k, v in runpy.run_path(filename).items() if k in ("model", "dataloader")}
-        )
+        return SimpleNamespace(**runpy.run_path(filename))
 
 
 def instantiate(config):
@@ -140,19 +136,8 @@ def install(monkeypatch, classes):
     """Put the package among the imported modules for as long as a test runs."""
     metadata = {"clothes": {"thing_classes": list(classes)}}
     catalog = SimpleNamespace(get=lambda name: metadata.setdefault(name, {}))
-    transforms = dict(
-        ResizeShortestEdge=ResizeShortestEdge, AugInput=AugInput, AugmentationList=AugmentationList
-    )
-    parts = {
-        "": {},
-        ".config": dict(get_cfg=get_cfg, LazyConfig=LazyConfig, instantiate=instantiate),
-        ".modeling": dict(build_model=build_model),
-        ".structures": dict(Boxes=Boxes, Instances=Instances),
-        ".data": dict(MetadataCatalog=catalog),
-        ".data.transforms": transforms,
-    }
-    for name, contents in parts.items():
+    for name in ("", ".config", ".modeling", ".structures", ".data", ".data.transforms"):
         module = ModuleType(f"detectron2{name}")
         module.__path__ = []
-        module.__dict__.update(contents)
+        module.__dict__.update(globals(), __name__=module.__name__, MetadataCatalog=catalog)
         monkeypatch.setitem(sys.modules, module.__name__, module)

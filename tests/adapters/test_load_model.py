@@ -12,12 +12,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from language_folders import llama
-from onespike.adapters import ADAPTERS, adapter, load_model
+from onespike.adapters import ADAPTERS, adapter, base, load_model
 from onespike.errors import LoadError, UsageError
 
-OPTIONS = (
-    "Give one of weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)."
-)
+OPTIONS = f"Give one of {base.OPTIONS}."
 
 
 def test_every_adapter_is_registered_and_a_second_of_its_name_is_refused():
@@ -43,23 +41,15 @@ RANDOM = {"random_weights": True}
         ("transformers:a/b", {}, f"transformers:a/b: no weights given. {OPTIONS}"),
         ("timm:resnet18", {**RANDOM, "pretrained": True}, f"more than one kind of weights. {OPTIONS}"),
         ("timm:resnet18", {**RANDOM, "attention": "flash"}, "unknown attention 'flash'. Known: eager, sdpa."),
-        (
-            "timm:vit_tny_patch16_224",
-            RANDOM,
-            "unknown timm model 'vit_tny_patch16_224'. Did you mean 'vit_tiny",
-        ),
+        ("timm:vit_tny_patch16_224", RANDOM, "unknown timm model 'vit_tny_patch16_224'. Did you mean 'vit_tiny"),
         ("timm:vit_tny_patch16_224", RANDOM, " names: onespike list models timm."),
         ("timm:resnet18.a1_in2k", RANDOM, "unknown tag of timm:resnet18 'a1_in2k'. Did you mean 'a1_in1k'"),
         ("torchvision:resnet19", RANDOM, "unknown torchvision model 'resnet19'. Did you mean 'resnet18'"),
         ("torchvision:resnet19", RANDOM, " names: onespike list models torchvision."),
         ("torchvision:vit_b_32", {**RANDOM, "attention": "eager"}, "with sdpa only. Use attention='sdpa'."),
-        (
-            "bundled:cifar10-vti",
-            {},
-            "Did you mean 'cifar10-vit' or 'cifar10-resnet18'? Known: cifar10-resnet18",
-        ),
+        ("bundled:cifar10-vti", {}, "Did you mean 'cifar10-vit' or 'cifar10-resnet18'? Known: cifar10-resnet18"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused_with_what_could(spec, given, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         load_model(spec, **given)
@@ -68,10 +58,7 @@ def test_what_cannot_be_meant_is_refused_with_what_could(spec, given, message):
 def test_a_folder_that_holds_its_weights_needs_no_option(tmp_path):
     pytest.importorskip("transformers")
     folder = llama(tmp_path / "llama")
-    by_itself, asked = (
-        load_model(f"transformers:{folder}"),
-        load_model(f"transformers:{folder}", pretrained=True),
-    )
+    by_itself, asked = (load_model(f"transformers:{folder}", **given) for given in ({}, {"pretrained": True}))
     assert by_itself.weights == asked.weights == "pretrained"
     for mine, other in zip(by_itself.model.parameters(), asked.model.parameters(), strict=True):
         assert torch.equal(mine, other)
@@ -81,19 +68,15 @@ def test_a_folder_that_holds_its_weights_needs_no_option(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("package", "spec", "extra"),
-    [
-        ("timm", "timm:resnet18", "timm"),
-        ("torchvision", "torchvision:resnet18", "torchvision"),
-        ("transformers", "transformers:a/b", "transformers"),
-        ("timm", "bundled:cifar10-vit", "timm"),
-    ],
+    "spec", ["timm:resnet18", "torchvision:resnet18", "transformers:a/b", "bundled:cifar10-vit"]
 )
-def test_a_missing_package_names_its_extra(monkeypatch, package, spec, extra):
+def test_a_missing_package_names_its_extra(monkeypatch, spec):
+    package = spec.partition(":")[0].replace("bundled", "timm")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(LoadError) as error:
         load_model(spec, random_weights=True)
-    assert str(error.value) == f"{spec}: it needs {package}. Install it with: pip install 'onespike[{extra}]'"
+    remedy = f"Install it with: pip install 'onespike[{package}]'"
+    assert str(error.value) == f"{spec}: it needs {package}. {remedy}"
 
 
 def test_published_weights_without_a_network():

@@ -1,50 +1,29 @@
-"""Detectors of every family, small and with random weights: variable sizes, pyramids, NMS and sampling keep working."""
+"""Detectors of every family, small and with random weights: variable sizes, pyramids, NMS and sampling keep working.
+
+Their control flow follows their data, so that none is one graph.
+"""
 
 from __future__ import annotations
 
 import pytest
 import timm
 import torch
-from families import contract
+import transformers as hf
+from families import Uncompiled, contract
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
-from transformers import (
-    DeformableDetrConfig,
-    DeformableDetrForObjectDetection,
-    DetrConfig,
-    DetrForObjectDetection,
-    Mask2FormerConfig,
-    Mask2FormerForUniversalSegmentation,
-    ResNetConfig,
-    RTDetrConfig,
-    RTDetrForObjectDetection,
-    RTDetrResNetConfig,
-    SwinConfig,
-    VitDetBackbone,
-    VitDetConfig,
-    YolosConfig,
-    YolosForObjectDetection,
-)
 
 import onespike
-from contract.conversion_contract import ConversionContract, images
+from contract.conversion_contract import images
 from onespike.adapters.scenes import SceneDetector
 from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-
-
-class Eager(ConversionContract):
-    """Detectors have control flow that follows their data: they are tested as they run, not as one graph."""
-
-    test_every_neuron_takes_part_when_compiled = None
-    test_compiles_as_one_graph_and_follows_the_scale = None
-    test_exports = None
 
 
 class Pyramid(nn.Module):
@@ -124,24 +103,24 @@ def one_stage(kind: type[nn.Module], width: int, generator: AnchorGenerator) -> 
 
 
 TestFasterRCNN = contract(
-    lambda: two_stage(FasterRCNN, Pyramid()), pictures, Eager,
+    lambda: two_stage(FasterRCNN, Pyramid()), pictures, Uncompiled,
     inputs=FIRST, heads=(ROI_HEAD,), analog=(ROI_POOL,), spiking=11, softmax=0,
 )  # fmt: skip
 TestMaskRCNN = contract(
-    mask_rcnn, pictures, Eager,
+    mask_rcnn, pictures, Uncompiled,
     inputs=FIRST, heads=(ROI_HEAD, "roi_heads.mask_predictor.mask_fcn_logits:conv0_input"),
     analog=(ROI_POOL, "roi_heads.mask_roi_pool:torchvision.roi_align"), spiking=13, softmax=0,
 )  # fmt: skip
 TestEvaInFasterRCNN = contract(
-    lambda: two_stage(FasterRCNN, EvaPyramid()), pictures, Eager,
+    lambda: two_stage(FasterRCNN, EvaPyramid()), pictures, Uncompiled,
     inputs=("backbone.body.patch_embed.proj:conv0_input",), heads=(ROI_HEAD,), analog=(ROI_POOL,), spiking=22, softmax=2,
 )  # fmt: skip
 TestRetinaNet = contract(
-    lambda: one_stage(RetinaNet, 8, anchors()), pictures, Eager,
+    lambda: one_stage(RetinaNet, 8, anchors()), pictures, Uncompiled,
     inputs=FIRST, heads=(SCORES, SIDES), spiking=13, softmax=0,
 )  # fmt: skip
 TestFCOS = contract(
-    lambda: one_stage(FCOS, 32, AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)), pictures, Eager,
+    lambda: one_stage(FCOS, 32, AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)), pictures, Uncompiled,
     inputs=FIRST, heads=(SCORES, SIDES, "head.regression_head.bbox_ctrness:conv0_input"), spiking=13, softmax=0,
 )  # fmt: skip
 
@@ -166,91 +145,97 @@ def deformable(*owners: str) -> tuple[str, ...]:
 
 
 def detr() -> nn.Module:
-    backbone = ResNetConfig(**WIDTHS, out_features=["stage4"])
-    return DetrForObjectDetection(DetrConfig(backbone_config=backbone, **BACKBONE, **DECODER))
+    backbone = hf.ResNetConfig(**WIDTHS, out_features=["stage4"])
+    return hf.DetrForObjectDetection(hf.DetrConfig(backbone_config=backbone, **BACKBONE, **DECODER))
 
 
 def rt_detr() -> nn.Module:
-    config = RTDetrConfig(
-        backbone_config=RTDetrResNetConfig(**WIDTHS, out_features=STAGES), encoder_hidden_dim=16,
+    config = hf.RTDetrConfig(
+        backbone_config=hf.RTDetrResNetConfig(**WIDTHS, out_features=STAGES), encoder_hidden_dim=16,
         encoder_in_channels=[8, 12, 16], encoder_ffn_dim=24, encoder_attention_heads=2, d_model=16,
         decoder_in_channels=[16, 16, 16], decoder_ffn_dim=24, decoder_layers=1, decoder_attention_heads=2,
         num_queries=4, num_labels=3, num_denoising=0, use_timm_backbone=False,
     )  # fmt: skip
-    return RTDetrForObjectDetection(config)
+    return hf.RTDetrForObjectDetection(config)
 
 
 def deformable_detr() -> nn.Module:
-    config = DeformableDetrConfig(
-        backbone_config=ResNetConfig(**WIDTHS, out_features=STAGES), **BACKBONE,
+    config = hf.DeformableDetrConfig(
+        backbone_config=hf.ResNetConfig(**WIDTHS, out_features=STAGES), **BACKBONE,
         **{**DECODER, "d_model": 32, "decoder_layers": 2}, num_feature_levels=3, encoder_n_points=2, decoder_n_points=2,
     )  # fmt: skip
     # its queries are an expanded parameter, on which torch's counter cannot hang a hook without gradients
-    return DeformableDetrForObjectDetection(config).requires_grad_(False)
+    return hf.DeformableDetrForObjectDetection(config).requires_grad_(False)
 
 
 def yolos() -> nn.Module:
-    config = YolosConfig(
+    config = hf.YolosConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
         patch_size=16, num_detection_tokens=4, num_labels=3,
     )  # fmt: skip
-    return YolosForObjectDetection(config)
+    return hf.YolosForObjectDetection(config)
 
 
 def mask2former() -> nn.Module:
-    swin = SwinConfig(
+    swin = hf.SwinConfig(
         image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
         out_features=["stage1", *STAGES],
     )  # fmt: skip
-    config = Mask2FormerConfig(
+    config = hf.Mask2FormerConfig(
         backbone_config=swin, hidden_dim=32, feature_size=32, mask_feature_size=32, num_queries=4, encoder_layers=1,
         decoder_layers=2, num_attention_heads=2, dim_feedforward=24, encoder_feedforward_dim=24, num_labels=3,
     )  # fmt: skip
-    return Mask2FormerForUniversalSegmentation(config)
+    return hf.Mask2FormerForUniversalSegmentation(config)
 
 
 def vit_det() -> nn.Module:
-    config = VitDetConfig(
+    config = hf.VitDetConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=64, pretrain_image_size=64,
         patch_size=16, window_block_indices=[0], window_size=2, use_relative_position_embeddings=True,
     )  # fmt: skip
-    return VitDetBackbone(config)
+    return hf.VitDetBackbone(config)
 
 
 TestDetr = contract(
-    detr, named, Eager, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=32, softmax=2, weights=1,
+    detr, named, Uncompiled, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=32, softmax=2, weights=1,
     heads=("class_labels_classifier:linear0_input", "bbox_predictor.layers.2:linear0_input"),
 )  # fmt: skip
 # Its decoder samples with `grid_sample` and weighs the samples: both stay analog, between spiking products.
 TestRTDetr = contract(
-    rt_detr, named, Eager, inputs=(f"{EMBEDDER}.0.convolution:conv0_input",), spiking=89, softmax=2,
+    rt_detr, named, Uncompiled, inputs=(f"{EMBEDDER}.0.convolution:conv0_input",), spiking=89, softmax=2,
     heads=("model.enc_score_head:linear0_input", "model.decoder.class_embed.0:linear0_input"),
     analog=deformable("model.decoder.layers.0.encoder_attn.attn"),
 )  # fmt: skip
 # Every level of its pyramid is sampled, by the encoder and by the decoder.
 TestDeformableDetr = contract(
-    deformable_detr, named, Eager, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=42, softmax=1,
+    deformable_detr, named, Uncompiled, inputs=(f"{EMBEDDER}.convolution:conv0_input",), spiking=42, softmax=1,
     heads=tuple(f"{n}:linear0_input" for i in (0, 1) for n in (f"class_embed.{i}", f"bbox_embed.{i}.layers.2")),
     analog=deformable(
         "model.encoder.layers.0.self_attn.attn", *(f"model.decoder.layers.{i}.encoder_attn.attn" for i in (0, 1))
     ),
 )  # fmt: skip
 TestYolos = contract(
-    yolos, named, Eager, inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=14, softmax=1,
+    yolos, named, Uncompiled, inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=14, softmax=1,
     heads=("class_labels_classifier.layers.2:linear0_input", "bbox_predictor.layers.2:linear0_input"),
 )  # fmt: skip
 MASKS = "model.transformer_module.decoder.mask_predictor"
 TestMask2Former = contract(
-    mask2former, named, Eager, spiking=74, softmax=6, weights=3,
+    mask2former, named, Uncompiled, spiking=74, softmax=6, weights=3,
     inputs=("model.pixel_level_module.encoder.swin.embeddings.patch_embeddings.projection:conv0_input",),
     heads=(f"{MASKS}:einsum0_0", f"{MASKS}:einsum0_1", "class_predictor:linear0_input"),
     analog=deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn"),
 )  # fmt: skip
 TestVitDet = contract(  # its weights are tables of relative positions
-    vit_det, named, Eager, inputs=("embeddings.projection:conv0_input",), spiking=20, softmax=2, weights=4
+    vit_det,
+    named,
+    Uncompiled,
+    inputs=("embeddings.projection:conv0_input",),
+    spiking=20,
+    softmax=2,
+    weights=4,
 )
 TestScenes = contract(
-    lambda: SceneDetector(32, detections=4), lambda: images(64), Eager, inputs=("backbone.stage1.0:conv0_input",),
+    lambda: SceneDetector(32, detections=4), lambda: images(64), Uncompiled, inputs=("backbone.stage1.0:conv0_input",),
     heads=("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs"), spiking=36, softmax=3,
 )  # fmt: skip
 

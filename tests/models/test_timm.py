@@ -10,7 +10,7 @@ import torch
 from families import contract
 
 import onespike
-from contract.conversion_contract import Case, ConversionContract, check_folding, distance, images, run
+from contract.conversion_contract import Case, check_folding, distance, images, run
 
 PATCH, HEAD = ("patch_embed.proj:conv0_input",), ("head:linear0_input",)
 
@@ -39,28 +39,27 @@ TestConvNeXt = network(
 )  # fmt: skip
 
 
-class TestViTUnfused(ConversionContract):
-    inputs, heads, spiking, softmax = PATCH, HEAD, 8, 1
-
-    @classmethod
-    def build(cls):
-        model, batches = TestViT.build()
-        model.blocks = model.blocks[:1]
-        model.blocks[0].attn.fused_attn = False
-        return model, batches
-
-
-class TestResNet(
-    network(
-        "resnet18",
-        32,
-        11,
-        0,
-        {"layers": (1, 1, 1, 1)},
-        inputs=("conv1:conv0_input",),
-        heads=("fc:linear0_input",),
+def unfused() -> Any:
+    model = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=7, **{**SMALL, "img_size": 32, "patch_size": 8}
     )
-):
+    model.blocks[0].attn.fused_attn = False
+    return model
+
+
+TestViTUnfused = contract(unfused, partial(images, 32), inputs=PATCH, heads=HEAD, spiking=8, softmax=1)
+ResNet = network(
+    "resnet18",
+    32,
+    11,
+    0,
+    {"layers": (1, 1, 1, 1)},
+    inputs=("conv1:conv0_input",),
+    heads=("fc:linear0_input",),
+)
+
+
+class TestResNet(ResNet):
     def test_batchnorm_is_folded(self, case: Case) -> None:
         check_folding(case)
 

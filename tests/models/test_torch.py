@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from families import contract
 from torch import Tensor, nn
 
 import onespike
@@ -44,32 +46,6 @@ class Encoder(nn.Module):
         return self.head(x[:, 0] if self.batch_first else x[0])
 
 
-class EncoderContract(ConversionContract):
-    inputs, heads = ("stem:linear0_input",), ("head:linear0_input",)
-    spiking, softmax = 8, 1
-    norm_first, batch_first, padded = False, True, True
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        return randomize_(Encoder(cls.softmax, cls.norm_first, cls.batch_first)), sequences(cls.padded)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # the original's own
-class TestEncoder(EncoderContract):
-    spiking, softmax = 16, 2
-    masked = True
-
-
-class TestEncoderUnpadded(EncoderContract):
-    padded = False
-
-
-class TestEncoderNormFirstBatchSecond(EncoderContract):
-    norm_first, batch_first = True, False
-    masked = True
-
-
 class Attention(nn.Module):
     def __init__(self, need_weights: bool) -> None:
         super().__init__()
@@ -83,25 +59,29 @@ class Attention(nn.Module):
         return self.head(x[:, 0])
 
 
-class TestAttention(ConversionContract):
-    inputs, heads = ("stem:linear0_input",), ("head:linear0_input",)
-    spiking, softmax = 6, 1
-    need_weights, masked = False, True
-
-    @classmethod
-    def build(cls):
-        torch.manual_seed(0)
-        return randomize_(Attention(cls.need_weights)), sequences()
-
-
-class TestAttentionWithWeights(TestAttention):
-    need_weights, masked = True, False
+FACTS = dict(inputs=("stem:linear0_input",), heads=("head:linear0_input",))
+TestAttention, TestAttentionWithWeights = (
+    contract(partial(Attention, weights), sequences, **FACTS, spiking=6, softmax=1, masked=not weights)
+    for weights in (False, True)
+)
+TestEncoderUnpadded = contract(
+    partial(Encoder, 1, False, True), partial(sequences, padded=False), **FACTS, spiking=8, softmax=1
+)
+TestEncoderNormFirstBatchSecond = contract(
+    partial(Encoder, 1, True, False), sequences, **FACTS, spiking=8, softmax=1, masked=True
+)
+TestEncoder = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors:UserWarning"
+)(  # the original's own
+    contract(partial(Encoder, 2, False, True), sequences, **FACTS, spiking=16, softmax=2, masked=True)
+)
 
 
 def rand(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
 SETTINGS = {
     "as it comes": dict(),
     "no bias": dict(bias=False),
@@ -147,31 +127,21 @@ def test_plain_attention_is_torchs_own(settings, kind, mask):
     for need_weights, average in ((True, True), (True, False), (False, True)):
         kwargs = dict(masks, need_weights=need_weights, average_attn_weights=average)
         with torch.no_grad():
-            expected, expected_weights = module(query, key, value, **kwargs)
-            found, weights = multi_head_attention(module, query, key, value, **kwargs)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-        assert (weights is None) == (not need_weights)
-        if need_weights:
-            torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
+            expected = module(query, key, value, **kwargs)
+            close(multi_head_attention(module, query, key, value, **kwargs), expected)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(
+    ("batch_first", "batched", "need_weights"), list(itertools.product((False, True), repeat=3))
+)
 def test_plain_attention_with_every_layout(batch_first, batched, need_weights):
     module = randomize_(nn.MultiheadAttention(8, 2, batch_first=batch_first))
     x = rand(3, 5, 8) if batched else rand(5, 8)
-    with torch.no_grad():
-        expected, expected_weights = module(x, x, x, need_weights=need_weights)
-        found, weights = multi_head_attention(module, x, x, x, need_weights=need_weights)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    if need_weights:
-        torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
-    causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1 if batched and batch_first else 0])
-    with torch.no_grad():
-        expected, _ = module(x, x, x, attn_mask=causal, is_causal=True, need_weights=False)
-        found, _ = multi_head_attention(module, x, x, x, attn_mask=causal, is_causal=True, need_weights=False)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1 if batched and batch_first else 0])
+    for kwargs in (dict(need_weights=need_weights), dict(attn_mask=mask, is_causal=True, need_weights=False)):
+        with torch.no_grad():
+            expected = module(x, x, x, **kwargs)
+            close(multi_head_attention(module, x, x, x, **kwargs), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -183,42 +153,26 @@ def test_plain_encoder_is_torchs_own(norm_first, batch_first, padded):
     nested = not norm_first and batch_first
     model = randomize_(nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=nested))
     x = rand(3, 5, 8) if batch_first else rand(5, 3, 8)
-    padding = None
+    padding, real = None, ...  # what stands at padded places is nobody's business
     if padded:
         padding = torch.zeros(3, 5, dtype=torch.bool)
         padding[0, 3:] = True
-    with torch.no_grad():
-        expected = model(x, src_key_padding_mask=padding)
-        one = model.layers[0](x, src_key_padding_mask=padding)
-        with plain(model):
-            found = model(x, src_key_padding_mask=padding)
-        assert "forward" not in model.__dict__
-        torch.testing.assert_close(
-            encoder_layer(model.layers[0], x, src_key_padding_mask=padding)[_kept(padding, batch_first)],
-            one[_kept(padding, batch_first)], rtol=1e-5, atol=1e-6,
-        )  # fmt: skip
-    kept = _kept(padding, batch_first)  # what stands at padded places is nobody's business
-    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-5, atol=1e-6)
+        real = ~padding if batch_first else ~padding.T
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     with torch.no_grad():
-        expected = model(x, mask=mask, is_causal=True)
-        with plain(model):
-            torch.testing.assert_close(model(x, mask=mask, is_causal=True), expected, rtol=1e-5, atol=1e-6)
-
-
-def _kept(padding: Tensor | None, batch_first: bool) -> Any:
-    if padding is None:
-        return ...
-    return ~padding if batch_first else ~padding.T
+        one = model.layers[0](x, src_key_padding_mask=padding)
+        close(encoder_layer(model.layers[0], x, src_key_padding_mask=padding)[real], one[real])
+        for kwargs in (dict(src_key_padding_mask=padding), dict(mask=mask, is_causal=True)):
+            expected = model(x, **kwargs)
+            with plain(model):
+                close(model(x, **kwargs)[real], expected[real])
+            assert "forward" not in model.__dict__
 
 
 def test_fused_modules_hide_their_products_and_plain_ones_do_not():
     """Why the plain definitions exist: this fails on the day torch's own modules can be visited."""
-    model = randomize_(
-        nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1, enable_nested_tensor=False
-        )
-    )
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = randomize_(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
     sites: list[Site] = []
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
