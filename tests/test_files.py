@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from onespike.errors import LoadError, UsageError
-from onespike.runtime.atomic import (
-    atomic_directory,
-    try_file,
-    try_folder,
-    try_new_folder,
-    write_atomically,
-)
+from onespike.runtime.atomic import atomic_directory, try_file, try_folder, try_new_folder, write_atomically
 
 FULL = "the disk is full. Free some space or choose another place."
 FORBIDDEN = "writing there is not permitted. Change the permissions or choose another place."
@@ -65,14 +59,16 @@ def test_what_exists_is_not_touched(tmp_path, make, meanwhile):
     assert names(tmp_path) == ["run"]
 
 
-@pytest.mark.parametrize("exception", [KeyboardInterrupt, ValueError, SystemExit])
+@pytest.mark.parametrize(
+    "exception", [KeyboardInterrupt, ValueError, SystemExit, OSError(errno.EIO, "not mine")]
+)
 def test_nothing_is_left_after_a_failure(tmp_path, exception):
     def fail():
         with atomic_directory(tmp_path / "new" / "run") as folder:
             (folder / "a.json").write_text("{}")
             raise exception
 
-    with pytest.raises(exception):
+    with pytest.raises(exception if isinstance(exception, type) else type(exception)):
         fail()
     assert names(tmp_path) == []
 
@@ -86,11 +82,6 @@ def test_a_place_that_cannot_be_written(tmp_path, code, message):
     with refused(target, message), atomic_directory(target):
         raise OSError(code, os.strerror(code))
     assert names(tmp_path) == []
-
-
-def test_other_errors_pass_through(tmp_path):
-    with pytest.raises(OSError, match="not mine"), atomic_directory(tmp_path / "run"):
-        raise OSError(errno.EIO, "not mine")
 
 
 def test_a_file_in_the_way(tmp_path):
@@ -110,23 +101,23 @@ from onespike.runtime.atomic import atomic_directory, write_atomically
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 place = Path(sys.argv[1])
-for write in (
-    lambda folder: save_file({"a": torch.zeros(100_000)}, folder / "a.safetensors"),
-    lambda folder: (folder / "a.bin").write_bytes(bytes(100_000)),
+def in_a_folder(write):
+    with atomic_directory(place / "run") as folder:
+        write(folder)
+
+for attempt in (
+    lambda: in_a_folder(lambda folder: save_file({"a": torch.zeros(100_000)}, folder / "a.safetensors")),
+    lambda: in_a_folder(lambda folder: (folder / "a.bin").write_bytes(bytes(100_000))),
+    lambda: write_atomically(place / "a.json", bytes(100_000)),
 ):
     try:
-        with atomic_directory(place / "run") as folder:
-            write(folder)
+        attempt()
     except LoadError as error:
         print(error)
-try:
-    write_atomically(place / "a.json", bytes(100_000))
-except LoadError as error:
-    print(error)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the size of files cannot be limited there")
+@posix
 def test_a_disk_that_really_refuses(tmp_path):
     command = [sys.executable, "-c", LIMITED, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -207,7 +198,7 @@ print("after")
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "link"])
 def test_standard_output_keeps_what_was_printed(tmp_path, name):
     (tmp_path / "link").symlink_to("/dev/stdout")
     with (tmp_path / "out").open("w") as out:
@@ -271,14 +262,12 @@ def test_trying_finds_what_writing_would_find(tmp_path, attempt, place, message)
 @contextmanager
 def as_nobody():
     """Permissions do not bind root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
+    root = os.geteuid() == 0
+    os.seteuid(65534 if root else os.geteuid())
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.seteuid(0 if root else os.geteuid())
 
 
 @posix

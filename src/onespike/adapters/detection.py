@@ -85,17 +85,15 @@ def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
 def processed(processor: Any, masks: bool, class_names: tuple[str, ...] | None) -> Detection:
     """Return objects by an image processor of transformers: boxes, or instance masks (with the boxes they imply)."""
 
+    def sizes(images: Records) -> dict[str, Any]:
+        return {"threshold": 0.0, "target_sizes": [(image["height"], image["width"]) for image in images]}
+
     def boxes(output: Any, images: Records) -> Iterator[dict[str, Any]]:
-        sizes = [(image["height"], image["width"]) for image in images]
-        return listed(
-            processor.post_process_object_detection(output, threshold=0.0, target_sizes=sizes), images
-        )
+        return listed(processor.post_process_object_detection(output, **sizes(images)), images)
 
     def instances(output: Any, images: Records) -> Iterator[dict[str, Any]]:
-        sizes = [(image["height"], image["width"]) for image in images]
-        segmented = processor.post_process_instance_segmentation(
-            output, threshold=0.0, target_sizes=sizes, return_binary_maps=True
-        )
+        segment_all = processor.post_process_instance_segmentation
+        segmented = segment_all(output, **sizes(images), return_binary_maps=True)
         for image, parts in zip(images, segmented, strict=True):
             for segment, mask in zip(parts["segments_info"], parts["segmentation"], strict=True):
                 if mask.any():

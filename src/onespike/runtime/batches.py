@@ -95,16 +95,16 @@ def logits(output: Any) -> Any:
 
 def count(batch: Any) -> int:
     """Return the number of inputs in a batch: rows of its first tensor, or length of its first argument if a list."""
-    first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
-    first = batch[0] if isinstance(batch, (tuple, list)) and batch else first
-    if isinstance(first, (tuple, list)):
+    parts = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    )
+    if isinstance(first := next(iter(parts), None), (tuple, list)):
         return len(first)
     tensor = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
     return len(tensor) if tensor is not None and tensor.dim() else 1
 
 
 def to(batch: Any, device: torch.device | str) -> Any:
-    """Return the batch with its tensors on a device."""
     return tree_map_only(Tensor, lambda x: x.to(device), batch)
 
 
@@ -145,7 +145,6 @@ def split(batch: Any, size: int) -> Iterator[Any]:
 
 
 def take_first(batches: Iterable[Any], inputs: int) -> list[Any]:
-    """Yield the first `inputs` inputs, in batches."""
     chosen, seen = [], 0
     for batch in batches:
         if seen >= inputs:

@@ -64,9 +64,8 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
     try:
         import accelerate
     except ImportError as error:
-        raise LoadError(
-            "device maps need accelerate. Install it with: pip install 'onespike[accelerate]'"
-        ) from error
+        remedy = "Install it with: pip install 'onespike[accelerate]'"
+        raise LoadError(f"device maps need accelerate. {remedy}") from error
     chosen = _strategy(model, device_map) if device_map in STRATEGIES else _read(model, device_map)
     folder = None
     if "disk" in chosen.values():

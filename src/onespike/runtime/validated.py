@@ -121,7 +121,6 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
     try:
         from pydantic import TypeAdapter
     except ImportError as absent:
-        raise LoadError(
-            "reading files needs pydantic. Install it with: pip install 'onespike[cli]'"
-        ) from absent
+        remedy = "Install it with: pip install 'onespike[cli]'"
+        raise LoadError(f"reading files needs pydantic. {remedy}") from absent
     return TypeAdapter(schema)
