@@ -79,7 +79,7 @@ def search_and_show(
     outcome, pair = search_run(run, pair, data, report=report, progress=progress, **options)
     output.figures(json_file, outcome.to_dict())
     figure = plots.scale_search(outcome.search, outcome.title, outcome.energy or PAPER)
-    write_atomically(run / FOLDER / "search.png", plots.png(figure))
+    write_atomically(run / FOLDER / "search.png", plots.saved(figure))
     _show(run, data, outcome)
     return pair
 

@@ -80,14 +80,14 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
 
     Several runs are drawn in this energy column, or in the one that they share.
     """
-    name, page, text = _name(records), html(records, column), markdown(records)
+    name, page, one = _name(records), html(records, column), len(records) == 1
     whole = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
-    stored = sealed(whole if len(records) > 1 else dict(records[0]))
-    for suffix, contents in ((".html", page), (".md", text), (".json", stored)):
-        write_atomically(folder / f"{name}{suffix}", contents)
-    for title, plot in figures_of(records).items() if len(records) == 1 else ():
-        for file, drawn in plots.files(plot, title).items():
-            write_atomically(folder / file, drawn)
+    stored = sealed(dict(records[0]) if one else whole)
+    files = {f"{name}.html": page, f"{name}.md": markdown(records), f"{name}.json": stored}
+    for title, plot in figures_of(records).items() if one else ():
+        files |= plots.files(plot, title)
+    for file, contents in files.items():
+        write_atomically(folder / file, contents)
     return f"written to {folder}: {name}.html ({len(page.encode()) / 1e6:.2f} MB), {name}.md, {name}.json"
 
 
@@ -120,28 +120,25 @@ def values(records: Sequence[Record], column: str | None = None) -> dict[str, An
             "recipes": differences(records),
         }
     record, evaluation = {"unit": "images", **records[0]}, evaluations[0]
-    summary = None
-    if evaluation is not None:
-        summary = task_of(evaluation).summary(evaluation, record["network"]["published_top1"])
+    published = record["network"]["published_top1"]
+    summary = None if evaluation is None else task_of(evaluation).summary(evaluation, published)
     return {"record": record, "e": evaluation, "summary": summary}
 
 
 def figures_of(records: Sequence[Record], column: str | None = None) -> dict[str, Figure]:
     """Return the plots by name: of a run its ledger, its front and the trials of its search; of several, all runs."""
-    record, evaluation = records[0], records[0]["evaluation"]
+    evaluations = [record["evaluation"] for record in records]
     if len(records) > 1:
         column = column or common_column(records)
-        ratios = [record["evaluation"]["energy"][column] for record in records]
-        return {"runs": plots.runs(compared([record["evaluation"] for record in records]), ratios, column)}
-    drawn = {}
-    if evaluation is not None:
-        priced = {name: ratio for name, ratio in evaluation["energy"].items() if ratio is not None}
+        ratios = [evaluation["energy"][column] for evaluation in evaluations]
+        return {"runs": plots.runs(compared(evaluations), ratios, column)}
+    record, drawn = records[0], {}
+    if evaluations[0] is not None:
+        priced = {name: ratio for name, ratio in evaluations[0]["energy"].items() if ratio is not None}
         drawn["ledger"] = plots.ledger(priced, record["energy"])
-    for name in ("front", "search"):
-        if (swept := record[name]) is not None:
-            asked = ("points", "chosen", "metric", "energy", "maximize")
-            drawn[name] = plots.front(*(swept[key] for key in asked))
-    return drawn
+    fronts = {name: record[name] for name in ("front", "search") if record[name] is not None}
+    keys = ("points", "chosen", "metric", "energy", "maximize")
+    return drawn | {name: plots.front(*(front[key] for key in keys)) for name, front in fronts.items()}
 
 
 def common_column(records: Sequence[Record]) -> str:
@@ -161,23 +158,19 @@ def differences(records: Sequence[Record]) -> dict[str, list[str]]:
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 
-def blocks(sites: Sequence[Record]) -> list[dict[str, Any]]:
+def blocks(sites: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the picture: sites of one block together, with shades of energy and error from 0 to 1."""
     energy = max((row.get("energy_share") or 0.0 for row in sites), default=0.0) or 1.0
-    noises = [10 ** (-row["snr_db"] / 10) for row in sites if "snr_db" in row]
+    noises = {i: 10 ** (-row["snr_db"] / 10) for i, row in enumerate(sites) if "snr_db" in row}
     rows: dict[str, list[dict[str, Any]]] = {}
     for index, row in enumerate(sites):
-        noise = 10 ** (-row["snr_db"] / 10) / max(noises) if "snr_db" in row else None
-        rows.setdefault(row["block"], []).append(
-            {
-                **row,
-                "index": index,
-                "short": row["site"].removeprefix(row["block"]).lstrip(".:") or row["site"],
-                "energy_shade": (row["energy_share"] / energy) if row.get("drives") else None,
-                "error_shade": noise,
-            }
-        )
-    return [{"name": name, "cells": cells} for name, cells in rows.items()]
+        shades = {
+            "energy_shade": row["energy_share"] / energy if row.get("drives") else None,
+            "error_shade": noises[index] / max(noises.values()) if index in noises else None,
+        }
+        short = row["site"].removeprefix(row["block"]).lstrip(".:") or row["site"]
+        rows.setdefault(row["block"], []).append({**row, "index": index, "short": short, **shades})
+    return rows
 
 
 def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
@@ -188,14 +181,11 @@ def parted(trail: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
     """
     if not trail:
         return None
-    lowest = min(trail, key=lambda step: step[1])
-    first = next((step for step in trail if step[1] < APART_DB), None)
+    apart = [step for step in trail if step[1] < APART_DB]
+    site, db = apart[0] if apart else min(trail, key=lambda step: step[1])
     width = max(len(trail) - 1, 1)
-    points = " ".join(
-        f"{100 * i / width:.1f},{40 - max(0.0, min(db, 40.0)):.1f}" for i, (_, db) in enumerate(trail)
-    )
-    site, db = first or lowest
-    return {"site": site, "db": db, "apart": first is not None, "points": points}
+    points = [f"{100 * i / width:.1f},{40 - max(0.0, min(db, 40.0)):.1f}" for i, (_, db) in enumerate(trail)]
+    return {"site": site, "db": db, "apart": bool(apart), "points": " ".join(points)}
 
 
 def live(session: Session, samples: int) -> str:

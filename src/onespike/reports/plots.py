@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onespike.energy.columns import PAPER, comparators
 from onespike.energy.ledger import Ledger
 from onespike.runtime.figures import figure as figure
-from onespike.runtime.figures import png as png
+from onespike.runtime.figures import saved as saved
 from onespike.scale_search import front as unbeaten
 from onespike.tasks import Headline
 
@@ -34,11 +33,8 @@ Point = Mapping[str, float]
 def svg(plot: Figure, name: str) -> str:
     """Return a figure as SVG for a page: its ink has the page's text color, so that it fits light and dark.
 
-    Args:
-        plot: the figure; its texts, axes and grid take the page's color, its data keep theirs.
-        name: separates the identifiers of two figures on one page.
+    The name separates the identifiers of two figures on one page.
     """
-    from matplotlib import rc_context
     from matplotlib.text import Text
 
     for axes in plot.axes:
@@ -47,25 +43,17 @@ def svg(plot: Figure, name: str) -> str:
             spine.set_edgecolor(INK)
     for text in plot.findobj(Text):
         text.set_color(INK)
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        plot.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawn = buffer.getvalue()
+    settings, metadata = {"svg.fonttype": "none", "svg.hashsalt": name}, {"Date": None, "Creator": None}
+    drawn = saved(plot, "svg", settings, transparent=True, metadata=metadata).decode()
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
     return drawn.replace(INK, "currentColor")
 
 
 def files(plot: Figure, name: str) -> dict[str, bytes]:
     """Return a figure for a paper: file name → contents, as SVG and as PDF, the same bytes each time."""
-    from matplotlib import rc_context
-
-    contents = {}
-    for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
-        with rc_context({"svg.hashsalt": name, "pdf.fonttype": 42}):
-            plot.savefig(buffer, format=form, metadata=metadata)
-        contents[f"{name}.{form}"] = buffer.getvalue()
-    return contents
+    settings = {"svg.hashsalt": name, "pdf.fonttype": 42}
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    return {f"{name}.{form}": saved(plot, form, settings, metadata={d: None}) for form, d in dates.items()}
 
 
 def ledger(energy: Mapping[str, float], column: str | None = None) -> Figure:
@@ -101,8 +89,7 @@ def _draw_front(axes: Any, points: Sequence[Point], chosen: float, maximize: boo
     _draw_intervals(axes, [p for p in points if "low" in p])
     best = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
     for some, style, color, label in ((points, "o", GRAY, "tried"), (best, "o-", BLUE, "front")):
-        energies, values = [p["energy"] for p in some], [p["value"] for p in some]
-        axes.plot(energies, values, style, color=color, ms=5, label=label)
+        axes.plot(*_columns(some), style, color=color, ms=5, label=label)
     for number, point in enumerate(points if len(points) <= LABELED else ()):
         # neighbors on different sides, so that they do not overlap
         place = (6, -12) if number % 2 else (-8, 9)
@@ -112,16 +99,18 @@ def _draw_front(axes: Any, points: Sequence[Point], chosen: float, maximize: boo
     axes.plot(mine["energy"], mine["value"], "o", label=f"chosen, λ = {chosen:.3g}", **RING)
 
 
+def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [p["energy"] for p in points], [p["value"] for p in points]
+
+
 def _draw_intervals(axes: Any, points: Sequence[Point]) -> None:
     if points:
-        energies, values = [p["energy"] for p in points], [p["value"] for p in points]
-        reach = [
-            [max(sign * (p[end] - p["value"]), 0.0) for p in points]
-            for sign, end in ((-1, "low"), (1, "high"))
-        ]
-        axes.errorbar(
-            energies, values, reach, fmt="none", ecolor=GRAY, elinewidth=1, capsize=3, label="95 % interval"
+        below, above = (
+            [max(p["value"] - p["low"], 0.0) for p in points],
+            [max(p["high"] - p["value"], 0.0) for p in points],
         )
+        style = {"fmt": "none", "ecolor": GRAY, "elinewidth": 1, "capsize": 3, "label": "95 % interval"}
+        axes.errorbar(*_columns(points), (below, above), **style)
 
 
 def _name(axes: Any, metric: str, energy: str) -> None:

@@ -29,12 +29,16 @@ def figure(
         return made, made.subplots(rows, columns, squeeze=rows == 1, gridspec_kw=edges)
 
 
-def png(plot: Figure, form: str = "png") -> bytes:
+def saved(plot: Figure, form: str = "png", settings: Any = None, **options: Any) -> bytes:
+    """Return a figure as the contents of a file of this form."""
+    from matplotlib import rc_context
+
     buffer = io.BytesIO()
-    plot.savefig(buffer, format=form)
+    with rc_context(settings):
+        plot.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
 
 def picture(plot: Figure) -> str:
     """Return a photograph's figure as a data URI: JPEG takes a tenth of the space of PNG."""
-    return "data:image/jpeg;base64," + base64.b64encode(png(plot, "jpeg")).decode()
+    return "data:image/jpeg;base64," + base64.b64encode(saved(plot, "jpeg")).decode()

@@ -45,9 +45,9 @@ def run_demo(task: str, out: Path, progress: Progress) -> tuple[NetworkPair, Eva
             headline = pair.loaded.task.headline(swept)
             rows.append({"scale": value, "score": headline.spiking, "kl": swept["kl"], **swept["energy"]})
         set_scale_(pair.snn, scale)
-        figures = {"overview.png": plots.png(plots.overview(record["energy"], rows, headline, scale))}
+        figures = {"overview.png": plots.saved(plots.overview(record["energy"], rows, headline, scale))}
         record |= {"sweep": rows, "sweep_images": SWEEP_IMAGES}
-    figures["sites.png"] = plots.png(plots.sites(result.ledger))
+    figures["sites.png"] = plots.saved(plots.sites(result.ledger))
     files: dict[str, str | bytes] = {"demo.json": stamped(record), **figures}
     for name, contents in files.items():
         write_atomically(out / name, contents)

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from onespike.errors import DataError, UsageError
-from onespike.runtime.figures import picture, png
+from onespike.runtime.figures import picture, saved
 from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
@@ -136,7 +136,7 @@ class Detection(Task):
         if not isinstance(metric, AveragePrecision):
             raise UsageError("a picture needs the metric that has seen the images. Evaluate them first.")
         images = [(read_image(item), item.id) for item in items.items[:PICTURED]]
-        return png(predictions(images, metric.predictions, metric.coco.categories))
+        return saved(predictions(images, metric.predictions, metric.coco.categories))
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:

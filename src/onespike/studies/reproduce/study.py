@@ -115,7 +115,7 @@ def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:
             f"{study.name}.tex": as_latex(essential, [[cell(row.get(c)) for c in essential] for row in rows]),
             f"{study.name}.json": stamped({**facts, **bench.identity, "rows": rows}),
             f"{study.name}.md": as_markdown(study, rows, bench),
-            f"{study.name}.png": plots.png(figure),
+            f"{study.name}.png": plots.saved(figure),
             **plots.files(figure, study.name),
         }
     files = [bench.folder / name for name in contents]
