@@ -52,3 +52,16 @@ def browser():
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def screen(browser):
+    """Give the browser a screen of some width, and return the width that the page needs there."""
+
+    def needed(width: int) -> int:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        return browser.execute_script("return document.documentElement.scrollWidth")
+
+    yield needed
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

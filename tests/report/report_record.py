@@ -12,7 +12,7 @@ from onespike import Recipe, calibrate, convert, runs
 from onespike.adapters import LoadedModel, Reading
 from onespike.passes import improve
 from onespike.reports import record as gather
-from onespike.tasks import Classification, Items, Task
+from onespike.tasks import Classification, Items
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
@@ -38,13 +38,12 @@ def to_input(image) -> torch.Tensor:
     return pixels.view(8, 8, 3).permute(2, 0, 1).float() / 128 - 1
 
 
-def make_record(run: Path | None = None, task: Task | None = None, **changes) -> dict:
+def make_record(run: Path | None = None, **changes) -> dict:
     torch.manual_seed(0)
     recipe = Recipe(**changes)
     items = runs.choose("bundled:cifar10-test", 12)
     ann, classes = Small().eval(), (HOSTILE, "cat", "dog")
-    task = task or Classification(classes)
-    loaded = LoadedModel(ann, HOSTILE, Reading(to_input, "8×8"), task, "random")
+    loaded = LoadedModel(ann, HOSTILE, Reading(to_input, "8×8"), Classification(classes), "random")
     images = [x for x, _ in loaded.batches(items, 6)]
     thresholds = improve(ann, images, calibrate(ann, images, recipe), recipe)
     snn = convert(ann, thresholds, recipe)

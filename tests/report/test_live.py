@@ -29,9 +29,8 @@ from onespike.reports.server import LARGEST, LiveServer
 @pytest.fixture(scope="module")
 def session() -> Session:
     items = runs.choose("bundled:cifar10-calibration", 8)
-    return Session(
-        Path("run"), runs.convert_network(load_model("bundled:cifar10-vit"), items, preset("sformer"))
-    )
+    pair = runs.convert_network(load_model("bundled:cifar10-vit"), items, preset("sformer"))
+    return Session(Path("run"), pair)
 
 
 @contextmanager
@@ -199,9 +198,8 @@ def test_a_page_that_is_closed_while_networks_run(server, session, png, capfd):
     with session.lock, socket.create_connection(server.server_address[:2]) as connection:
         length = f"Content-Length: {len(png)}\r\n\r\n".encode()
         connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length + png)
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )  # reset, not closed
+        reset = struct.pack("ii", 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     _join_requests()
     assert capfd.readouterr().err == ""
 
@@ -217,10 +215,7 @@ def until(browser, condition) -> None:
     WebDriverWait(browser, 60).until(lambda _: condition())
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+def test_the_page_in_a_browser(browser, screen, server, png, tmp_path):
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(server.url)
 
@@ -248,12 +243,11 @@ def test_the_page_in_a_browser(browser, server, png, tmp_path, width):
     done(3)
     assert float(text("scale-shown")) == pytest.approx(0.25 * 4**-0.6, rel=0.01)
     assert text("saved") != before
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert screen(390) <= 390 and screen(1280) <= 1280
     assert browser.get_log("browser") == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert asked and all(url.startswith((server.url, "data:")) for url in asked)
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

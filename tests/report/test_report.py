@@ -13,12 +13,7 @@ from onespike.reports import pages, plots
 from onespike.reports.pages import html, markdown
 from onespike.reports.record import block_of
 from onespike.runtime.validated import sealed
-from onespike.tasks import Classification, Headline
-
-
-@pytest.fixture(scope="module")
-def record():
-    return make_record()
+from onespike.tasks import Headline
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +30,6 @@ def test_a_page_is_one_small_file(record, page):
     assert len(page.encode()) < 5e6
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
-    for part in ("original against energy", "Energy columns", "Inputs and predictions", "How it was made"):
-        assert part in page
     assert all(row["site"] in page for row in record["sites"])
     assert html([json.loads(json.dumps(record))]) == page  # as it was stored
 
@@ -52,16 +45,6 @@ def test_hostile_text_is_shown_and_not_run(record, page):
     assert HOSTILE in json.dumps(record, ensure_ascii=False).replace('\\"', '"')
 
 
-@pytest.mark.parametrize(("maximize", "best"), [(True, [0.1, 0.4]), (False, [0.1, 0.2, 0.3])])
-def test_the_front_holds_every_point_that_no_other_beats(maximize, best):
-    points = [
-        {"scale": 1 / (1 + e), "energy": e, "value": v} for e, v in [(0.1, 5), (0.2, 3), (0.3, 2), (0.4, 9)]
-    ]
-    drawn = plots.front(points, 1.0, "KL to the original, nats", "counts", maximize)
-    line = next(line for line in drawn.axes[0].lines if line.get_label() == "front")
-    assert list(line.get_xdata()) == best
-
-
 @pytest.mark.parametrize(("most", "axis"), [(30.0, "linear"), (9000.0, "log")])
 def test_a_perplexity_that_runs_away_does_not_hide_the_others(most, axis):
     points = [{"scale": s, "energy": 1 / s, "value": v} for s, v in [(1, most), (0.5, 25.0), (0.2, 20.0)]]
@@ -69,11 +52,11 @@ def test_a_perplexity_that_runs_away_does_not_hide_the_others(most, axis):
     assert drawn.axes[0].get_yscale() == axis
 
 
-def test_the_page_of_a_task_without_pictures_and_units(record):
-    front = {**record["front"], "metric": "perplexity per token"}
-    examples = [{**example, "pictures": {}} for example in record["examples"]]
-    document = html([{**record, "front": front, "examples": examples}])
-    assert "Perplexity per token against energy" in document
+def test_examples_are_those_of_the_task(record):
+    text = {"pictures": {}, "text": ["<b>box</b> 50.0 %"]}
+    examples = [{**example, **text} for example in record["examples"]]
+    document = html([{**record, "examples": examples}])
+    assert "&lt;b&gt;box&lt;/b&gt; 50.0 %" in document
     assert '<ul class="examples wide">' in document  # no place is kept for a picture
 
 
@@ -91,16 +74,14 @@ def test_a_search_by_kl_is_drawn_beside_the_run_s_own_images(record, tmp_path):
     assert "7 images of else" in html([made])
 
 
-def test_plot_and_card_show_the_same_images_and_metric(record, page):
+def test_plot_and_card_show_the_same_images_and_metric(record):
     front, evaluation = record["front"], record["evaluation"]
     assert front["images"] == evaluation["images"] == 12
     assert front["metric"] == "agreement with the original, %"
     chosen = next(p for p in front["points"] if p["scale"] == front["chosen"])
-    assert chosen["value"] == evaluation["agreement"]
-    assert chosen["energy"] == evaluation["energy"]["counts"]
+    assert (chosen["value"], chosen["energy"]) == (evaluation["agreement"], evaluation["energy"]["counts"])
     assert [p["scale"] for p in front["points"]] == [1.0, 0.5, 0.25, 0.12]
-    assert all(p["low"] <= p["value"] <= p["high"] for p in front["points"]) and "95 %" in page
-    assert "Accuracy against energy" not in page and "## Accuracy" not in markdown([record])
+    assert all(p["low"] <= p["value"] <= p["high"] for p in front["points"])
 
 
 def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
@@ -119,17 +100,12 @@ def test_the_headline_is_the_energy_column_that_the_run_s_budget_means():
 def test_what_a_ratio_leaves_out_and_for_whom_it_pays_stand_beside_it(record, page):
     evaluation = record["evaluation"]
     analog = f"{100 * evaluation['analog_share']:.1f}"
+    dead = f"{100 * evaluation['dead_share']:.1f} % cannot reach the output"
     for document in (page, markdown([record])):
-        assert (
-            "prices of horowitz-45nm" in document
-            and "thresholds compared" in document
-            and FOR_WHOM in document
-        )
-        assert f"{analog} % of the MACs stay analog" in document
-        assert f"{100 * evaluation['dead_share']:.1f} % cannot reach the output" in document
+        for words in ("prices of horowitz-45nm", f"{analog} % of the MACs stay analog", dead, FOR_WHOM):
+            assert words in document
     for document in (html([record, record]), markdown([record, record])):
         assert "prices of horowitz-45nm" in document and "analog MACs %" in document and analog in document
-    assert evaluation["dead_share"] == 0.0  # it takes the mean of all tokens
 
 
 def test_a_run_that_was_not_measured(record):
@@ -140,36 +116,24 @@ def test_a_run_that_was_not_measured(record):
     assert "## Energy" not in markdown([plain])
 
 
-def test_energy_shares_sum_to_one_and_examples_have_a_trail(record):
-    assert sum(row.get("energy_share", 0) for row in record["sites"]) == pytest.approx(1.0)
+def test_examples_have_a_trail(record):
     assert 1 <= len(record["examples"]) <= 6
     for example in record["examples"]:
         assert len(example["trail"]) == len(record["sites"])
         assert example["trail"][0][1] == 99.0  # nothing has spiked before the first site
 
 
-def test_examples_are_those_of_the_task():
-    class Other(Classification):
-        def example(self, item, ann, snn, items):
-            text = ["<b>box</b> 50.0 %"]
-            return {"label": None, "pictures": {"input": "data:,"}, "agree": True, "text": text}
-
-    assert "&lt;b&gt;box&lt;/b&gt; 50.0 %" in html([make_record(task=Other())])
-
-
 def test_blocks_are_drawn_in_the_order_of_execution(record):
     rows = pages.blocks(record["sites"])
-    assert [row["name"] for row in rows] == ["stem", "blocks.0", "blocks.1", "head"]
-    assert [c["index"] for row in rows for c in row["cells"]] == list(range(len(record["sites"])))
+    assert list(rows) == ["stem", "blocks.0", "blocks.1", "head"]
+    assert [cell["index"] for cells in rows.values() for cell in cells] == list(range(len(record["sites"])))
     assert block_of(":matmul0_lhs") == "network"
 
 
 def test_when_where_and_how_stand_on_the_page(record, page):
     assert {"date", "processor", "threads", "system", "python"} <= set(record["made"])
-    assert record["made"]["date"].endswith("UTC")
     for value in (*record["made"].values(), "chen2025onetimestep", "version: 1", "preset: sformer"):
         assert value in page.replace("&amp;", "&") and value in markdown([record])
-    assert "blocks.<wbr>" in page
 
 
 def test_a_ratio_above_one_is_warned_of(record):
@@ -187,25 +151,16 @@ def test_figures_as_files(record):
 
 
 def test_runs_are_compared_in_any_column(record, tmp_path):
-    other = {**record, "run": "b", "energy": "binary", "recipe": {**record["recipe"], "scale": 0.5}}
-    both = [record, other]
-    pages.write_report(tmp_path, both, "nonzero")
+    other = {**priced(record, counts=1.5), "run": "b", "recipe": {**record["recipe"], "scale": 0.5}}
+    pages.write_report(tmp_path, [priced(record), other], "nonzero")
     document, words = ((tmp_path / f"compare.{form}").read_text() for form in ("html", "md"))
-    assert "(nonzero)" in document and "Where the recipes differ" in document
+    for part in ("(nonzero)", "Where the recipes differ", *record["made"].values(), "@article{chen2025"):
+        assert part in document
     assert "| 0.5 |" in words
-    assert [run["run"] for run in json.loads((tmp_path / "compare.json").read_text())["runs"]] == [
-        record["run"],
-        "b",
-    ]
-
-
-def test_a_comparison_says_when_where_and_whose_method(record):
-    document = html([priced(record, counts=0.9), priced(record, counts=1.5)])
-    for words in (*record["made"].values(), record["versions"]["torch"], "@article{chen2025"):
-        assert words in document, words
     assert "Run 2: in the column counts (1.500) this network spends more than the original." in document
     assert "Run 1: in the column" not in document
-    assert '<span class="word">--out</span>' in document  # a command breaks between words
+    stored = json.loads((tmp_path / "compare.json").read_text())
+    assert [run["run"] for run in stored["runs"]] == [record["run"], "b"]
 
 
 def test_runs_at_one_place_share_a_label_and_originals_are_told_apart():
