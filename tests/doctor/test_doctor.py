@@ -12,19 +12,21 @@ from onespike.adapters import load_model, renormalized
 from onespike.diagnosis import checkup, diagnose, measurement
 
 
-def examined(run: Path = Path("run"), *, images: int = 64, normalization=None, **changes):
+def examined(run: Path = Path("run"), *, images: int = 64, tested: int = 40, normalization=None, **changes):
     loaded = load_model("bundled:cifar10-vit")
     if normalization is not None:
         loaded = renormalized(loaded, *normalization)
     calibration = runs.choose("bundled:cifar10-calibration", images)
     pair = runs.convert_network(loaded, calibration, preset("sformer", **changes), batch_size=64)
-    return checkup(pair, runs.choose("bundled:cifar10-test", 40), run, images=32, batch_size=16)
+    return checkup(pair, runs.choose("bundled:cifar10-test", tested), run, images=32, batch_size=16)
 
 
 @pytest.fixture(scope="module")
 def healthy():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurement, "WORST_KINDS", 1)
+        patch.setattr(measurement, "PROBED_SCALES", (1.0, 0.25, 0.12))
+        patch.setattr(measurement, "PASSES", ("nearest", "layout", "center", "allocate"))
         return examined()
 
 
@@ -53,9 +55,8 @@ def test_passes_come_first_where_they_were_not_used(healthy):
     first = diagnose(healthy)[0]
     assert (first.cause, first.share) == ("passes", pytest.approx(1 - after / before, abs=0.2))
     assert f"{before:.3f} → {after:.3f} nats at the same energy" in first.evidence
-    assert (
-        "--passes nearest,layout,positions,center,allocate,weigh,correct,refit --out run-2" in first.command
-    )
+    passes = "nearest,layout,positions,center,allocate,weigh,correct,refit"
+    assert f"--passes {passes} --out run-2" in first.command
 
 
 @pytest.mark.usefixtures("briefly")
@@ -69,7 +70,7 @@ def test_remedies_are_measured_with_the_passes_of_the_run(monkeypatch):
     monkeypatch.setattr(measurement, "spike", recorded)
     monkeypatch.setattr(measurement, "VARIANTS", {"softmax thresholds per head": {"softmax": "head"}})
     monkeypatch.setattr(measurement, "PASSES", ("nearest",))
-    measured = examined(images=16, passes=("nearest",), budget=0.2, energy="binary")
+    measured = examined(images=8, tested=8, passes=("nearest",), budget=0.2, energy="binary")
     assert [(r.passes, r.softmax) for r in recipes] == [(("nearest",), "site"), (("nearest",), "head")]
     assert measured.passes is None and measured.energy == "binary"
     assert measured.recalibrated[1] == measured.variants["softmax thresholds per head"][0]
@@ -133,7 +134,7 @@ def test_errors_are_split_where_they_arise(healthy):
     ],
 )
 def test_runs_that_take_no_passes_or_have_no_scale(changes, search):
-    measured = examined(Path("a run"), images=4, **changes)
+    measured = examined(Path("a run"), images=4, tested=4, **changes)
     assert {"passes", "outliers"}.isdisjoint(measured.commands)
     assert "--out 'a run-2'" in measured.commands["calibration"]
     assert measured.commands["evaluate"] == "onespike evaluate 'a run' --data OTHER-IMAGES"

@@ -1,7 +1,8 @@
-"""Every block of code of README and documentation runs; doctests are run by `tests/test_docs.py`."""
+"""Every block of code and every doctest of README and documentation runs."""
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from typing import Any
@@ -17,7 +18,7 @@ from onespike import tasks
 from onespike.presets import DEFAULT, PRESETS, Preset
 
 CODE = {page: [text for text in blocks(page, "python") if ">>>" not in text] for page in PAGES}
-READ = {"python", "pycon", "yaml", "json", "bibtex", "", "sh", "bash"}
+DOCTESTS = {page: [text for text in blocks(page, "python", "pycon") if ">>>" in text] for page in PAGES}
 
 
 def given(page: str) -> dict[str, Any]:
@@ -55,6 +56,15 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
             r"^```python\n.*?^```\n\n```\n(.*?)\n```", page.read_text(), re.DOTALL | re.MULTILINE
         )
         assert re.sub(r"[\d.]+", "0", printed) == re.sub(r"[\d.]+", "0", shown)
+
+
+@pytest.mark.parametrize("page", [page for page in DOCTESTS if DOCTESTS[page]], ids=lambda page: page.stem)
+def test_examples_run(page):
+    test = doctest.DocTestParser().get_doctest("\n".join(DOCTESTS[page]), {}, page.name, str(page), 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    said: list[str] = []
+    runner.run(test, out=said.append)
+    assert not runner.summarize(verbose=False).failed, "".join(said)
 
 
 def test_recipes_and_profiles_can_be_read(tmp_path):
