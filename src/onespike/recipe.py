@@ -235,10 +235,8 @@ class Recipe:
         """Return θ+ and θ− of a site that are given, not calibrated."""
         import torch
 
-        for glob, positive, negative in self.fixed:
-            if fnmatchcase(str(site), glob):
-                return torch.tensor(float(positive)), torch.tensor(float(negative))
-        return None
+        sides = next((sides for glob, *sides in self.fixed if fnmatchcase(str(site), glob)), None)
+        return None if sides is None else (torch.tensor(float(sides[0])), torch.tensor(float(sides[1])))
 
     def __repr__(self) -> str:
         """Return the preset and the fields that differ from it.

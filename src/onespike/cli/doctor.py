@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def doctor(
     taking_part = verify(pair.snn, next(batches_of(items, pair.loaded, PARTICIPATION)))
     measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=progress)
     findings = diagnose(measured)
-    output.figures(json_file, {"findings": [f.to_dict() for f in findings], **measured.to_dict()})
+    output.figures(json_file, {"findings": [asdict(finding) for finding in findings], **asdict(measured)})
     show.network(pair)
     output.line(str(taking_part), "")
     _figures(measured)

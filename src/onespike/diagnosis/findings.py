@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -46,9 +46,6 @@ class Finding:
     share: float | None
     command: str
     alarming: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def doctor(
@@ -186,9 +183,8 @@ def _saturation(m: Checkup) -> Iterator[Finding]:
     share = clipped / (sum(relative.values()) or 1.0) * split(m)[1]
     if saturated and share >= WORTH:
         title = f"{len(saturated)} sites fire their largest level for over 1 % of their values"
-        evidence = (
-            f"clipping makes {100 * share:.0f} % of all coding error; worst at {_worst(m, 'saturated')}"
-        )
+        worst = _worst(m, "saturated")
+        evidence = f"clipping makes {100 * share:.0f} % of all coding error; worst at {worst}"
         yield Finding("saturation", title, evidence, share, m.commands["search"], share > 0.5)
 
 
@@ -224,14 +220,11 @@ def _variants(m: Checkup) -> Iterator[Finding]:
         share = _gain(m, after, before)
         if share < WORTH:
             continue
-        title = f"{name[0].upper()}{name[1:]} would be more exact"
-        divergence, same = f"divergence {before:.3f} → {after:.3f} nats", "both calibrated on the same images"
-        evidence = f"{divergence}, {same}"
-        if name == "passes":
-            title, evidence = (
-                "The calibration passes were not used",
-                f"{divergence} at the same energy, {same}",
-            )
+        title, unused = f"{name[0].upper()}{name[1:]} would be more exact", name == "passes"
+        evidence = f"divergence {before:.3f} → {after:.3f} nats{' at the same energy' if unused else ''}"
+        evidence += ", both calibrated on the same images"
+        if unused:
+            title = "The calibration passes were not used"
         elif m.used:
             evidence += " with the run's passes" + (" but tune" if "tune" in m.used else "")
         if name == "thresholds per channel":

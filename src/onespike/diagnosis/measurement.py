@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +77,6 @@ class Checkup:
     outliers: dict[str, dict[str, Any]]
     commands: dict[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def checkup(
     pair: NetworkPair,
@@ -106,7 +102,6 @@ def checkup(
     kinds, single = _sensitivity(pair, probe, progress)
     normalizations, better = _normalizations(pair, few, inputs)
     recalibrated, variants, refused = _variants(pair, probe, progress)
-    passes = variants.pop("passes", None)
     scales = probe.sweep(pair.snn, PROBED_SCALES, recipe.energy, progress)
     return Checkup(
         evaluation=result.to_dict(),
@@ -123,7 +118,7 @@ def checkup(
         single=single,
         scales=scales,
         recalibrated=recalibrated,
-        passes=passes,
+        passes=variants.pop("passes", None),
         variants=variants,
         used=recipe.passes,
         energy=recipe.energy,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +65,7 @@ class Probe:
 
     def distance(self, snn: nn.Module) -> Distance:
         total, agrees = 0.0, []
-        unlabeled = ((inputs, None) for inputs in self.parts)
-        for _, _, outputs in pairwise((self.original, snn), unlabeled):
+        for _, _, outputs in pairwise((self.original, snn), ((inputs, None) for inputs in self.parts)):
             expected, actual = map(exact, outputs)
             total += float(self.task.divergence(expected, actual))
             agrees.append(self.task.differences(expected, actual) == 0)
@@ -97,15 +96,9 @@ class Probe:
         return rows
 
 
-@contextmanager
-def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> Iterator[None]:
+def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> AbstractContextManager[Any]:
     """Let the chosen sites of a converted network pass their activations on unchanged within this context."""
-
-    def visit(operand: Operand, x: Tensor) -> Tensor:
-        return x if chosen(operand.site) else operand.value(x)
-
-    with visiting(snn, Visit(visit)):
-        yield
+    return visiting(snn, Visit(lambda operand, x: x if chosen(operand.site) else operand.value(x)))
 
 
 def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:

@@ -98,16 +98,15 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_meant():
             return
         try:
-            answer = self._answer()
-        except BusyError as error:
-            self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
+            status, answer = HTTPStatus.OK, self._answer()
         except (OnespikeError, ValueError) as error:
-            self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            busy = isinstance(error, BusyError)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if busy else HTTPStatus.BAD_REQUEST
+            answer = {"error": str(error)}
         except (RuntimeError, MemoryError, OSError) as error:  # too little memory; the page stays open
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"})
-        else:
-            self._json(HTTPStatus.OK, answer)
+            status, answer = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"}
+        self._json(status, answer)
 
     def _answer(self) -> dict[str, Any]:
         asked = urlsplit(self.path)
@@ -137,8 +136,9 @@ class Handler(BaseHTTPRequestHandler):
         if ours and name is not None and (self.server.names is None or name in self.server.names):
             return True
         self.close_connection = True
-        refusal = "this address is not served. Use the one that was printed."
-        self._json(HTTPStatus.FORBIDDEN, {"error": refusal})
+        self._json(
+            HTTPStatus.FORBIDDEN, {"error": "this address is not served. Use the one that was printed."}
+        )
         return False
 
     def _json(self, status: HTTPStatus, record: dict[str, Any]) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -185,7 +186,8 @@ class Chain:
         signs = {"positive": (1,), "negative": (-1,)}.get(neuron.sides, (1, -1))
         jumps = torch.tensor(neuron.bounds, dtype=torch.float64) - 0.5
         thresholds = torch.cat([sign * jumps * steps[0 if sign > 0 else 1] for sign in signs])
-        copies = [float(sign * difference) for sign in signs for difference in np.diff([0, *neuron.levels])]
+        levels = list(pairwise((0, *neuron.levels)))
+        copies = [float(sign * (upper - lower)) for sign in signs for lower, upper in levels]
         name, shape = f"fire{len(self.fires)}", _shape(neuron.x)
         if self.product is None:  # the network's own input
             if self.copies is not None or len(shape) not in (1, 3):
@@ -219,13 +221,13 @@ class Chain:
         if operation_of(node) in SHAPES:
             if len(shape) != 1:
                 raise refuse(f"the shape changes before {_where(node)}")
-            self._add(f"{name}_flat", nir.Flatten(input_type={"input": np.asarray(size)}, start_dim=0))
+            self._add(f"{name}_flat", nir.Flatten(input_type={"input": _array(size)}, start_dim=0))
             return (copies * int(shape[0]),)
         args: Any = (*node.args[1:], None, None, None)
         kernel, stride, padding, dilation = args[:4]
         if any(n != 0 for n in padding or ()) or any(n != 1 for n in dilation or ()):
             raise refuse(f"the max-pool before {_where(node)} has a padding or a dilation")
-        parts = (np.asarray(part) for part in (kernel, stride or kernel, (0, 0)))
+        parts = (_array(part) for part in (kernel, stride or kernel, (0, 0)))
         self._add(f"{name}_pool", nir.SumPool2d(*parts))
         pooled = (size[0], *(int(n) for n in shape[1:]))
         self._add(f"{name}_any", _neurons(pooled, 0.5))
@@ -234,7 +236,11 @@ class Chain:
 
 def _shape(node: fx.Node) -> Any:
     """Return the size of one input's part of a result."""
-    return np.asarray([int(n) for n in node.meta["val"].shape[1:]])
+    return _array(node.meta["val"].shape[1:])
+
+
+def _array(sizes: Iterable[int]) -> Any:
+    return torch.tensor([int(n) for n in sizes]).numpy()
 
 
 def _where(node: fx.Node) -> str:
@@ -251,7 +257,7 @@ def _where(node: fx.Node) -> str:
 def _neurons(size: tuple[int, ...], threshold: float) -> Any:
     import nir
 
-    ones = np.ones([int(n) for n in size], np.float32)
+    ones = torch.ones([int(n) for n in size]).numpy()
     return nir.IF(r=ones, v_threshold=threshold * ones, v_reset=0 * ones)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +101,7 @@ def sums(
     groups: int = 1, most: int = 0, signed: bool = True,
 ) -> Any:  # fmt: skip
     """`operations.sums`: one product of bytes if counts fit into one, else two; of signed bytes some processors saturate sums."""
+    import numpy as np
     import onnx
     from onnxscript import opset20
 
