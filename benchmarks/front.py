@@ -274,7 +274,7 @@ def draw(rows: list[dict], file: Path) -> None:
         axes.set_ylabel("top-1, %")
         axes.set_xlim(left=0)
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-    write_atomically(file, plots.png(figure))
+    write_atomically(file, plots.saved(figure))
 
 
 def main() -> None:

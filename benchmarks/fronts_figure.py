@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    write_atomically(out, plots.png(drawn(tables(PAGE.read_text(encoding="utf-8")))))
+    write_atomically(out, plots.saved(drawn(tables(PAGE.read_text(encoding="utf-8")))))
     print(f"written to {out}")
 
 

@@ -206,7 +206,7 @@ def draw(rows: list[dict], original: list[int], title: str, file: Path) -> None:
         axes.set_xlim(left=0)
         axes.legend(fontsize=8, loc="lower right", frameon=False)
     figure.suptitle(title, fontsize=10)
-    write_atomically(file, plots.png(figure))
+    write_atomically(file, plots.saved(figure))
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
 from onespike.passes import parse_passes
 from onespike.runtime.atomic import write_atomically
-from onespike.runtime.figures import png
+from onespike.runtime.figures import saved
 from onespike.runtime.forward import evaluating
 from onespike.scale_search import Measurement, search
 from onespike.scale_search.objective import scale_within
@@ -276,7 +276,7 @@ def main() -> None:
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
     shown = [(read_image(items[i]), items[i].id) for i in range(4)]
     write_atomically(
-        options.json.with_suffix(".png"), png(predictions(shown, metric.predictions, coco.categories))
+        options.json.with_suffix(".png"), saved(predictions(shown, metric.predictions, coco.categories))
     )
     for kind, name in (("bbox", "boxes"), ("segm", "masks")):
         for key in ("ann", "snn"):

@@ -34,7 +34,7 @@ def small_vit(**settings: Any) -> torch.nn.Module:
 
     torch.manual_seed(0)
     model = VisionTransformer(
-        img_size=32, patch_size=16, num_classes=10, embed_dim=16, depth=1, num_heads=2, mlp_ratio=2.0
+        img_size=32, patch_size=16, num_classes=10, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0
     )
     model.pretrained_cfg = model.default_cfg = {"input_size": (3, 32, 32), "num_classes": 10}
     with torch.no_grad():

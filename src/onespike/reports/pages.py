@@ -83,7 +83,11 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
     name, page, one = _name(records), html(records, column), len(records) == 1
     whole = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
     stored = sealed(dict(records[0]) if one else whole)
-    files = {f"{name}.html": page, f"{name}.md": markdown(records), f"{name}.json": stored}
+    files: dict[str, str | bytes] = {
+        f"{name}.html": page,
+        f"{name}.md": markdown(records),
+        f"{name}.json": stored,
+    }
     for title, plot in figures_of(records).items() if one else ():
         files |= plots.files(plot, title)
     for file, contents in files.items():
