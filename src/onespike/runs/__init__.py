@@ -14,7 +14,6 @@ from onespike.runs.measuring import evaluate_pair as evaluate_pair
 from onespike.runs.pair import NetworkPair as NetworkPair
 from onespike.runs.pair import load as load
 from onespike.runs.pair import save as save
-from onespike.runs.pair import with_recipe as with_recipe
 from onespike.runs.pipeline import check_forward as check_forward
 from onespike.runs.pipeline import convert_network as convert_network
 from onespike.runs.pipeline import estimate_of as estimate_of

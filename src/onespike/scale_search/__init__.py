@@ -2,10 +2,8 @@
 
 from onespike.scale_search.study import LOWEST as LOWEST
 from onespike.scale_search.study import Trial as Trial
-from onespike.scale_search.trials import SAMPLERS as SAMPLERS
 from onespike.scale_search.trials import Hopeless as Hopeless
 from onespike.scale_search.trials import Measurement as Measurement
-from onespike.scale_search.trials import Objective as Objective
 from onespike.scale_search.trials import Report as Report
 from onespike.scale_search.trials import Search as Search
 from onespike.scale_search.trials import front as front

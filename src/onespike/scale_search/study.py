@@ -125,7 +125,7 @@ def _discard(backend: Any, name: str) -> None:
     except KeyError:
         return
     optuna.storages.fail_stale_trials(study)
-    if running(study):
+    if trials_in(study, "RUNNING"):
         raise UsageError(
             f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take resume=True."
         )
@@ -134,34 +134,28 @@ def _discard(backend: Any, name: str) -> None:
 
 def plan(study: Any, wanted: Iterable[float]) -> None:
     """Queue the fixed values that are neither measured nor planned; a failed one is tried again."""
-    from optuna.trial import TrialState
-
-    alive = (TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE)
-    trials = study.get_trials(deepcopy=False, states=alive)
+    alive = trials_in(study, "WAITING", "RUNNING", "COMPLETE")
     # a planned trial has not read its λ yet
-    planned = {t.params.get("scale", t.system_attrs.get("fixed_params", {}).get("scale")) for t in trials}
+    planned = {t.params.get("scale", t.system_attrs.get("fixed_params", {}).get("scale")) for t in alive}
     for scale in wanted:
         if scale not in planned:
             study.enqueue_trial({"scale": scale})
 
 
-def running(study: Any) -> int:
-    """Return how many trials are being measured, here, by another process, or by one that died."""
-    from optuna.trial import TrialState
-
-    return len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+def trials_in(study: Any, *states: str) -> list[Any]:
+    """Return trials by their states; those that run are measured here, by another process, or by one that died."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in states]
 
 
 def revive(study: Any, blank_since: dict[int, float]) -> None:
     """Queue the trials again whose process died: their heartbeat is stale, or they had none and never read their λ."""
-    from optuna.storages import fail_stale_trials
-    from optuna.trial import TrialState
+    import optuna
 
-    fail_stale_trials(study)
+    optuna.storages.fail_stale_trials(study)
     now = time.monotonic()
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in trials_in(study, "RUNNING"):
         if not trial.params and now - blank_since.setdefault(trial.number, now) > GRACE:
-            study.tell(trial.number, state=TrialState.FAIL)
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
 def seal(*results: float | None) -> str:
@@ -177,11 +171,8 @@ def read_trial(frozen: Any) -> Trial:
             f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
             "Start over with fresh=True, or name another storage."
         )
-    seconds = attributes.get("seconds", 0.0)
-    return Trial(frozen.number, scale, value if finished else None, energy, seconds)
+    return Trial(frozen.number, scale, value if finished else None, energy, attributes.get("seconds", 0.0))
 
 
 def finished(study: Any) -> list[Trial]:
-    from optuna.trial import TrialState
-
-    return [read_trial(t) for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
+    return [read_trial(trial) for trial in trials_in(study, "COMPLETE")]

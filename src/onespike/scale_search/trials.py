@@ -19,9 +19,9 @@ from onespike.scale_search.study import (
     plan,
     read_trial,
     revive,
-    running,
     sampler_of,
     seal,
+    trials_in,
 )
 
 SAMPLERS = ("gp", "tpe", "grid")
@@ -74,8 +74,7 @@ class Search:
     def front(self) -> tuple[Trial, ...]:
         """Return the trials that no other trial beats in both metric and energy, by rising energy."""
         points = {t: (t.energy, t.value) for t in self.trials if t.value is not None and t.energy is not None}
-        trials = list(points)
-        return tuple(trials[place] for place in front(list(points.values()), self.maximize))
+        return tuple([*points][place] for place in front([*points.values()], self.maximize))
 
 
 def grid(count: int) -> list[float]:
@@ -166,15 +165,14 @@ def _run(
     report: Report,
 ) -> None:
     """Let optuna ask, measure and tell until enough trials are finished; processes that share a study may add one each."""
-    from optuna.trial import TrialState
 
     def reported(study: Any, frozen: Any) -> None:
-        if frozen.state is TrialState.COMPLETE:
+        if frozen.state.name == "COMPLETE":
             report(read_trial(frozen), len(finished(study)), trials)
 
     blank_since: dict[int, float] = {}
     while (missing := trials - len(finished(study))) > 0:
-        if missing > running(study):
+        if missing > len(trials_in(study, "RUNNING")):
             study.optimize(lambda t: _measure(study, t, objective, budget), n_trials=1, callbacks=[reported])
         else:  # another process measures what is missing, or died while it did
             time.sleep(0.2)
