@@ -17,8 +17,7 @@ def test_demo(cli, monkeypatch, tmp_path, vit_weights):
     monkeypatch.setattr(demo, "SCALES", (1.0, 0.25))
     monkeypatch.setattr(runs, "choose", lambda data, count: choose(data, 6))
     monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data, count=6: labeled(loaded, data, None, 6))
-    done = cli("demo", "--out", out)
-    assert done.code == 0, done.err
+    done = cli("demo", "--out", out).good()
     assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"
     assert done.out.splitlines()[-1] == f"written to {out}: demo.json, overview.png, sites.png"
     titles = [line.partition(":")[0] for line in done.err.splitlines()]

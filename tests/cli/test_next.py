@@ -69,7 +69,7 @@ def test_the_recipe_of_a_run_is_converted_again(cli, tmp_path, vit_run):
     shutil.copytree(vit_run, tmp_path / "run")
     words = following(cli("inspect", tmp_path / "run", "--recipe"))
     assert words[-2:] == ["--out", str(tmp_path / "run-2")]
-    assert cli(*words[1:]).code == 0
+    cli(*words[1:]).good()
     for name in ("thresholds.safetensors", "weights.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "run-2" / name).read_bytes()
 
@@ -77,8 +77,7 @@ def test_the_recipe_of_a_run_is_converted_again(cli, tmp_path, vit_run):
 def test_a_listed_neuron_is_converted_with(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = following(cli("list", "neurons"))
-    done = cli(*words[1:], "--limit", 2)
-    assert done.code == 0, done.err
+    cli(*words[1:], "--limit", 2).good()
 
 
 def test_a_command_that_fails_names_no_other(cli, tmp_path):
@@ -95,5 +94,4 @@ def test_the_live_page_ends_by_ctrl_c(cli, vit_run, monkeypatch):
     result = cli("serve", vit_run, "--address", 0)
     assert result.out.startswith(f"serving {vit_run} at http://127.0.0.1:") and "warning" not in result.err
     parsed(following(result))
-    assert "--address ends in a port" in cli("serve", vit_run, "--address", 70000).message()
     assert "other machines can reach" in cli("serve", vit_run, "--address", "0.0.0.0:0").err

@@ -20,7 +20,7 @@ def test_figures_replace_figures_only(cli, tmp_path, vit_run):
     out = tmp_path / "figures.json"
     out.write_text("[]")
     for _ in range(2):
-        assert cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", out).code == 0
+        cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", out).good()
 
 
 def test_what_the_system_refuses(cli, monkeypatch, vit_run):
@@ -65,6 +65,5 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
 
 
 def test_figures_go_to_a_device(cli, vit_run):
-    result = cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", "/dev/null")
-    assert result.code == 0
+    cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", "/dev/null").good()
     assert Path("/dev/null").is_char_device()

@@ -87,8 +87,7 @@ def model(file) -> str:
 @pytest.fixture
 def run(cli, model, tmp_path) -> Path:
     words = ("convert", model, "--calibrate", CALIBRATION, "--limit", 8, "--preset", "sformer")
-    done = cli(*words, "--out", tmp_path / "run")
-    assert done.code == 0, done.err
+    done = cli(*words, "--out", tmp_path / "run").good()
     assert done.err.splitlines()[-1].endswith(f"--model {model}")
     return tmp_path / "run"
 
@@ -111,9 +110,7 @@ def test_every_command_takes_it(cli, run, model, tmp_path, monkeypatch):
         assert done.code == 0, (words, done.err)
         assert model in done.out or words[0] in ("report", "export", "search")
     assert export.is_file()
-    assert (
-        cli("run", model, *FEW, "--preset", "sformer", "--scale", 0.3, "--out", tmp_path / "whole").code == 0
-    )
+    cli("run", model, *FEW, "--preset", "sformer", "--scale", 0.3, "--out", tmp_path / "whole").good()
 
 
 def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
@@ -134,14 +131,14 @@ def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
     message = cli("evaluate", run, *FEW).message()
     assert message.endswith("or --model python:FILE.py:FACTORY, which runs that file.")
     assert (file.with_name("ran").read_text(), (moved / "ran").read_text()) == ran
-    assert cli("evaluate", run, *FEW, "--model", f"python:{file}:make").code == 0
+    cli("evaluate", run, *FEW, "--model", f"python:{file}:make").good()
     assert (moved / "ran").read_text() == ran[1]
 
 
 def test_a_neuron_of_the_file_is_known_in_time(cli, model, tmp_path):
     words = ("convert", model, "--calibrate", CALIBRATION, "--limit", 8, "--preset", "sformer")
-    assert cli(*words, "--set", "neuron=own-neuron", "--out", tmp_path / "run").code == 0
-    assert cli("evaluate", tmp_path / "run", *FEW, "--model", model).code == 0
+    cli(*words, "--set", "neuron=own-neuron", "--out", tmp_path / "run").good()
+    cli("evaluate", tmp_path / "run", *FEW, "--model", model).good()
 
 
 @pytest.mark.parametrize(
@@ -156,11 +153,6 @@ def test_a_neuron_of_the_file_is_known_in_time(cli, model, tmp_path):
 def test_what_a_function_may_return(cli, file, tmp_path, name, message):
     words = ("convert", f"python:{file}:{name}", "--calibrate", CALIBRATION, "--limit", 2)
     assert re.search(message, cli(*words, "--out", tmp_path / "run").message())
-
-
-def test_other_networks_need_no_code(cli, vit_run):
-    message = cli("inspect", vit_run, "--model", "timm:resnet18").message()
-    assert message == "--model names code of your own, and timm:resnet18 needs none. Leave it out."
 
 
 def test_files_that_cannot_be_run(cli, tmp_path):

@@ -27,7 +27,7 @@ def few():
 
 @pytest.fixture(scope="module")
 def pair():
-    items = limit(list_images(CALIBRATION), 48)
+    items = limit(list_images(CALIBRATION), 32)
     recipe = preset("sformer", passes=(*ALL, "correct", "refit"), budget=0.2)
     return runs.convert_network(load_model(VIT), items, recipe, batch_size=32)
 
@@ -43,10 +43,10 @@ def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
 
 def test_a_trained_network_loses_less_at_equal_energy(pair):
     """Both at their counts on the same test images; the literal method spends more, and is further off."""
-    items = limit(list_images(TEST), 100)
+    items = limit(list_images(TEST), 60)
     better = runs.evaluate_pair(pair, items, batch_size=50).to_dict()
     plain = runs.convert_network(
-        load_model(VIT), limit(list_images(CALIBRATION), 48), preset("sformer", scale=0.3), batch_size=32
+        load_model(VIT), limit(list_images(CALIBRATION), 32), preset("sformer", scale=0.3), batch_size=32
     )
     literal = runs.evaluate_pair(plain, items, batch_size=50).to_dict()
     assert better["energy"]["counts"] < literal["energy"]["counts"]
@@ -59,31 +59,11 @@ def test_the_paper_s_preset_has_no_passes():
     assert preset("best").passes == (*ALL, "weigh", "correct", "refit", "tune")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--passes", "nearest,alocate"), "unknown pass 'alocate'"),
-        (("--passes", "tune"), "'tune' needs 'allocate'"),
-        (("--passes", "nearest", "--energy", "w8a8"), "w8a8"),
-        (("--passes", "nearest", "--budget", "-1"), "budget must be above 0"),
-        (("--budget", "0.2"), "met by passes, and there are none"),
-    ],
-)
-def test_mistakes_exit_with_2_and_are_named(cli, tmp_path, options, message):
-    found = cli(
-        f"convert {VIT} --preset sformer --calibrate {CALIBRATION} --limit 8 --out {tmp_path / 'run'}",
-        *options,
-    )
-    assert found.code == 2 and message in found.err
-    assert not (tmp_path / "run").exists()
-
-
 def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkeypatch):
     runs.save(tmp_path / "run", few)
     words = ("doctor", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
              "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
-    found = cli(*words)
-    assert found.code == 0, found.err
+    found = cli(*words).good()
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["none", "nearest alone", "center alone", "all"]
     counts = [row["energy"]["counts"] for row in rows]
@@ -110,8 +90,7 @@ def test_ablate_knows_images_by_their_contents(cli, tmp_path, few):
     words = (f"doctor {tmp_path / 'run'} --data {tmp_path / 'images'} --passes nearest --budget 0.3",)
     for index in range(4):
         noise(tmp_path / "images" / f"{index}.png", index)
-    found = cli(*words)
-    assert found.code == 0, found.err
+    found = cli(*words).good()
     for index in range(4):
         noise(tmp_path / "images" / f"{index}.png", index + 4)
     assert cli(*words).out != found.out
@@ -143,9 +122,3 @@ def test_ablate_and_convert_refuse_the_same_passes(cli, tmp_path):
         assert cli("doctor", run, *words, passes).message().startswith(message)
         with pytest.raises(UsageError, match=f"^{message}"):
             spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **options)
-
-
-def test_labels_that_are_not_there_judge_nothing(cli, tmp_path):
-    words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 4, "--max-drop", "5%", "--data")
-    message = cli(*words, noise(tmp_path / "images" / "0.png", 0).parent, "--out", tmp_path / "run").message()
-    assert message.startswith("max_drop: these labels do not say whether an answer is right.")

@@ -127,13 +127,13 @@ def test_a_file_and_a_preset_are_two_starts(cli, tmp_path):
 def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
     words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 2)
     changes = ("--scale", 0.3, "--set", "exclude=head:*")
-    assert cli(*words, "--preset", "sformer", *changes, "--out", tmp_path / "a").code == 0
+    cli(*words, "--preset", "sformer", *changes, "--out", tmp_path / "a").good()
     shown = cli("inspect", tmp_path / "a", "--recipe", "--json", tmp_path / "recipe.json")
     assert shown.out == "version: 1\npreset: sformer\nscale: 0.3\nexclude: ['head:*']\n"
     (tmp_path / "recipe.yaml").write_text(shown.out)
     for suffix in ("yaml", "json"):
         file, out = tmp_path / f"recipe.{suffix}", tmp_path / suffix
-        assert cli(*words, "--recipe", file, "--set", "percentile=2", "--out", out).code == 0
+        cli(*words, "--recipe", file, "--set", "percentile=2", "--out", out).good()
         recipe = json.loads((out / "run.json").read_text())["recipe"]
         assert (recipe["scale"], recipe["exclude"], recipe["percentile"]) == (0.3, ["head:*"], 2.0)
 

@@ -168,7 +168,7 @@ def test_evaluation_gives_the_same_numbers(cli, both, vit_run, images, tmp_path,
     assert [code for code, _, _ in results[number]] == [0, 0], results[number]
     one = tmp_path / "one.json"
     words = ("evaluate", vit_run, "--data", images, "--batch-size", 2, "--limit", limit, "--json", one)
-    assert cli(*words).code == 0
+    cli(*words).good()
     assert_same_figures(folder / f"{name}.json", one)
 
 
@@ -176,7 +176,7 @@ def test_calibration_gives_equal_thresholds(cli, both, vit_weights, tmp_path):
     folder, results = both
     assert [code for code, _, _ in results[2]] == [0, 0], results[2]
     words = (f"convert {VIT} --preset sformer --weights {vit_weights} --calibrate {CALIBRATION} --limit 10",)
-    assert cli(*words, "--batch-size", 4, "--out", tmp_path / "run").code == 0
+    cli(*words, "--batch-size", 4, "--out", tmp_path / "run").good()
     for name in ("run.json", "thresholds.safetensors", "weights.safetensors"):
         assert (folder / "run" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
 

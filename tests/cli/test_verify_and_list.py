@@ -9,12 +9,10 @@ from command_line import TEST
 
 
 def test_theorems_and_the_neurons_of_a_run(cli, vit_run):
-    alone = cli("reproduce", "theorems", "--trials", 2)
-    assert alone.code == 0
+    alone = cli("reproduce", "theorems", "--trials", 2).good()
     names = [line.split("  ")[0] for line in alone.out.splitlines()]
     assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
-    examined = cli("doctor", vit_run, "--data", TEST, "--limit", 4)
-    assert examined.code == 0
+    examined = cli("doctor", vit_run, "--data", TEST, "--limit", 4).good()
     assert "51 of 51 neurons reached\nsilent: none\n" in examined.out
 
 
@@ -47,8 +45,7 @@ def test_lists(cli):
 
 def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    listed = cli("list", "models", "resnet18")
-    assert listed.code == 0
+    listed = cli("list", "models", "resnet18").good()
     assert {"timm:resnet18", "bundled:cifar10-resnet18"} <= set(listed.out.splitlines())
     assert listed.err == (
         "note: the list of torchvision models: it needs torchvision. "
