@@ -27,7 +27,7 @@ def few():
 
 @pytest.fixture(scope="module")
 def pair():
-    items = limit(list_images(CALIBRATION), 32)
+    items = limit(list_images(CALIBRATION), 48)
     recipe = preset("sformer", passes=(*ALL, "correct", "refit"), budget=0.2)
     return runs.convert_network(load_model(VIT), items, recipe, batch_size=32)
 
@@ -43,10 +43,10 @@ def test_a_loaded_run_gives_the_same_logits_to_the_bit(pair, tmp_path):
 
 def test_a_trained_network_loses_less_at_equal_energy(pair):
     """Both at their counts on the same test images; the literal method spends more, and is further off."""
-    items = limit(list_images(TEST), 60)
+    items = limit(list_images(TEST), 100)
     better = runs.evaluate_pair(pair, items, batch_size=50).to_dict()
     plain = runs.convert_network(
-        load_model(VIT), limit(list_images(CALIBRATION), 32), preset("sformer", scale=0.3), batch_size=32
+        load_model(VIT), limit(list_images(CALIBRATION), 48), preset("sformer", scale=0.3), batch_size=32
     )
     literal = runs.evaluate_pair(plain, items, batch_size=50).to_dict()
     assert better["energy"]["counts"] < literal["energy"]["counts"]
