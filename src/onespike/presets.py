@@ -36,19 +36,24 @@ PRESETS: dict[str, Preset] = {
         "The default: passes that take minutes, within a binary ratio of 0.2 of all MACs.",
         "ViT-Tiny: 75.8 to 76.3 % (+0.5 ± 0.5) at counts 0.646, binary 0.200.",
         "docs/fronts.md",
-        {"passes": FAST, "budget": 0.2, "energy": "binary"},
+        {"passes": FAST, "budget": 0.2, "energy": "binary", "io": "int8"},
     ),
     "best": Preset(
         "The same and `tune`, which learns; ViT-Tiny: about ten minutes.",
         "ViT-Tiny with a counts budget of 0.15: 6.1 points lost (75.8 to 69.7 %) at counts 0.148, binary 0.100.",
         "docs/fronts.md",
-        {"passes": (*FAST, "tune"), "budget": 0.2, "energy": "binary"},
+        {"passes": (*FAST, "tune"), "budget": 0.2, "energy": "binary", "io": "int8"},
     ),
     "text": Preset(
         "For networks that read text: the passes that were best on them; minutes.",
         "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199 of all MACs (0.250 of what spikes).",
         "docs/language.md",
-        {"passes": ("thrifty", "layout", "center", "allocate"), "budget": 0.2, "energy": "binary"},
+        {
+            "passes": ("thrifty", "layout", "center", "allocate"),
+            "budget": 0.2,
+            "energy": "binary",
+            "io": "int8",
+        },
     ),
     "sformer": Preset(
         "The paper's method to the letter; seconds.",

@@ -79,8 +79,8 @@ class Recipe:
     io: str = declared(
         "analog",
         "KIND",
-        "analog or spiking: the network's input and its output layer's input.",
-        choices=("analog", "spiking"),
+        "analog, int8 or spiking: the network's input and its output layer's input.",
+        choices=("analog", "int8", "spiking"),
     )
     include: tuple[str, ...] = declared(
         ("*",),
@@ -170,6 +170,8 @@ class Recipe:
             )
         if self.steps > 1 and self.neuron == "uniform":
             raise UsageError("neuron 'uniform' is plain quantization and has one step. Use steps=1.")
+        if self.steps > 1 and self.io == "int8":
+            raise UsageError("edges in 8 bits are for one timestep. Use io='analog', or steps=1.")
         if self.budget is not None and not self.passes:
             raise UsageError(
                 f"the budget {self.budget:g} is met by passes, and there are none. Name some: passes='nearest,allocate'."

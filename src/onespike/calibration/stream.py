@@ -13,9 +13,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from onespike.calibration.decoding import decoding_sites
 from onespike.calibration.observers import Histogram
-from onespike.calibration.thresholds import SiteThreshold, Thresholds, calibrated_by
+from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS
+from onespike.neurons.eight_bit import eight_bits
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, readable, to
 from onespike.runtime.forward import check_network, device_of, evaluating, in_memory, in_turn
@@ -26,6 +27,8 @@ from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
 from onespike.sites.unfused import plain
 from onespike.spikes import mixed_levels, parse_levels
 
+CHANNELS = 4
+"""Inputs with at most so many channels are images: each channel has its range."""
 ROUNDING = 2.0**-23
 """Differences up to this share of an output's spread are those of float32."""
 
@@ -39,6 +42,8 @@ class _SiteObserver:
         by_channel = recipe.granularity == "channel" and self.axis is not None
         self.histogram = Histogram(self.axis if by_channel else None)
         self.by_head, self.heads = x.dim() > 2, torch.zeros(())  # the largest value of each
+        self.by_color = site.operation == "conv" and x.shape[1] <= CHANNELS
+        self.low, self.high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
 
     def update(self, site: Site, x: Tensor) -> None:
         self.histogram.update(x)
@@ -48,6 +53,9 @@ class _SiteObserver:
                 f"calibrate: {site} receives NaN or infinite values. "
                 "Check the weights and the preprocessing, or calibrate in float32."
             )
+        if self.by_color:
+            darkest, brightest = x.detach().float().movedim(1, 0).flatten(1).aminmax(dim=1)
+            self.low, self.high = darkest.minimum(self.low), brightest.maximum(self.high)
         if self.may_be_softmax:
             sums = x.sum(-1, dtype=torch.float32)
             is_row = (sums - 1).abs() < 0.02
@@ -65,6 +73,7 @@ class _SiteObserver:
         self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
         if self.by_head and other.by_head:
             self.heads = self.heads.maximum(other.heads)
+        self.low, self.high = self.low.minimum(other.low), self.high.maximum(other.high)
         return self
 
     def threshold(self, side: int, recipe: Recipe) -> Tensor:
@@ -72,6 +81,15 @@ class _SiteObserver:
         if self.histogram.axis is None:
             return value[0]
         return value.view(-1, *[1] * (-self.histogram.axis - 1))
+
+    @property
+    def span(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest value, of each channel of an image or of the site; else 0 is between them."""
+        if self.by_color and self.axis is not None:
+            low, high = (end.cpu().view(-1, *[1] * (-self.axis - 1)) for end in (self.low, self.high))
+        else:
+            high, low = (s * self.histogram.quantile(0, s).max().cpu() for s in (+1, -1))
+        return low, high
 
     @property
     def largest(self) -> float:
@@ -272,6 +290,8 @@ def _thresholds(
             site, role, positive.cpu(), negative.cpu(), levels, observer.largest, facts.shape,
             facts.calls / trace.forwards, facts.macs / samples,
         )  # fmt: skip
+        if recipe.io == "int8" and role in EDGES:
+            entries[site] = replace(entries[site], **eight_bits(*observer.span))
     softmax = {site: t for site, t in entries.items() if t.role == "softmax"}
     if recipe.softmax == "model" and softmax:
         most = torch.stack([t.positive for t in softmax.values()]).max()

@@ -12,7 +12,9 @@ from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.spikes import parse_levels
 
-CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity")
+EDGES = ("input", "head")
+"""The roles of the network's input and of its output layer's input."""
+CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity", "io")
 """The recipe's fields that act in calibration alone: other values take other thresholds."""
 
 

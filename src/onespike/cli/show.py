@@ -29,11 +29,14 @@ def network(pair: NetworkPair) -> None:
 
 
 def sites(snn: nn.Module) -> list[dict[str, Any]]:
-    """Print how many sites spike, and what stays analog and why; return the table of sites."""
-    listed = table(snn)
-    analog = [f"{r['site']} ({r['neuron'].removeprefix('analog: ')})" for r in listed if not r["spikes"]]
-    spiking = len(listed) - len(analog)
-    line(f"sites          {spiking} of {len(listed)} spike; analog: {', '.join(analog) or 'none'}")
+    """Print how many sites spike, and what does not, by kind and with the reason; return the table of sites."""
+    listed, others = table(snn), dict[str, list[str]](analog=[])
+    for row in listed:
+        if not row["spikes"]:
+            kind, _, reason = row["neuron"].partition(": ")
+            others.setdefault(kind, []).append(f"{row['site']} ({reason})")
+    named = "; ".join(f"{kind}: {', '.join(sites) or 'none'}" for kind, sites in others.items())
+    line(f"sites          {sum(row['spikes'] for row in listed)} of {len(listed)} spike; {named}")
     return listed
 
 
@@ -131,6 +134,7 @@ def compared(networks: list[dict[str, Any]], profile: str) -> None:
         "minus spiking": [minus(one, error=True) for one in headlines([row["beside"] for row in networks])],
         "KL, nats": [figure(row.get("kl"), 4) for row in networks],
         f"energy ({profile})": [figure(row["ratio"], 3) for row in networks],
+        "all charged": [figure(row["strict"], 3) for row in networks],
         "column": [row["column"] for row in networks],
     }
     line()

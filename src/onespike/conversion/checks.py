@@ -63,6 +63,8 @@ def check_calibration(thresholds: Thresholds, recipe: Recipe) -> None:
             continue
         if name == "neuron" and NEURONS[value].scaled == NEURONS[recipe.neuron].scaled:
             continue  # eq. 16 asks only whether a neuron has a scale
+        if name == "io" and "int8" not in (value, asked[name]):
+            continue  # the same thresholds, whether they are used or not
         if value != asked[name]:
             raise UsageError(
                 f"convert: the thresholds were calibrated with {name}={value!r}, and the recipe has {name}={asked[name]!r}. "

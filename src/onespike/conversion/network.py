@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds
 from onespike.conversion.attach import UNRULED, attach_, detach_
 from onespike.conversion.checks import check_calibration, check_coverage, check_globs, check_passes
 from onespike.conversion.firing import Analog, Neurons, named_neurons
-from onespike.conversion.weights import fold_, refit_, unfold_
+from onespike.conversion.weights import fold_, refit_, round_, unfold_, unrounded
 from onespike.errors import ConversionError, UsageError
-from onespike.neurons import NEURONS, Neuron, Scale
+from onespike.neurons import NEURONS, EightBit, Neuron, Scale
 from onespike.recipe import Recipe
 from onespike.runtime.forward import check_network, device_of
 from onespike.sites.coverage import ANALOG
@@ -56,7 +56,7 @@ def analog_reason(threshold: SiteThreshold, recipe: Recipe) -> str | None:
         return "excluded"
     if not recipe.chooses(threshold.site):
         return "not included"
-    if threshold.role in ("input", "head") and recipe.io == "analog":
+    if threshold.role in EDGES and recipe.io != "spiking":
         return REASONS[threshold.role]
     if not bool((threshold.positive > 0).any() or (threshold.negative > 0).any()):
         return f"no threshold: over {100 - recipe.percentile:g} % of its values are zero"
@@ -93,6 +93,20 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     return neuron
 
 
+def _placed(threshold: SiteThreshold, recipe: Recipe, scale: Scale, owner: nn.Module) -> Neuron | Analog:
+    """Return what stands at a site: a neuron, an edge in 8 bits, or the reason why it stays analog."""
+    reason = analog_reason(threshold, recipe)
+    if reason is None:
+        return _neuron(threshold, recipe, scale)
+    if recipe.io != "int8" or threshold.role not in EDGES or reason != REASONS[threshold.role]:
+        return Analog(reason)
+    if (why := unrounded(owner, threshold.site)) is not None:
+        return Analog(f"{reason}; not in 8 bits, since {why}")
+    return EightBit(
+        threshold.positive, threshold.negative, levels=threshold.levels, rounding="nearest", reason=reason, **threshold.constants
+    )  # fmt: skip
+
+
 def _multiplies(module: nn.Module) -> bool:
     """Return whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
     weight = module._parameters.get("weight")
@@ -111,7 +125,8 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     check_coverage(thresholds, recipe)
     check_globs(thresholds, recipe)
-    scale, plan, changes = Scale(recipe.scale), dict[str, Neurons](), dict[str, Tensor]()
+    scale, plan = Scale(recipe.scale), dict[str, Neurons]()
+    changes, edges = dict[str, Tensor](), dict[str, EightBit]()
     modules = dict(model.named_modules())
     for site, threshold in thresholds.items():
         if site.is_activation and recipe.placement == "synapse":
@@ -125,10 +140,11 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
             raise ConversionError(
                 f"convert: {site.owner or 'the network itself'} has an attribute 'neurons' of its own. Rename it."
             )
-        reason = analog_reason(threshold, recipe)
         of_owner = plan.setdefault(site.owner, Neurons(site.owner))
-        of_owner[site.key] = _neuron(threshold, recipe, scale) if reason is None else Analog(reason)
-        if reason is None and threshold.change is not None:
+        of_owner[site.key] = placed = _placed(threshold, recipe, scale, modules[site.owner])
+        if isinstance(placed, EightBit):
+            edges[site.owner] = placed
+        elif isinstance(placed, Neuron) and threshold.change is not None:
             changes[site.owner] = threshold.change
         of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
     for (owner, operation), macs in thresholds.uncovered.items():
@@ -138,11 +154,13 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
     for name, module in modules.items():
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
             plan[name] = Neurons(name)
-    if not any(isinstance(n, Neuron) for of_owner in plan.values() for n in of_owner.values()):
+    everywhere = [place for of_owner in plan.values() for place in of_owner.values()]
+    if not any(isinstance(place, Neuron) and not place.dense for place in everywhere):
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
     refit_(model, changes)
+    round_(model, edges)
     devices = {name: device_of(modules[name]) for name in plan}
     for name, of_owner in plan.items():
         of_owner.to(devices[name]).train(model.training)
@@ -246,8 +264,11 @@ def table(model: nn.Module) -> list[dict[str, Any]]:
     """Return one row per site of a converted network: what spikes, its thresholds, what stays analog and why."""
     owners, rows = {neurons.owner: neurons for neurons in _owners(model)}, []
     for site, neuron in named_neurons(model):
-        spikes, calls = isinstance(neuron, Neuron), owners[site.owner].calls.get(site.key, 1)
-        what = neuron.extra_repr() if spikes else f"analog: {neuron.extra_repr()}"
+        spikes, calls = (
+            isinstance(neuron, Neuron) and not neuron.dense,
+            owners[site.owner].calls.get(site.key, 1),
+        )
+        what = f"analog: {neuron.extra_repr()}" if isinstance(neuron, Analog) else neuron.extra_repr()
         shared = f", shared by {calls:g} calls per forward" if calls > 1 else ""
         role = owners[site.owner].roles.get(site.key, "")
         rows.append({"site": str(site), "role": role, "spikes": spikes, "neuron": what + shared})

@@ -1,5 +1,5 @@
 """Weights that a conversion changes and restores: BatchNorm merged into the convolution before it, so that no analog
-norm follows a CNN's products, and weights re-fitted to the spikes that they receive.
+norm follows a CNN's products, weights re-fitted to the spikes that they receive, and those of 8-bit edges rounded.
 """
 
 from __future__ import annotations
@@ -7,11 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from onespike.conversion.attach import unwrap_, wrap_
+from onespike.conversion.attach import wrap_
 from onespike.errors import ConversionError
+from onespike.neurons import Neuron
+from onespike.sites import Site
+
+WEIGHT = 127
+"""The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
 
 
 class Folded(nn.Module):
@@ -56,6 +62,18 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
         wrap_(batchnorm, _identity)
 
 
+def _replace_(module: Any, weight: Tensor, bias: Tensor | None, what: str) -> None:
+    """Give a module another weight and bias; the first original is kept."""
+    original = module._modules.get("folded")
+    if isinstance(original, Folded):
+        original.what += f", {what}"
+    else:
+        original = module.folded = Folded(module.weight, getattr(module, "bias", None), f"weights {what}")
+    module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, original.trains)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, original.trains)
+
+
 def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
     """Add each change to the weight of a linear map or convolution, and its last column to the bias."""
     for name, change in changes.items():
@@ -66,23 +84,72 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
                 "Keep them there with another device map, or leave the pass 'refit' out."
             )
         weight, bias, added = module.weight.detach(), module.bias, change.to(module.weight)
-        original = module._modules.get("folded")
-        if isinstance(original, Folded):
-            original.what += ", re-fitted to spikes"
-        else:
-            original = module.folded = Folded(module.weight, bias, "weights re-fitted to spikes")
-        module.weight = nn.Parameter(weight + added[:, :-1].view_as(weight), original.trains)
         moved = added[:, -1].clone() if bias is None else bias.detach() + added[:, -1]
-        module.bias = nn.Parameter(moved, original.trains)
+        _replace_(module, weight + added[:, :-1].view_as(weight), moved, "re-fitted to spikes")
+
+
+def unrounded(module: nn.Module, site: Site) -> str | None:
+    """Return why the weight that an edge meets cannot be rounded; None if it can."""
+    if (
+        not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        or site.number
+        or site.role != "input"
+    ):
+        return "its weight is not that of a linear map or convolution"
+    return "its weights are not in memory" if module.weight.is_meta else None
+
+
+def round_(model: nn.Module, edges: Mapping[str, Neuron]) -> None:
+    """Round the weights of 8-bit edges, with the steps of their inputs folded in; an embedding tied to one stays tied."""
+    for name, neuron in edges.items():
+        module: Any = model.get_submodule(name)
+        weight, groups = module.weight, getattr(module, "groups", 1)
+        units = along(neuron.positive.flatten().to(weight.device), weight, groups)
+        integers, scale = quantize(weight.detach().double() * units)
+        rounded = nn.Parameter((integers * by_rows(scale, weight) / units).to(weight), weight.requires_grad)
+        for tied in [m for m in model.modules() if m._parameters.get("weight") is weight]:
+            _replace_(tied, rounded, None, "rounded to 8 bits")
+
+
+def by_rows(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return one number per output, shaped for a weight [outputs, …]."""
+    return scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 8-bit weights and their scales, one per output (the first dimension): weight ≈ integer · scale.
+
+    >>> quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    (tensor([[  50, -127],
+            [   0,    0]], dtype=torch.int8), tensor([0.0100, 1.0000]))
+    """
+    scale = weight.detach().flatten(1).abs().amax(1) / WEIGHT
+    scale = torch.where(scale > 0, scale, 1.0)
+    integers = (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT)
+    return integers.to(torch.int8), scale
+
+
+def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Return one number per input channel, in double, shaped for a weight [outputs, inputs of a group, …]."""
+    outputs, inputs = weight.shape[:2]
+    wide = value.double().expand(inputs * groups).view(groups, 1, inputs)
+    whole = wide.expand(groups, outputs // groups, inputs).reshape(outputs, inputs)
+    return whole.view(outputs, inputs, *[1] * (weight.dim() - 2))
 
 
 def unfold_(model: nn.Module) -> None:
-    """Restore what `fold_` and `refit_` changed."""
+    """Restore what `fold_`, `refit_` and `round_` changed."""
+    restored: dict[int, nn.Parameter] = {}  # by memory: tied weights are tied again
     for module in model.modules():
-        unwrap_(module, _identity)
+        forward: Any = module.__dict__.get("forward")
+        if getattr(forward, "func", None) is _identity:
+            del module.forward
+            if forward.args[1] is not None:
+                module.forward = forward.args[1]
         original = module._modules.get("folded")
         if isinstance(original, Folded):
             weight, bias, trains = original.weight, original.bias, original.trains
-            module.weight = nn.Parameter(weight, trains)
-            module.bias = None if bias is None else nn.Parameter(bias, trains)  # type: ignore[assignment]
+            module.weight = restored.setdefault(weight.data_ptr(), nn.Parameter(weight, trains))
+            if "bias" in module._parameters:
+                module.bias = None if bias is None else nn.Parameter(bias, trains)  # type: ignore[assignment]
             del module.folded

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onespike.conversion.weights import along, by_rows, quantize
 from onespike.spikes import SpikeCode
 
-WEIGHT = 127
-"""The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
 LARGEST_TERM, LARGEST_BESIDE_ONE = 15, 31
 """p and q up to `LARGEST_TERM` are tried, and beside 1 up to `LARGEST_BESIDE_ONE`: with λ = ¼ nearly all counts then stay in a byte."""
 LARGEST_MOVE = 1 / 16
@@ -30,24 +29,6 @@ _RATIOS = [
     (q, p) for q in _TERMS for p in _TERMS if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)
 ]
 RATIOS = torch.tensor(sorted(_RATIOS, key=lambda pair: (max(pair), pair)), dtype=torch.float64)
-
-
-def by_rows(scale: Tensor, weight: Tensor) -> Tensor:
-    """Return one number per output, shaped for a weight [outputs, …]."""
-    return scale.view(-1, *[1] * (weight.dim() - 1))
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 8-bit weights and their scales, one per output (the first dimension): weight ≈ integer · scale.
-
-    >>> quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
-    (tensor([[  50, -127],
-            [   0,    0]], dtype=torch.int8), tensor([0.0100, 1.0000]))
-    """
-    scale = weight.detach().flatten(1).abs().amax(1) / WEIGHT
-    scale = torch.where(scale > 0, scale, 1.0)
-    integers = (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT)
-    return integers.to(torch.int8), scale
 
 
 def rounded(weight: Tensor) -> Tensor:
@@ -110,14 +91,6 @@ class Folded(NamedTuple):
     """The value of counts of each sign in units, like the steps; 0 for a sign that is left out."""
     largest: int
     """The largest sum for counts ±1."""
-
-
-def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return one number per input channel, in double, shaped for a weight [outputs, inputs of a group, …]."""
-    outputs, inputs = weight.shape[:2]
-    wide = value.double().expand(inputs * groups).view(groups, 1, inputs)
-    whole = wide.expand(groups, outputs // groups, inputs).reshape(outputs, inputs)
-    return whole.view(outputs, inputs, *[1] * (weight.dim() - 2))
 
 
 def fold(weight: Tensor, code: SpikeCode, groups: int = 1) -> list[Folded]:

@@ -127,10 +127,18 @@ def observe(model: nn.Module, batches: Iterable[Any]) -> Observed:
 class Quantized(nn.Module):
     """A copy of a network with weights and operands on grids of 2**bits points.
 
-    Activations have one range per `tensor` or per `channel`, weights one per output channel.
+    Activations have one range per `tensor` or per `channel`, weights one per output channel. Of the activations that drive a
+    product a share, the smallest of each channel, may be `skipped`: multiplications by 0 that hardware can leave out.
     """
 
-    def __init__(self, model: nn.Module, observed: Observed, bits: int, granularity: str = "tensor") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        observed: Observed,
+        bits: int,
+        granularity: str = "tensor",
+        skipped: float = 0.0,
+    ) -> None:
         super().__init__()
         if granularity not in GRANULARITIES:
             raise unknown("granularity", granularity, GRANULARITIES)
@@ -140,6 +148,14 @@ class Quantized(nn.Module):
             if granularity == "tensor":
                 low, high = low.amin(), high.amax()
             self.ranges[site] = _clipped(observed.rows[site], low, high, bits)
+        rows = observed.rows.items() if skipped else ()
+        self.floors = {site: of_site.abs().quantile(skipped, dim=0) for site, of_site in rows}
+        self.macs, self.active = 0.0, 0.0  # of operands that drive, and of their values that were not skipped
+
+    @property
+    def active_share(self) -> float:
+        """Return the share of the MACs so far whose activation was not skipped."""
+        return self.active / self.macs if self.macs else 1.0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with visiting(self.model, Visit(self._rounded)):
@@ -148,10 +164,18 @@ class Quantized(nn.Module):
     def _rounded(self, operand: Operand, x: Tensor) -> Tensor:
         if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
             return x
-        axis, (low, high) = _axis(operand, x), (end.to(x) for end in self.ranges[str(operand.site)])
-        if axis is None or low.numel() == 1:
-            return rounded(x, low, high, self.bits)
-        return rounded(x.movedim(axis, -1), low, high, self.bits).movedim(-1, axis)
+        site, axis = str(operand.site), _axis(operand, x)
+        rows, (low, high) = (
+            (x if axis is None else x.movedim(axis, -1)),
+            (end.to(x) for end in self.ranges[site]),
+        )
+        value = rounded(rows, low, high, self.bits)
+        if site in self.floors and operand.site.role in ("input", "lhs"):
+            above = rows.abs() >= self.floors[site].to(x)
+            self.macs += operand.synapses.macs
+            self.active += operand.synapses.macs * float(above.float().mean())
+            value = value * above
+        return value if axis is None else value.movedim(-1, axis)
 
 
 def with_integer_weights(snn: nn.Module, model: nn.Module, observed: Observed, bits: int = 8) -> nn.Module:

@@ -155,7 +155,9 @@ def _sensitivity(
                 divergences[name] = probe.distance(pair.snn).kl
         return divergences
 
-    sites = [site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron)]
+    sites = [
+        site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron) and not neuron.dense
+    ]
     names = list(dict.fromkeys(site.kind for site in sites))
     bar = progress("one kind of site analog at a time", len(names))
     kinds = without(bar(names), lambda site: site.kind)

@@ -125,7 +125,7 @@ def prove(snn: nn.Module, batch: Any) -> LaneProof:
 
     def compare(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.neuron(x)
-        if not isinstance(neuron, Neuron):
+        if not isinstance(neuron, Neuron) or neuron.dense:
             return x
         counts = neuron.counts(x)
         for sign, step in neuron.code().populations:

@@ -93,6 +93,8 @@ class Column:
     """Whether passes can hold it."""
     integer_of: str = ""
     """The column that this one is the integer reading of, with 8-bit weights: a network with another accuracy."""
+    strict_of: str = ""
+    """The column whose operations this one charges with all that it leaves out."""
     bits: int = 0
     """The bits of weights and activations, for a comparator that is a network to measure."""
 
@@ -153,6 +155,11 @@ def integer_reading(name: str) -> str | None:
     return next((other for other, column in COLUMNS.items() if column.integer_of == name), None)
 
 
+def strict_reading(name: str) -> str | None:
+    """Return the column that charges this one and all that it leaves out, if there is one."""
+    return next((other for other, column in COLUMNS.items() if column.strict_of == name), None)
+
+
 def of_what_spikes(column: str, ratio: float | None, analog_share: float) -> float | None:
     """Return a ratio over the products that spike alone, for columns that charge nothing else."""
     spiking = 1 - analog_share
@@ -201,24 +208,45 @@ def _spikes(reading: str, addition: str, width: str, ledger: Ledger, double: boo
     ]
 
 
+def _functions(ledger: Ledger) -> list[Item]:
+    """Charge norms, softmax, activation functions and element-wise products."""
+    functions = {name: float(macs) for name, macs in ledger.functions.items()}
+    if PRODUCT in functions:  # a product that is summed next is an analog product already
+        summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
+        functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
+    return [Item(name, macs, "float32 multiply-add") for name, macs in functions.items()]
+
+
+def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
+    """Charge an integer network what it needs beside its products, by the rules of the strict columns.
+
+    Functions are in floats there, too, and every operand but pixels, which are integers already, is brought to its grid.
+    """
+    operands = [row for row in ledger.sites.values() if row.role not in ("input", "weight", "constant")]
+    once = 1 / max(ledger.timesteps, 1)  # an integer network runs once, whatever the spiking one does
+    return [
+        *_dense(width, ledger, double),
+        *(item._replace(number=item.number * once) for item in _functions(ledger)),
+        Item("requantization", sum(row.elements for row in operands) * once, "float32 multiply-add"),
+    ]
+
+
 def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one.
 
     Over several timesteps an operand meets the stored sum of its partner, and both drive: no pairs are left out.
     """
     rows, beyond = ledger.sites.values(), ledger.beyond(reading)
-    functions = {name: float(macs) for name, macs in ledger.functions.items()}
-    if PRODUCT in functions:  # a product that is summed next is an analog product already
-        summed = sum(macs for (_, name), macs in ledger.unruled.items() if name == "weighted_sum")
-        functions[PRODUCT] = max(functions[PRODUCT] - summed, 0.0)
     return [
         *_spikes(reading, addition, width, ledger, False),
         Item("pairs of spikes", beyond, addition),
         Item("pairs read", beyond, f"{width} read"),
         Item("analog products", ledger.analog_products, "float32 multiply-add"),
-        *(Item(name, macs, "float32 multiply-add") for name, macs in functions.items()),
+        Item("8-bit edges", ledger.edge_products, "int8 multiply-add"),
+        Item("8-bit edges read", ledger.edge_products, "int8 read"),
+        *_functions(ledger),
         Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
-        Item("neuron updates", sum(row.elements for row in rows if row.spiking), "neuron update"),
+        Item("neuron updates", sum(row.elements for row in rows if row.updates), "neuron update"),
         Item("thresholds compared", sum(row.compared for row in rows), addition),
         Item("rows measured and shifted", sum(row.measured for row in rows), addition),
     ]
@@ -228,12 +256,13 @@ FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
 STRICT = "and all that it leaves out: pairs of spikes, analog products and functions, neurons, lanes"
 
 
-def _spiking(name: str, reading: str, meaning: str, strict: bool = False, integer_of: str = "") -> Column:
+def _spiking(name: str, reading: str, meaning: str, strict_of: str = "", integer_of: str = "") -> Column:
     """Return a column that reads spikes, plain or strict, with float weights or as another one's integer reading."""
     charged = INTEGER if integer_of else FLOAT
-    rule = partial(_strict if strict else _spikes, reading, *charged)
+    rule = partial(_strict if strict_of else _spikes, reading, *charged)
     return Column(
-        name, meaning, rule, READINGS[reading], charged[0], sampled=not strict, budget=not strict, integer_of=integer_of
+        name, meaning, rule, READINGS[reading], charged[0], sampled=not strict_of, budget=not strict_of,
+        integer_of=integer_of, strict_of=strict_of,
     )  # fmt: skip
 
 
@@ -241,13 +270,15 @@ for _column in (
     _spiking("counts", "counts", "Σ|y|·fan-out additions: a spike of size y is y additions (the paper's column)"),
     _spiking("nonzero", "nonzero", "Σ[y≠0]·fan-out additions: a graded spike is one; no integer reading, since that would be a multiplication"),
     _spiking("binary", "binary", "Σ NAF(y)·fan-out additions: signed binary digits on power-of-two lanes, shift and add"),
-    _spiking("strict", "counts", f"counts, {STRICT}", strict=True),
-    _spiking("strict-binary", "binary", f"binary, {STRICT}", strict=True),
+    _spiking("strict", "counts", f"counts, {STRICT}", strict_of="counts"),
+    _spiking("strict-binary", "binary", f"binary, {STRICT}", strict_of="binary"),
     _spiking("counts-int8", "counts", "counts with 8-bit weights (evaluate --compare measures them), added to 32-bit integers", integer_of="counts"),
     _spiking("binary-int8", "binary", "binary with 8-bit weights, likewise", integer_of="binary"),
-    _spiking("strict-int8", "counts", "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats", strict=True, integer_of="strict"),
-    _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict=True, integer_of="strict-binary"),
+    _spiking("strict-int8", "counts", "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats", strict_of="counts-int8", integer_of="strict"),
+    _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict_of="binary-int8", integer_of="strict-binary"),
     Column("w8a8", "comparator: the same MACs as 8-bit integers", partial(_dense, "int8"), bits=8),
     Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(_dense, "int4"), bits=4),
+    Column("strict-w8a8", "w8a8, and what it leaves out: functions in floats, every operand brought to 8 bits", partial(_strict_dense, "int8"), sampled=False, strict_of="w8a8"),
+    Column("strict-w4a4", "w4a4, and what it leaves out: likewise, to 4 bits", partial(_strict_dense, "int4"), sampled=False, strict_of="w4a4"),
 ):  # fmt: skip
     register(_column)

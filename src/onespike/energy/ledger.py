@@ -37,6 +37,7 @@ class Ledger:
     unruled: dict[tuple[str, str], int] = field(default_factory=dict)
     """MACs of products that ran outside every rule, by module and operation."""
     inputs: int = 0
+    timesteps: int = 1
     every: int = 1
     """Count one row of elements in `every`, and multiply: an estimate without the column `strict`, for searches."""
     seconds: float = 0.0
@@ -64,6 +65,7 @@ class Ledger:
         add_up(self.functions, other.functions)
         add_up(self.unruled, other.unruled)
         self.inputs += other.inputs
+        self.timesteps = max(self.timesteps, other.timesteps)
         self.seconds += other.seconds
 
     def products(self) -> dict[str, SiteCount]:
@@ -86,15 +88,19 @@ class Ledger:
 
     @property
     def analog_products(self) -> int:
-        """Multiply-accumulates of products without a spiking operand."""
-        return sum(row.macs for row in self.products().values() if not row.spiking) + sum(
-            self.unruled.values()
-        )
+        """Multiply-accumulates of products in floats, without a spiking operand."""
+        rows = self.products().values()
+        return sum(row.macs for row in rows if not row.spiking and not row.dense) + sum(self.unruled.values())
+
+    @property
+    def edge_products(self) -> int:
+        """Multiply-accumulates of 8-bit integers at the edges of the network."""
+        return sum(row.macs for row in self.products().values() if row.dense)
 
     @property
     def analog_share(self) -> float:
-        """The share of the original's MACs that stays analog; most columns leave it out."""
-        return self.analog_products / max(self.macs, 1)
+        """The share of the original's MACs that does not spike; most columns leave it out."""
+        return (self.analog_products + self.edge_products) / max(self.macs, 1)
 
     @property
     def head_share(self) -> float:
@@ -170,7 +176,7 @@ class Ledger:
         """Return one row per site: MACs, accumulates, firing rates; products outside every rule come last."""
         drivers = {row.site for row in self.products().values()}
         unruled = [
-            SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs)
+            SiteCount(Site(owner, operation.replace(".", "::")), "", False, macs=macs)
             for (owner, operation), macs in self.unruled.items()
             if macs  # products of unknown size are in the table of sites alone
         ]

@@ -33,9 +33,11 @@ class Meter(Visitor):
         with ledger.counting():
             neuron = operand.neuron(x)
             if site not in ledger.sites:
-                ledger.sites[site] = SiteCount(site, operand.role, isinstance(neuron, Neuron))
+                fires, dense = isinstance(neuron, Neuron), getattr(neuron, "dense", False)
+                ledger.sites[site] = SiteCount(site, operand.role, fires and not dense, dense)
             row, synapses, tokens = ledger.sites[site], operand.synapses, self._tokens(operand, x)
             share = 1.0 if tokens is None else _share(operand, tokens)
+            ledger.timesteps = max(ledger.timesteps, operand.timestep)
             if operand.timestep == 1:  # the original network, the base of the ratio, runs once
                 row.macs += round(share * synapses.macs)
             row.elements += x.numel() if tokens is None else int(tokens.sum()) * (x.numel() // tokens.numel())
@@ -45,6 +47,8 @@ class Meter(Visitor):
                 add_up(ledger.functions, {"softmax": 2 * x.numel()})
         if not isinstance(neuron, Neuron):
             return x
+        if neuron.dense:
+            return operand.value(x)
         code = neuron.code()
         if code.offset is not None and site.operation not in ("linear", "conv"):
             row.constant_macs += share * synapses.macs / _shared(code.offset, x)

@@ -81,6 +81,8 @@ class SiteCount:
     site: Site
     role: str
     spiking: bool
+    dense: bool = False
+    """Whether it is multiplied as 8-bit integers: an edge of the network."""
     macs: int = 0
     elements: int = 0
     additions: dict[str, float] = field(default_factory=dict)
@@ -102,6 +104,11 @@ class SiteCount:
     """The part of the additions that came after the first timestep."""
     constant_macs: float = 0.0
     """Multiply-accumulates of constant parts of activations with other activations."""
+
+    @property
+    def updates(self) -> bool:
+        """Whether each element is scaled before it fires or is rounded: pixels are integers already."""
+        return self.spiking or (self.dense and self.role != "input")
 
     def count(
         self, largest: int, fired: Tensor, fan_out: int | Tensor, each: float = 1.0, later: bool = False
@@ -135,5 +142,5 @@ class SiteCount:
             mine, more = getattr(self, column.name), getattr(other, column.name)
             if isinstance(mine, dict):
                 add_up(mine, more)
-            elif column.name not in ("site", "role", "spiking"):
+            elif column.name not in ("site", "role", "spiking", "dense"):
                 setattr(self, column.name, mine + more)

@@ -50,6 +50,7 @@ class Evaluation:
             "profile": self.prices.name,
             "original_pj": self.ledger.original_pj(self.prices),
             "analog_share": self.ledger.analog_share,
+            "edge_share": self.ledger.edge_products / max(self.ledger.macs, 1),
             "head_share": self.ledger.head_share,
             "dead_share": self.dead_share,
             "images": self.images,

@@ -10,6 +10,7 @@ from onespike.neurons.baselines import IntegrateFire as IntegrateFire
 from onespike.neurons.baselines import MeanFire as MeanFire
 from onespike.neurons.baselines import MultiThreshold as MultiThreshold
 from onespike.neurons.baselines import Uniform as Uniform
+from onespike.neurons.eight_bit import EightBit as EightBit
 from onespike.neurons.scale import Scale as Scale
 from onespike.neurons.scale import check_scale as check_scale
 from onespike.neurons.scale_and_fire import ScaleFire as ScaleFire

@@ -39,6 +39,8 @@ class Neuron(Float32):
     scaled: ClassVar[bool] = False
     coded: ClassVar[bool] = False
     """Whether its code defines what it fires, so that kernels and formats can do it."""
+    dense: ClassVar[bool] = False
+    """Whether its counts are numbers to multiply by, not spikes: an edge of the network in 8 bits."""
     affine: ClassVar[bool] = False
     """Whether it takes center, offset, gain and typical magnitude."""
     site: str = ""

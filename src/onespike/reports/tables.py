@@ -30,9 +30,10 @@ def figure(value: float | None, digits: int = 2) -> str:
 def fairness(evaluation: Mapping[str, Any]) -> str:
     """Return what every ratio depends on: the hardware, what stays analog, and what is dead in both networks."""
     dead, head = evaluation.get("dead_share"), evaluation.get("head_share")
-    text = (
-        f"prices of {evaluation['profile']}; {100 * evaluation['analog_share']:.1f} % of the MACs stay analog"
-    )
+    edges = evaluation.get("edge_share", 0.0)
+    analog = evaluation["analog_share"] - edges
+    text = f"prices of {evaluation['profile']}; {100 * analog:.1f} % of the MACs stay analog"
+    text += f" and {100 * edges:.1f} % are 8-bit integers at the edges" if edges else ""
     text += f" (the output layer has {100 * head:.1f} %)" if head else ""
     text += ": only the strict columns charge them"
     if dead is not None:

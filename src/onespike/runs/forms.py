@@ -21,7 +21,7 @@ from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
 from onespike.deploy.exports.comparison import in_form_of
 from onespike.deploy.integer import optimize
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
-from onespike.energy.columns import COLUMNS, integer_reading
+from onespike.energy.columns import COLUMNS, integer_reading, strict_reading
 from onespike.energy.ledger import or_none
 from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory, unknown
 from onespike.evaluation.pairwise import pairwise
@@ -87,6 +87,10 @@ def export_pair(
     )  # fmt: skip
 
 
+SKIPPED = (0.3, 0.5, 0.7)
+"""Shares of the activations that an integer network skips, the smallest of each channel."""
+
+
 def rivals(model: nn.Module, observed: Observed) -> dict[str, Rival]:
     """Return the original network as integers of 8 and of 4 bits: by our reference, and by torchao if it runs."""
     networks: dict[str, Rival] = {
@@ -95,6 +99,9 @@ def rivals(model: nn.Module, observed: Observed) -> dict[str, Rival]:
         if column.bits
         for granularity in GRANULARITIES
     }
+    for share in SKIPPED:
+        name = f"W8A8, per channel, {100 * share:.0f} % skipped"
+        networks[name] = (Quantized(model, observed, 8, "channel", share), "w8a8")
     if (theirs := torchao(model)) is not None:
         networks["W8A8, torchao (linear maps, per token)"] = (theirs, "w8a8")
     return networks
@@ -140,8 +147,14 @@ def compared(
             against[name].update(original, output, labels)
             beside[name].update(outputs[0], output, labels)
     return [
-        {"network": name, "column": column, **against[name].compute(), "beside": beside[name].compute()}
-        for name, (_, column) in networks.items()
+        {
+            "network": name,
+            "column": column,
+            "active": getattr(network, "active_share", 1.0),
+            **against[name].compute(),
+            "beside": beside[name].compute(),
+        }
+        for name, (network, column) in networks.items()
     ]
 
 
@@ -179,9 +192,15 @@ def compare_pair(
     rows = compare_integers(
         pair.ann, pair.snn, pair.recipe.energy, calibration, batches, lambda: pair.loaded.task.metric(items)
     )
-    return [
-        {**row, "ratio": or_none(result.ledger.ratio(row["column"], prices=result.prices))} for row in rows
-    ]
+
+    def ratios(column: str, active: float) -> dict[str, float | None]:
+        """The energy of a column, and with all that it leaves out; what is skipped costs nothing."""
+        strict, ratio = strict_reading(column), partial(result.ledger.ratio, prices=result.prices)
+        saved = ratio(column) * (1 - active)
+        whole = None if strict is None else or_none(ratio(strict) - saved)
+        return {"ratio": or_none(ratio(column) - saved), "strict": whole}
+
+    return [{**row, **ratios(row["column"], row["active"])} for row in rows]
 
 
 @dataclass(frozen=True)
