@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.graph import Graph, marked, trace
 from onespike.deploy.exports.integers import LEFT_OUT, SAME, operation_of
 from onespike.deploy.exports.operations import Fire, Multiply
 from onespike.deploy.exports.thresholds import RELU, level_thresholds
-from onespike.deploy.folding import by_rows
 from onespike.errors import UsageError
 
 SHAPES = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
