@@ -49,7 +49,16 @@ def test_figures_are_those_of_each_network_alone(networks):
     assert result.metrics["kl"] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(1).mean()))
     assert result.ledger.ratios() == pytest.approx(ledger.ratios())
     assert (result.images, result.scale, len(counted)) == (15, 0.25, 3)
-    energy = {"energy", "energy_parts", "profile", "analog_share", "dead_share", "head_share", "original_pj"}
+    energy = {
+        "energy",
+        "energy_parts",
+        "profile",
+        "analog_share",
+        "edge_share",
+        "dead_share",
+        "head_share",
+        "original_pj",
+    }
     paired = {"difference", "standard_error", "kl_standard_error", "intervals"}
     figures = {"task", "ann", "snn", "agreement", "kl", "images", "scale", "seconds"}
     assert set(result.to_dict()) == figures | paired | energy

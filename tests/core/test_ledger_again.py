@@ -93,7 +93,8 @@ class Sheet:
 
     def __init__(self, snn: nn.Module, x: Tensor) -> None:
         self.spikes, self.cells = raw(snn, x)
-        self.macs = self.analog = self.functions = self.updates = 0
+        self.macs = self.analog = self.edges = self.functions = self.updates = self.others = 0
+        self.eight_bits = any(cell.dense for cell in self.cells.values())
         self.driven = dict.fromkeys(READ, 0.0)  # products with weights
         self.first = dict.fromkeys(READ, 0.0)  # products of two activations, by their first operand
         self.beyond = dict.fromkeys(READ, 0.0)  # pairs, where a product has more of them
@@ -141,12 +142,18 @@ class Sheet:
             self.first[reading] += first
             self.beyond[reading] += max(float((read(left) @ read(right)).sum()) - first, 0.0)
 
-    def stays(self, macs: int) -> None:
-        self.macs, self.analog = self.macs + macs, self.analog + macs
+    def stays(self, macs: int, elements: int = 0) -> None:
+        """An edge, and the elements that an integer network brings to 8 bits there: pixels have them already."""
+        self.macs += macs
+        if self.eight_bits:
+            self.edges, self.updates = self.edges + macs, self.updates + elements
+        else:
+            self.analog, self.others = self.analog + macs, self.others + elements
 
     def columns(self) -> dict[str, float]:
         whole = self.macs * MAC
-        rest = (self.analog + self.functions + self.updates) * MAC
+        rest = (self.analog + self.functions + self.updates) * MAC + self.edges * INT8
+        beside = (self.functions + self.updates + self.others) / self.macs
         result = {r: (self.driven[r] + self.first[r]) * ADD / whole for r in READ}
         for name, reading in (("strict", "counts"), ("strict-binary", "binary")):
             additions = (
@@ -155,7 +162,9 @@ class Sheet:
             result[name] = ((additions + self.compared) * ADD + rest) / whole
             result[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + rest) / whole
             result[f"{reading}-int8"] = (self.driven[reading] + self.first[reading]) * INTEGER_ADD / whole
-        return {**result, "w8a8": INT8 / MAC, "w4a4": INT4 / MAC}
+        for name, price in (("w8a8", INT8), ("w4a4", INT4)):
+            result |= {name: price / MAC, f"strict-{name}": price / MAC + beside}
+        return result
 
 
 def compare(model: nn.Module, x: Tensor, recipe: Recipe) -> tuple[Sheet, onespike.Ledger, nn.Module]:
@@ -168,6 +177,7 @@ RECIPES = {
     "literal": Recipe(),
     "all levels": Recipe(levels="linear:8", scale=0.6),
     "sided": Recipe(domain="sided"),
+    "8-bit edges": Recipe(io="int8"),
 }
 
 
@@ -178,7 +188,7 @@ def test_a_vision_transformer(name):
     x = torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     sheet, ledger, snn = compare(model, x, RECIPES[name])
     sheet.stays(n * 9 * WIDTH * 3 * 4 * 4)  # patches
-    sheet.stays(n * WIDTH * CLASSES)  # head
+    sheet.stays(n * WIDTH * CLASSES, n * WIDTH)  # head
     for i, block in enumerate(snn.blocks):
         for layer in ("qkv", "proj", "fc1", "fc2"):
             sheet.weighted(f"blocks.{i}.{layer}:linear0_input", getattr(block, layer))
@@ -190,7 +200,7 @@ def test_a_vision_transformer(name):
         sheet.functions += n * TOKENS * HIDDEN  # gelu
     sheet.functions += 2 * n * TOKENS * WIDTH  # the last norm
     assert ledger.macs == sheet.macs
-    assert ledger.analog_share == pytest.approx(sheet.analog / sheet.macs)
+    assert ledger.analog_share == pytest.approx((sheet.analog + sheet.edges) / sheet.macs)
     assert ledger.ratios() == pytest.approx(sheet.columns(), rel=1e-9)
 
 
@@ -206,7 +216,7 @@ def test_a_convolutional_network_with_groups_and_stride(name):
     x = torch.randn(n, 3, 11, 9, generator=torch.Generator().manual_seed(0))
     sheet, ledger, snn = compare(model, x, RECIPES[name])
     sheet.stays(n * 8 * 11 * 9 * 3 * 9)  # the first convolution
-    sheet.stays(n * 9 * CLASSES)  # head
+    sheet.stays(n * 9 * CLASSES, n * 9)  # head
     for i in (2, 4):
         sheet.weighted(f"{i}:conv0_input", snn[i])
     sheet.weighted("7:linear0_input", snn[7])

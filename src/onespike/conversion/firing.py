@@ -33,6 +33,11 @@ class Analog(nn.Module):
         return f"{self.reason} ({self.macs:.4g} MACs per input)" if self.macs else self.reason
 
 
+def is_spiking(place: object) -> bool:
+    """Return whether what stands at a site sends spikes: no analog site, and no edge in 8 bits."""
+    return isinstance(place, Neuron) and not place.dense
+
+
 class Neurons(Places):
     """The neurons (and analog sites) of one owner, by key."""
 

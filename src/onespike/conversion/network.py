@@ -13,7 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds
 from onespike.conversion.attach import UNRULED, attach_, detach_
 from onespike.conversion.checks import check_calibration, check_coverage, check_globs, check_passes
-from onespike.conversion.firing import Analog, Neurons, named_neurons
+from onespike.conversion.firing import Analog, Neurons, is_spiking, named_neurons
 from onespike.conversion.weights import fold_, refit_, round_, unfold_, unrounded
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, EightBit, Neuron, Scale
@@ -155,7 +155,7 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
             plan[name] = Neurons(name)
     everywhere = [place for of_owner in plan.values() for place in of_owner.values()]
-    if not any(isinstance(place, Neuron) and not place.dense for place in everywhere):
+    if not any(is_spiking(place) for place in everywhere):
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
@@ -265,7 +265,7 @@ def table(model: nn.Module) -> list[dict[str, Any]]:
     owners, rows = {neurons.owner: neurons for neurons in _owners(model)}, []
     for site, neuron in named_neurons(model):
         spikes, calls = (
-            isinstance(neuron, Neuron) and not neuron.dense,
+            is_spiking(neuron),
             owners[site.owner].calls.get(site.key, 1),
         )
         what = f"analog: {neuron.extra_repr()}" if isinstance(neuron, Analog) else neuron.extra_repr()

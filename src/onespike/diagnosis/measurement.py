@@ -12,13 +12,12 @@ from torch import Tensor
 
 from onespike import runs
 from onespike.adapters import NORMALIZATIONS, exchanged, normalization
-from onespike.conversion.firing import named_neurons
+from onespike.conversion.firing import is_spiking, named_neurons
 from onespike.diagnosis.probe import Probe, analog, beyond_chance, outliers
 from onespike.diagnosis.remedies import PASSES, VARIANTS, commands
 from onespike.energy.survey import Survey
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
-from onespike.neurons import Neuron
 from onespike.recipe import Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.pipeline import spike
@@ -155,9 +154,7 @@ def _sensitivity(
                 divergences[name] = probe.distance(pair.snn).kl
         return divergences
 
-    sites = [
-        site for site, neuron in named_neurons(pair.snn) if isinstance(neuron, Neuron) and not neuron.dense
-    ]
+    sites = [site for site, neuron in named_neurons(pair.snn) if is_spiking(neuron)]
     names = list(dict.fromkeys(site.kind for site in sites))
     bar = progress("one kind of site analog at a time", len(names))
     kinds = without(bar(names), lambda site: site.kind)

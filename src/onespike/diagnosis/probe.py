@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from onespike.conversion.firing import is_spiking
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
 from onespike.energy.survey import decibels
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import at_scale, scale_if_any
-from onespike.neurons import Neuron
 from onespike.runs import Progress, no_progress
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
@@ -144,7 +144,7 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.neuron(x)
-        if not isinstance(neuron, Neuron) or operand.site.operation != "linear" or x.dim() < 2:
+        if not is_spiking(neuron) or operand.site.operation != "linear" or x.dim() < 2:
             return x
         empty = {"largest": 0.0, "reach": 0.0, "rows": 0, "carrying": 0, "first": 0, "named": Counter()}
         row = rows.setdefault(str(operand.site), empty)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onespike.conversion.firing import is_spiking
 from onespike.conversion.network import is_converted
 from onespike.errors import ConversionError
-from onespike.neurons import Neuron
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting
@@ -125,7 +125,7 @@ def prove(snn: nn.Module, batch: Any) -> LaneProof:
 
     def compare(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.neuron(x)
-        if not isinstance(neuron, Neuron) or neuron.dense:
+        if not is_spiking(neuron):
             return x
         counts = neuron.counts(x)
         for sign, step in neuron.code().populations:

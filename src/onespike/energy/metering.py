@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onespike.conversion.firing import Analog, Neurons
+from onespike.conversion.firing import Analog, Neurons, is_spiking
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.ledger import Ledger
 from onespike.energy.operand_pairs import Pairs
@@ -33,8 +33,8 @@ class Meter(Visitor):
         with ledger.counting():
             neuron = operand.neuron(x)
             if site not in ledger.sites:
-                fires, dense = isinstance(neuron, Neuron), getattr(neuron, "dense", False)
-                ledger.sites[site] = SiteCount(site, operand.role, fires and not dense, dense)
+                dense = getattr(neuron, "dense", False)
+                ledger.sites[site] = SiteCount(site, operand.role, is_spiking(neuron), dense)
             row, synapses, tokens = ledger.sites[site], operand.synapses, self._tokens(operand, x)
             share = 1.0 if tokens is None else _share(operand, tokens)
             ledger.timesteps = max(ledger.timesteps, operand.timestep)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onespike.conversion.firing import is_spiking
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
-from onespike.neurons import Neuron
 from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
@@ -46,7 +46,7 @@ def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         # an expert may get no tokens, a later stage of a detector no boxes
-        return probe(operand, x) if isinstance(operand.neuron(), Neuron) and x.numel() else x
+        return probe(operand, x) if is_spiking(operand.neuron()) and x.numel() else x
 
     with visiting(model, Visit(visit)):
         yield
