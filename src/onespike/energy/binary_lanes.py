@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.firing import is_spiking
 from onespike.conversion.network import is_converted
 from onespike.errors import ConversionError
 from onespike.runtime.batches import call, to
@@ -125,7 +124,7 @@ def prove(snn: nn.Module, batch: Any) -> LaneProof:
 
     def compare(operand: Operand, x: Tensor) -> Tensor:
         neuron = operand.neuron(x)
-        if not is_spiking(neuron):
+        if not isinstance(neuron, Neuron) or neuron.dense:
             return x
         counts = neuron.counts(x)
         for sign, step in neuron.code().populations:
