@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from onespike.conversion.network import is_converted
 from onespike.errors import ConversionError
+from onespike.neurons import Neuron
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Visit, visiting

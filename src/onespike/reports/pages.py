@@ -124,7 +124,7 @@ def values(records: Sequence[Record], column: str | None = None) -> dict[str, An
             "recipes": differences(records),
         }
     record, evaluation = {"unit": "images", **records[0]}, evaluations[0]
-    published = record["network"]["published_top1"]
+    published = record["network"].get("published_top1")
     summary = None if evaluation is None else task_of(evaluation).summary(evaluation, published)
     return {"record": record, "e": evaluation, "summary": summary}
 
