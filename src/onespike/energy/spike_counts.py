@@ -34,16 +34,21 @@ def _worth(largest: int, width: int) -> Tensor:
     return torch.stack([size.double(), (size > 0).double(), (size == largest).double(), *readings]).double()
 
 
+def _sizes(fired: Tensor) -> Tensor:
+    """Return |y| as integers; NaN, which has none, becomes 0, as in `Neuron.spikes`."""
+    return fired.abs().to(torch.int32).clamp_(min=0)
+
+
 def totals(largest: int, fired: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the sums of `_worth` over all spikes, each with its weight."""
     if weights is None:
         flat = kernels.in_memory_order(fired)
         whole = flat.device.type != "cpu" or len(flat) <= kernels.PART
         parts = (flat,) if whole else flat.split(kernels.PART)  # each in the cache
-        counted = [torch.bincount(part.abs().to(torch.int32), minlength=largest + 1) for part in parts]
+        counted = [torch.bincount(_sizes(part), minlength=largest + 1) for part in parts]
         number = counted[0] if whole else torch.nn.utils.rnn.pad_sequence(counted).sum(1)
     else:
-        size, each = fired.abs().to(torch.int32).flatten(), weights.double().expand_as(fired).flatten()
+        size, each = _sizes(fired).flatten(), weights.double().expand_as(fired).flatten()
         number = torch.bincount(size, each, minlength=largest + 1)
     # no matrix product: the integer form counts while the network's products are still watched
     # two branches of one neuron may fire in one step: their sum can exceed the largest level
