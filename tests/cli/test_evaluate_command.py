@@ -45,7 +45,14 @@ def test_networks_are_compared_at_the_prices_of_a_profile(cli, tmp_path, vit_run
     assert rows["spiking, 8-bit weights"]["ratio"] == record["energy"]["counts-int8"]
     assert rows["W8A8, per tensor"]["ratio"] == pytest.approx(2.8 / 14.6)
     assert record["profile"] == "horowitz-45nm-sram"
-    assert "energy (horowitz-45nm-sram)" in done.out and "W4A4, per channel" in done.out
+    strict = record["energy"]["strict-w8a8"]
+    assert rows["W8A8, per channel"]["strict"] == pytest.approx(strict)
+    assert (
+        rows["W8A8, per channel, 70 % skipped"]["strict"]
+        < rows["W8A8, per channel, 30 % skipped"]["strict"]
+        < strict
+    )
+    assert "energy by horowitz-45nm-sram" in done.out and "W4A4, per channel" in done.out
 
 
 def test_forms_in_one_table(cli, small_run, images, tmp_path, monkeypatch):

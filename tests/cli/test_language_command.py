@@ -29,7 +29,7 @@ def test_convert_with_passes_and_evaluate(cli, llama_folder, story, other, tmp_p
     words += f" --passes nearest,layout,center,allocate --energy binary --out {tmp_path / 'run'}"
     made = cli(words).good()
     assert "calibrated on  8 windows of" in made.out and "windows of 16 tokens" in made.out
-    assert "sites          22 of 23 spike; analog: lm_head:linear0_input" in made.out
+    assert "sites          22 of 23 spike; analog: none; 8-bit integers: lm_head:linear0_input" in made.out
     file = tmp_path / "result.json"
     done = cli(f"evaluate {tmp_path / 'run'} --data {other} --batch-size 2 --json {file}").good()
     record = json.loads(file.read_text())

@@ -39,6 +39,7 @@ SCHEMA = {
     "energy_parts": dict,  # what each column is paid for depends on the network
     "profile": str,
     "analog_share": float,
+    "edge_share": float,
     "dead_share": float,
     "head_share": float,
     "original_pj": float,

@@ -42,7 +42,7 @@ ELSEWHERE = {
     'make bench BENCH="--goals --budget 1400"': HOURS,
     'make bench BENCH="--budget 1500"': HOURS,
     "onespike demo": "takes the bundled networks whole: tests/cli/test_demo.py runs it on few images",
-    "onespike demo segmentation": "likewise: tests/cli/test_scenes_command.py",
+    "onespike demo segmentation": "likewise: tests/cli/test_detection_command.py",
     "onespike search run --data DIR --trials 50 --resume --storage postgresql+psycopg://USER@HOST/DATABASE": (
         "needs a server: tests/test_postgresql.py starts one"
     ),

@@ -68,9 +68,11 @@ def refused(kind: str, name: str, form: str) -> str | None:
         return RULE.format(FIRST[kind])
     if form != "nir":
         return None
+    passes = name in ("fast", "best", "text")
     if kind == "cnn":
-        passes = name in ("fast", "best", "text")
         return PASSES.format("2:conv0_input has a center or gains") if passes else ANALOG
+    if passes:  # its edges are in 8 bits
+        return ALONE.format("embed:linear0_input codes an input of 2 dimensions")
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, first_line, unknown
-from onespike.tasks import Classification, Detection, Items, Task, batches
+from onespike.tasks import Classification, Detection, Item, Items, Task, batches
 
 ALIGNMENT = 64
 """Bytes at multiples of which torch puts what it allocates."""
@@ -47,6 +47,11 @@ class Reading:
     size: tuple[int, int] | None = None
     replaced: Normalization | None = None
     doubt: str = ""
+
+    def batches(
+        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,7 @@ class LoadedModel:
         self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Any, Tensor | None]]:
         """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
-        reading, load = self.reading, self.task.load
-        return batches(items, reading.transform, batch_size, part=part, collate=reading.collate, load=load)
+        return self.reading.batches(items, batch_size, part, self.task.load)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def compared(networks: list[dict[str, Any]], profile: str) -> None:
     more = {
         "minus spiking": [minus(one, error=True) for one in headlines([row["beside"] for row in networks])],
         "KL, nats": [figure(row.get("kl"), 4) for row in networks],
-        f"energy ({profile})": [figure(row["ratio"], 3) for row in networks],
+        "energy": [figure(row["ratio"], 3) for row in networks],
         "all charged": [figure(row["strict"], 3) for row in networks],
         "column": [row["column"] for row in networks],
     }
@@ -143,6 +143,7 @@ def compared(networks: list[dict[str, Any]], profile: str) -> None:
     if columns.integer_reading(column) is None:
         line(f"no row with 8-bit weights: {columns.column_of(column).meaning}")
     line("differences are of the same inputs; ± is their paired standard error")
+    line(f"energy by {profile}, in the column named; all charged: in its strict column")
 
 
 def forms(measured: list[Row], batch: int) -> None:

@@ -30,7 +30,7 @@ REFUSED = {
     "--set neuron=snf": f"unknown neuron 'snf'. Did you mean 'sfn'? Known: {', '.join(sorted(NEURONS))}.",
     "--set rounding=up": "unknown rounding 'up'. Known: nearest, paper, thrifty.",
     "--set domain=al": "unknown domain 'al'. Did you mean 'all'? Known: all, sided.",
-    "--set io=digital": "unknown io 'digital'. Known: analog, spiking.",
+    "--set io=digital": "unknown io 'digital'. Known: analog, int8, spiking.",
     "--set granularity=layer": "unknown granularity 'layer'. Known: channel, site.",
     "--set softmax=row": "unknown softmax threshold 'row'. Known: head, model, site.",
     "--attention flash": "unknown attention 'flash'. Known: eager, sdpa.",
