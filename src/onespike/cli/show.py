@@ -169,7 +169,11 @@ def ledger(result: Evaluation) -> None:
                 row["site"],
                 f"{row['macs'] / result.images:.4g}",
                 f"{row['ratio']:.4f}" if row["drives"] else "–",
-                f"{row['spikes per neuron']:.3f}" if row["spiking"] else "analog",
+                f"{row['spikes per neuron']:.3f}"
+                if row["spiking"]
+                else "8 bits"
+                if row["dense"]
+                else "analog",
                 f"{100 * row['active share']:.1f}",
                 f"{100 * row['saturated share']:.2f}",
             )

@@ -185,6 +185,7 @@ class Ledger:
             {
                 "site": str(row.site),
                 "spiking": row.spiking,
+                "dense": row.dense,
                 "drives": row.spiking and row.site in drivers,
                 "macs": row.macs,
                 **{reading: row.additions.get(reading, 0.0) for reading in READINGS},
