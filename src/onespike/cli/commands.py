@@ -69,7 +69,6 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         processes = processes_of()
-        interruptible()
         try:
             with processes.one_fate():
                 return super().invoke(ctx)
@@ -244,6 +243,7 @@ def command(
         def run(**values: Any) -> None:
             with alive(), loading():
                 import_module(needs)
+            interruptible()  # not before: an import that an exception stops leaves half a library
             COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
             if not (shared or processes_of().is_main):
                 return
