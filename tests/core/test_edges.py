@@ -62,7 +62,7 @@ def test_the_network_is_near_the_analog_one_and_equal_on_integers():
     analog, edges = (converted(model, x, Recipe(io=io)) for io in ("analog", "int8"))
     assert (edges(x) - analog(x)).abs().mean() < 0.05 * analog(x).std()
     assert torch.equal(onespike.optimize(edges)(x).argmax(1), edges(x).argmax(1))
-    assert "integer_conv0_input" in dict(onespike.optimize(edges)[0].named_children())
+    assert "integer_conv0_input" in dict(onespike.optimize(edges, integer_units=True)[0].named_children())
 
 
 def test_revert_restores_every_bit():
