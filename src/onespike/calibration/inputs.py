@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.adapters import LoadedModel
-from onespike.runtime.batches import count, join, take
+from onespike.runtime.batches import count, has_rows, join, take
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites.padding import MASK, mask_of
 from onespike.tasks import Item, Items, Meaning, batches
@@ -51,7 +51,7 @@ class Parts(Sequence[Any]):
         places = [
             (number, row)
             for number, batch in enumerate(batches)
-            for row in (range(count(batch)) if _has_rows(batch) else (None,))
+            for row in (range(count(batch)) if has_rows(batch) else (None,))
         ]
         self.parts: list[list[tuple[int, int | None]]] = []
         size, before = 1, None
@@ -84,12 +84,6 @@ class Parts(Sequence[Any]):
 
     def __getitem__(self, index: int) -> Any:  # type: ignore[override]
         return join([self._input(number, row) for number, row in self.parts[index]])
-
-
-def _has_rows(batch: Any) -> bool:
-    """Return whether everything in a batch has one row per input: then nothing is left of it where none is taken."""
-    rest = tree_leaves(take(batch, slice(0, 0)))
-    return all(not x.dim() or not len(x) for x in rest if isinstance(x, Tensor))
 
 
 def batches_of(items: Items, loaded: LoadedModel, batch_size: int) -> Iterator[Any]:

@@ -160,11 +160,15 @@ def join(batches: Sequence[Any]) -> Any:
     >>> join([{"x": torch.zeros(2, 3), "scale": 2.0}, {"x": torch.ones(1, 3), "scale": 2.0}])["x"].shape
     torch.Size([3, 3])
     """
+    sizes = [count(batch) for batch in batches]
 
     def together(parts: Sequence[Any], within: bool = True) -> Any:
         first = parts[0]
         if isinstance(first, Tensor) and first.dim():
-            same = all(part.shape[1:] == first.shape[1:] for part in parts)
+            same = all(
+                len(part) == size and part.shape[1:] == first.shape[1:]
+                for part, size in zip(parts, sizes, strict=True)
+            )
             return torch.cat(list(parts)) if same else first
         if isinstance(first, Mapping):
             return {name: together([part[name] for part in parts]) for name in first}
@@ -175,4 +179,11 @@ def join(batches: Sequence[Any]) -> Any:
         return first
 
     joined = together(batches, within=False)
-    return joined if count(joined) == sum(map(count, batches)) else batches[0]
+    whole = count(joined) == sum(sizes) and has_rows(joined) == has_rows(batches[0])
+    return joined if whole else batches[0]
+
+
+def has_rows(batch: Any) -> bool:
+    """Return whether everything in a batch has one row per input: then nothing is left of it where none is taken."""
+    rest = tree_leaves(take(batch, slice(0, 0)))
+    return all(not x.dim() or not len(x) for x in rest if isinstance(x, Tensor))
