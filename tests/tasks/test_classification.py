@@ -79,3 +79,9 @@ def test_without_labels_there_is_no_accuracy():
 def test_labels_that_are_not_one_class_per_input(labels, message):
     with pytest.raises(DataError, match=message):
         Accuracy().update(torch.eye(3), torch.eye(3), labels)
+
+
+@pytest.mark.parametrize("output", [torch.zeros(2, 3, 4), {"masks": torch.zeros(2, 3)}])
+def test_outputs_that_are_not_scores_of_classes_ask_for_a_metric(output):
+    with pytest.raises(DataError, match=r"is not scores of shape \(inputs, classes\)\. Give a metric"):
+        Accuracy().update(output, output, None)

@@ -43,6 +43,19 @@ def check_labels(labels: Any, inputs: int, classes: int) -> None:
         )
 
 
+def _class_scores(output: Any) -> Tensor:
+    scores = logits(output)
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        form = (
+            f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
+        )
+        raise DataError(
+            f"evaluate: an output of {form} is not scores of shape (inputs, classes). Give a metric for it: any object "
+            "with update(ann, snn, labels) and compute()."
+        )
+    return scores.detach().double()
+
+
 class Accuracy:
     """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
 
@@ -66,7 +79,7 @@ class Accuracy:
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
-        outputs = {"ann": logits(ann).detach().double(), "snn": logits(snn).detach().double()}
+        outputs = {"ann": _class_scores(ann), "snn": _class_scores(snn)}
         for network, scores in outputs.items():
             refuse_nan(scores, network, "the images")
         kl = relative_entropy(outputs["ann"], outputs["snn"])
