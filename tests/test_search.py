@@ -56,7 +56,7 @@ def test_a_budget_that_cannot_be_reached():
 
 def test_front():
     scales, values = (1.0, 0.5, 0.4, 0.2, 0.1, 0.9), (1.0, 3.0, 2.0, 4.0, 3.5, None)
-    rows = zip(range(6), scales, values, (0.1, 0.2, 0.3, 0.4, 0.8, None), [0.0] * 6, strict=True)
+    rows = zip(scales, values, (0.1, 0.2, 0.3, 0.4, 0.8, None), strict=True)
     trials = tuple(Trial(*row) for row in rows)
     assert [t.scale for t in Search(trials, trials[3], True).front()] == [1.0, 0.5, 0.2]
     assert [t.scale for t in Search(trials, trials[0], False).front()] == [1.0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from onespike.adapters.base import require
 from onespike.adapters.user_file import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
 from onespike.conversion import network
-from onespike.conversion.network import Conversion, Network, conversion_of, is_rounded, revert_
+from onespike.conversion.network import Network, conversion_of, is_rounded, revert_
 from onespike.errors import DataError, LoadError, UsageError, first_line
 from onespike.recipe import Recipe
 from onespike.runs import storage
@@ -35,7 +35,7 @@ from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.validated import understood
-from onespike.tasks import Item, Items, Numbers, Task, infer
+from onespike.tasks import Classification, Item, Items, Numbers, Task, infer
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ convert_.__doc__, convert.__doc__ = network.convert_.__doc__, network.convert.__
 
 def _keepable(snn: Network) -> Network:
     """Give a converted network the method `save_pretrained`, in place of one that knows the original only."""
-    snn.__dict__["save_pretrained"] = partial(_save_network, snn)
+    snn.__dict__["save_pretrained"] = partial(save, pair=snn)
     return snn
 
 
@@ -85,7 +85,8 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module, *, reference_weights
         reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
     """
     if isinstance(pair, nn.Module):
-        return _save_network(pair, folder)
+        require("safetensors", "cli", "save")
+        pair = _from_python(_original(pair), pair)
     loaded, reading = pair.loaded, pair.loaded.reading
     optional = {
         "length": reading.length,
@@ -112,26 +113,17 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module, *, reference_weights
     return Path(folder)
 
 
-def _save_network(snn: nn.Module, folder: Path | str) -> Path:
-    """Write a converted network of any class into a new folder; `onespike.from_pretrained(folder, model)` reads it."""
-    require("safetensors", "cli", "save")
-    ann, conversion = _original(snn)
-    storage.save(
-        Path(folder),
-        model=ann,
-        network={"spec": _class(snn), "weights": "own", "attention": None, "preprocessing": ""},
-        recipe=conversion.recipe,
-        thresholds=conversion.thresholds,
-        data={"source": "Python", "names": [], "sha256": []},
-    )
-    return Path(folder)
+def _from_python(
+    model: nn.Module, snn: nn.Module, reading: Reading | None = None, task: Task | None = None
+) -> NetworkPair:
+    """Return the pair of two networks that no adapter has loaded."""
+    conversion, spec = conversion_of(snn), f"{OWN}{type(snn).__module__}.{type(snn).__qualname__}"
+    loaded = LoadedModel(model, spec, reading or Reading(no_transform, ""), task or Classification())
+    data = {"source": "Python", "names": [], "sha256": []}
+    return NetworkPair(loaded, model, snn, conversion.recipe, conversion.thresholds, data)
 
 
-def _class(model: nn.Module) -> str:
-    return f"{OWN}{type(model).__module__}.{type(model).__qualname__}"
-
-
-def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
+def _original(snn: nn.Module) -> nn.Module:
     """Return the network before its conversion, which must give all of this network again."""
     conversion = conversion_of(snn)
     if is_rounded(snn):
@@ -143,14 +135,13 @@ def _original(snn: nn.Module) -> tuple[nn.Module, Conversion]:
         raise UsageError("save: the weights of this network are not in memory. Save its pair instead.")
     ann = revert_(copy.deepcopy(snn))
     again = convert(ann, conversion.thresholds, conversion.recipe, share_weights=True).state_dict()
-    wanted = snn.state_dict()
-    changed = [name for name, tensor in wanted.items() if not torch.equal(again[name], tensor)]
+    changed = [name for name, tensor in snn.state_dict().items() if not torch.equal(again[name], tensor)]
     if changed:
         raise UsageError(
             f"save: {len(changed)} tensors changed after the conversion, {changed[0]} the first, and a folder holds the "
             "original and how it was converted. Keep this network with torch.save(snn.state_dict(), FILE)."
         )
-    return ann, conversion
+    return ann
 
 
 def load(
@@ -255,7 +246,7 @@ def in_memory(
     model: nn.Module, snn: nn.Module, loader: Iterable[tuple[Any, Any]], task: Task | None = None
 ) -> tuple[NetworkPair, Items]:
     """Return both networks as a pair, and the loader's (inputs, labels) as its items: what every command takes."""
-    conversion, held, items = conversion_of(snn), list[Any](), list[Item]()
+    held, items = list[Any](), list[Item]()
     for number, (inputs, labels) in enumerate(loader):
         held.append(inputs)
         for row in range(count(inputs)):
@@ -266,14 +257,10 @@ def in_memory(
         raise DataError("the loader gives no inputs. Give at least one batch of (inputs, labels).")
     if task is None:
         with evaluating(model):
-            meaning = infer(call(model, to(take(held[0], slice(0, 2)), device_of(model))))
-        if isinstance(meaning, Numbers):
+            output = call(model, to(take(held[0], slice(0, 2)), device_of(model)))
+        if isinstance(infer(output), Numbers):
             raise UsageError(
                 "the network's output is not scores of classes. Give its task: a subclass of tasks.Task."
             )
-        task = cast(Task, meaning)  # scores of classes have one
     reading = InMemory(no_transform, "as the loader gives it", held=tuple(held))
-    loaded = LoadedModel(model, _class(model), reading, task, "own")
-    data = {"source": "Python", "names": [], "sha256": []}
-    pair = NetworkPair(loaded, model, snn, conversion.recipe, conversion.thresholds, data)
-    return pair, Items("Python", tuple(items))
+    return _from_python(model, snn, reading, task), Items("Python", tuple(items))

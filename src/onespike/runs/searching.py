@@ -123,7 +123,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         def row(trial: Trial) -> dict[str, Any]:
-            return {name: value for name, value in dataclasses.asdict(trial).items() if name != "number"}
+            return {name: value for name, value in vars(trial).items() if name != "number"}
 
         return {
             "trials": [row(t) for t in self.search.trials],
@@ -164,18 +164,11 @@ def search_images(
 
 
 @dataclass(frozen=True)
-class _Measured:
-    scale: float
-    value: float | None
-    energy: float | None
-
-
-@dataclass(frozen=True)
 class _Record:
     """The schema of the record that a search leaves in its run, as far as it is read."""
 
-    trials: tuple[_Measured, ...]
-    best: _Measured
+    trials: tuple[Trial, ...]
+    best: Trial
     objective: str
     images: int
     energy: str | None
