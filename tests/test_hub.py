@@ -62,12 +62,6 @@ def test_there_and_back(pair: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "me/vit/config.json").read_text())["network"] == "bundled:cifar10-vit"
 
 
-def test_states_load_without_unpickling(pair: Any, tmp_path: Path) -> None:
-    torch.save(pair.snn.state_dict(), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert all(torch.equal(state[name], value) for name, value in pair.snn.state_dict().items())
-
-
 def test_refusals(pair: Any, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"^me/nothing: neither a folder nor a repository .* connection\.$"):
         onespike.from_pretrained("me/nothing")

@@ -1,4 +1,4 @@
-"""The survey of sites by hand, where networks part, and how a run's command is written."""
+"""The survey of sites by hand, and where networks part."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 from contract.networks import converted, counted
-from onespike import Recipe
 from onespike.conversion.firing import Neurons
 from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
 from onespike.energy.survey import BINS, Survey
 from onespike.neurons import ScaleFire
-from onespike.presets import DEFAULT
-from onespike.recipe import preset
-from onespike.runs.recipe_text import recipe_options
 from onespike.tasks.inferred import infer
 
 
@@ -87,18 +83,6 @@ def test_sites_may_stay_analog_for_a_while(surveyed):
     path = dict(trail(surveyed, x))
     assert path["1:linear0_input"] == 99.0  # nothing has spiked before it
     assert path["2:linear0_input"] < 40.0
-
-
-def test_options_lead_from_the_preset_to_the_recipe():
-    assert recipe_options(preset(DEFAULT)) == []  # what `convert` does without options
-    assert recipe_options(Recipe()) == ["--preset", "sformer"]
-    recipe = Recipe(softmax=0.0035, rounding="nearest", include=("a*", "b*"))
-    assert recipe_options(recipe) == [
-        "--preset", "sformer", "--set", "rounding=nearest", "--set", "softmax=0.0035", "--set", "include=a*", "--set", "include=b*",
-    ]  # fmt: skip
-    assert recipe_options(Recipe(passes=("nearest", "center"))) == [
-        "--preset", "sformer", "--passes", "nearest,center",
-    ]  # fmt: skip
 
 
 def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):

@@ -11,7 +11,7 @@ import pytest
 from command_line import CALIBRATION, VIT
 
 from onespike.cli.options import recipe_of
-from onespike.presets import PRESETS, USUAL
+from onespike.presets import DEFAULT, PRESETS, USUAL
 from onespike.recipe import Recipe, preset
 from onespike.runs.recipe_text import read_recipe, recipe_options, recipe_text
 from onespike.runtime.options import options
@@ -67,6 +67,7 @@ def test_words_and_recipes_are_two_forms_of_one_thing(name):
 
 
 def test_what_a_preset_sets_can_be_unset():
+    assert recipe_options(preset(DEFAULT)) == []  # what `convert` does without options
     recipe = preset("best", budget=None, passes=("nearest",))
     assert recipe_options(recipe) == ["--preset", "best", "--passes", "nearest", "--budget", "none"]
     assert typed(" ".join(recipe_options(recipe))) == recipe
