@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 from typing import Any
 
 import torch
@@ -67,7 +66,6 @@ class Session:
     pair: NetworkPair
     prices: Profile = field(default_factory=profile)
     folder: str | None = None
-    lock: Lock = field(default_factory=Lock)
 
     @property
     def scale(self) -> float | None:
@@ -102,7 +100,7 @@ class Session:
         one = dataclasses.replace(items, items=(items[index],))
         ann, snn = self.pair.ann, self.pair.snn
         ledger = Watched()
-        with self.lock, at_scale(snn, scale), metered(snn, ledger):
+        with at_scale(snn, scale), metered(snn, ledger):
             [(_, _, (expected, actual))] = pairwise((ann, snn), loaded.batches(one, 1))
             example = task.example(one[0], expected, actual, one)
             return {
