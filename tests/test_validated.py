@@ -49,7 +49,6 @@ def test_values_that_a_dataclass_refuses():
 
 def test_files(tmp_path):
     file = tmp_path / "a.json"
-    assert read(dict[str, int], file, "Mend it.", missing={}) == {}
     with pytest.raises(UsageError) as error:
         read(dict[str, int], file, "Make one.", UsageError)
     assert str(error.value) == f"{file}: no such file. Make one."

@@ -102,7 +102,7 @@ REFUSED = {
     f"{EVALUATE} --format onyx": "unknown form 'onyx'. Did you mean 'onnx'?…",
     f"{EVALUATE} --format all --limit 1": "benchmark: at least two inputs are needed. Give a larger --limit or --batch-size.",
     f"{EVALUATE} --profile loihi": "unknown hardware profile 'loihi'. Did you mean 'loihi-14nm'?…",
-    f"{EVALUATE} --profile no.json": "no.json: there is no such profile.…",
+    f"{EVALUATE} --profile no.json": "no.json: no such file.…",
     f"{EVALUATE} --compare --integer": "--compare makes integer networks of its own…",
     f"{EVALUATE} --integer --device-map blocks": "--integer and --compare make integers of all weights in memory…",
     f"{EVALUATE} --device-map nowhere": "device map 'nowhere': neither a strategy…",

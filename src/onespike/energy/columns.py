@@ -41,8 +41,6 @@ class Reading:
 
     name: str
     additions: Callable[[Tensor], Tensor]
-    pairs: str
-    """What is counted where both operands of a product spike, in words."""
     elasticity: float = 1.0
     """How fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm."""
     by_digits: bool = False
@@ -58,9 +56,9 @@ class Reading:
 READINGS = {
     reading.name: reading
     for reading in (
-        Reading("counts", lambda y: y.abs(), "Σ|y_a||y_b|"),
-        Reading("nonzero", lambda y: (y != 0).float(), "Σ[y_a≠0][y_b≠0]", elasticity=0.5, over_steps=True),
-        Reading("binary", digits_of, "Σ NAF(y_a)·NAF(y_b)", elasticity=0.5, by_digits=True),
+        Reading("counts", lambda y: y.abs()),
+        Reading("nonzero", lambda y: (y != 0).float(), elasticity=0.5, over_steps=True),
+        Reading("binary", digits_of, elasticity=0.5, by_digits=True),
     )
 }
 
@@ -73,6 +71,8 @@ class Item(NamedTuple):
     operation: str
 
 
+FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
+"""The addition of a weight, and its width."""
 Rule = Callable[["Ledger", bool], list[Item]]
 """(ledger, whether pairs of spikes are counted) → operations over all inputs."""
 
@@ -86,17 +86,19 @@ class Column:
     rule: Rule
     reading: Reading | None = None
     """How it reads a spike; None for a comparator, which has no spikes."""
-    addition: str = "float32 add"
-    sampled: bool = True
-    """Whether a part of the elements is enough to estimate it, as in searches."""
-    budget: bool = True
-    """Whether passes can hold it."""
     integer_of: str = ""
     """The column that this one is the integer reading of, with 8-bit weights: a network with another accuracy."""
     strict_of: str = ""
-    """The column whose operations this one charges with all that it leaves out."""
+    """The column whose operations this one charges with all that it leaves out: passes cannot hold it, nor is a part
+    of the elements enough to estimate it.
+    """
     bits: int = 0
     """The bits of weights and activations, for a comparator that is a network to measure."""
+
+    @property
+    def addition(self) -> str:
+        """The operation that adds a weight where a spike arrives."""
+        return INTEGER[0] if self.integer_of else FLOAT[0]
 
 
 COLUMNS: dict[str, Column] = {}
@@ -112,12 +114,6 @@ def register(column: Column) -> Column:
 
 def column_of(name: str) -> Column:
     if name not in COLUMNS:
-        plain = name.removesuffix("-int8")
-        if plain != name and plain in COLUMNS:
-            others = ", ".join(other for other, column in COLUMNS.items() if column.integer_of)
-            raise UsageError(
-                f"{plain} has no integer reading. {COLUMNS[plain].meaning}. Use one of {others}."
-            )
         raise unknown("energy column", name, COLUMNS)
     return COLUMNS[name]
 
@@ -137,7 +133,7 @@ def meanings() -> dict[str, str]:
 
 def holdable() -> list[str]:
     """Return the columns that a budget of passes can use."""
-    return [name for name, column in COLUMNS.items() if column.reading and column.budget]
+    return [name for name, column in COLUMNS.items() if column.reading and not column.strict_of]
 
 
 def searchable() -> list[str]:
@@ -252,18 +248,13 @@ def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: boo
     ]
 
 
-FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
 STRICT = "and all that it leaves out: pairs of spikes, analog products and functions, neurons, lanes"
 
 
 def _spiking(name: str, reading: str, meaning: str, strict_of: str = "", integer_of: str = "") -> Column:
     """Return a column that reads spikes, plain or strict, with float weights or as another one's integer reading."""
-    charged = INTEGER if integer_of else FLOAT
-    rule = partial(_strict if strict_of else _spikes, reading, *charged)
-    return Column(
-        name, meaning, rule, READINGS[reading], charged[0], sampled=not strict_of, budget=not strict_of,
-        integer_of=integer_of, strict_of=strict_of,
-    )  # fmt: skip
+    rule = partial(_strict if strict_of else _spikes, reading, *(INTEGER if integer_of else FLOAT))
+    return Column(name, meaning, rule, READINGS[reading], integer_of, strict_of)
 
 
 for _column in (
@@ -278,7 +269,7 @@ for _column in (
     _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict_of="binary-int8", integer_of="strict-binary"),
     Column("w8a8", "comparator: the same MACs as 8-bit integers", partial(_dense, "int8"), bits=8),
     Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(_dense, "int4"), bits=4),
-    Column("strict-w8a8", "w8a8, and what it leaves out: functions in floats, every operand brought to 8 bits", partial(_strict_dense, "int8"), sampled=False, strict_of="w8a8"),
-    Column("strict-w4a4", "w4a4, and what it leaves out: likewise, to 4 bits", partial(_strict_dense, "int4"), sampled=False, strict_of="w4a4"),
+    Column("strict-w8a8", "w8a8, and what it leaves out: functions in floats, every operand brought to 8 bits", partial(_strict_dense, "int8"), strict_of="w8a8"),
+    Column("strict-w4a4", "w4a4, and what it leaves out: likewise, to 4 bits", partial(_strict_dense, "int4"), strict_of="w4a4"),
 ):  # fmt: skip
     register(_column)

@@ -125,9 +125,7 @@ class Ledger:
                 raise UsageError("pairs of spikes are not sampled. Count with every=1.")
             if not reading.over_steps and any(row.later for row in rows):
                 others = " or ".join(repr(r.name) for r in READINGS.values() if r.over_steps)
-                raise UsageError(
-                    f"{reading.pairs} is counted for one timestep. Take double with column {others}."
-                )
+                raise UsageError(f"pairs of {name} are counted for one timestep. Take column {others}.")
             return sum(row.pairs.get(name, row.additions.get(name, 0.0)) for row in rows)
         drivers = {row.site for row in rows}
         later = sum(row.later.get(name, 0.0) for site, row in self.sites.items() if site not in drivers)
@@ -136,7 +134,7 @@ class Ledger:
     def items(self, column: str, double: bool = False) -> list[Item]:
         """Return the operations that a column charges, by purpose."""
         entry = column_of(column)
-        if not entry.sampled and self.every > 1:
+        if entry.strict_of and self.every > 1:
             raise UsageError(
                 f"norms and activation functions are not sampled. Count with every=1 for {column!r}."
             )

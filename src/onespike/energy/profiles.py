@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from onespike.errors import UsageError, unknown
+from onespike.runtime.validated import read
 
 FOLDER = Path(__file__).parent / "prices"
 DEFAULT = "horowitz-45nm"
@@ -41,6 +42,15 @@ class Profile:
     name: str
     source: str
     pj: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for operation, price in self.pj.items():
+            if operation not in OPERATIONS:
+                raise unknown("operation", operation, OPERATIONS)
+            if not 0 <= price < math.inf:
+                raise UsageError(f"the price of {operation!r} must be a number of at least 0, in picojoule.")
+        if not self.pj.get("float32 multiply-add"):
+            raise UsageError("every ratio is relative to 'float32 multiply-add'. Give its price, above 0.")
 
     def price(self, operation: str) -> float:
         """Return the picojoules of one operation; NaN if this hardware has no price for it.
@@ -82,32 +92,10 @@ def profile(name: str | None = None) -> Profile:
 
 @cache
 def _read(name: str) -> Profile:
-    path = FOLDER / f"{name}.json"
-    if not path.is_file():
-        path = Path(name)
-        if path.suffix != ".json":
-            raise unknown("hardware profile", name, names())
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such profile. Known: {', '.join(names())}.") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: this profile cannot be read ({error}). Write it as JSON.") from None
-    types = {"name": str, "source": str, "pj": dict}
-    if not isinstance(record, dict) or any(not isinstance(record.get(k), t) for k, t in types.items()):
-        raise UsageError(
-            f"{path}: a profile has a name, a source and prices. "
-            'Write {"name": …, "source": …, "pj": {"float32 add": 0.9, …}}.'
-        )
-    for operation, price in record["pj"].items():
-        if operation not in OPERATIONS:
-            raise unknown(f"operation in {path}", operation, OPERATIONS)
-        if type(price) not in (int, float) or not 0 <= price < math.inf:
-            raise UsageError(
-                f"{path}: the price of {operation!r} must be a number of at least 0, in picojoule."
-            )
-    if not record["pj"].get("float32 multiply-add"):
-        raise UsageError(
-            f"{path}: every ratio is relative to 'float32 multiply-add'. Give its price, above 0."
-        )
-    return Profile(**{name: record[name] for name in types})
+    bundled = FOLDER / f"{name}.json"
+    if bundled.is_file():  # this one needs no pydantic
+        return Profile(**json.loads(bundled.read_text(encoding="utf-8")))
+    if Path(name).suffix != ".json":
+        raise unknown("hardware profile", name, names())
+    remedy = 'Write {"name": …, "source": …, "pj": {"float32 multiply-add": 4.6, …}}.'
+    return read(Profile, Path(name), remedy, UsageError)

@@ -56,7 +56,7 @@ def atomic_files(path: Path) -> Iterator[Path]:
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
     refuse_existing(path)
-    with _explained(path), _unfinished(path, folder=True) as partial:
+    with _explained(path), _unfinished(path) as partial:
         yield partial
 
 
@@ -70,8 +70,8 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
         if (stream := _stream(path)) is None:
             target = _target(path)
             with _unfinished(target) as partial:
-                partial.write_bytes(data)
-                partial.replace(target)
+                (partial / "file").write_bytes(data)
+                (partial / "file").replace(target)
             return
         for printed in filter(None, (sys.stdout, sys.stderr)):
             printed.flush()  # earlier output comes first
@@ -179,8 +179,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _unfinished(path: Path, folder: bool = False, stay: bool = True) -> Iterator[Path]:
-    """Yield a new file or folder beside `path`, so that the last step is a rename within one file system.
+def _unfinished(path: Path, stay: bool = True) -> Iterator[Path]:
+    """Yield a new folder beside `path`, so that the last step is a rename within one file system.
 
     It is locked while this process lives, so that other processes can tell when it is abandoned.
     """
@@ -190,14 +190,14 @@ def _unfinished(path: Path, folder: bool = False, stay: bool = True) -> Iterator
                 _remove(abandoned, lock)
         while True:
             partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
-            partial.mkdir() if folder else partial.touch(exist_ok=False)
+            partial.mkdir()
             lock = _lock(partial, wait=True)
             if lock is None or partial.exists():  # another process may have cleared it before it was locked
                 break
             os.close(lock)
         try:
             yield partial
-        finally:  # it is gone if all went well
+        finally:  # a folder that was renamed is gone
             _remove(partial, lock)
 
 
@@ -216,7 +216,7 @@ def _parents(path: Path, stay: bool) -> Iterator[None]:
 
 
 def _lock(partial: Path, wait: bool) -> int | None:
-    """Return an open, locked file or folder; None if another process has it or there are no locks."""
+    """Return an open, locked folder; None if another process has it or there are no locks."""
     try:
         import fcntl
 
@@ -232,7 +232,6 @@ def _lock(partial: Path, wait: bool) -> int | None:
 
 
 def _remove(partial: Path, lock: int | None) -> None:
-    with suppress(OSError):
-        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
     if lock is not None:
         os.close(lock)

@@ -66,8 +66,9 @@ def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str
 
 
 class _Turn(threading.local):
-    """Of a thread that runs one of several forwards: on whose behalf, and the seconds that it waited for others."""
+    """Of a thread that runs one of several forwards: its worker, on whose behalf, and the seconds that it waited for others."""
 
+    worker: Any = None
     family: int | None = None
     waited = 0.0
 

@@ -55,15 +55,11 @@ def parse(
     return result
 
 
-def read(
-    schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError, missing: T | None = None
-) -> T:
-    """Return a JSON file as the type it must have, or `missing`, if given, when there is no file."""
+def read(schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError) -> T:
+    """Return a JSON file as the type it must have."""
     try:
         text = file.read_bytes()
     except FileNotFoundError as absent:
-        if missing is not None:
-            return missing
         raise error(f"{file}: no such file. {remedy}") from absent
     except OSError as refused:
         raise error(f"{file}: the file cannot be read ({refused.strerror}). {remedy}") from refused

@@ -62,7 +62,7 @@ class ScaleObjective:
         set_scale_(self.snn, scale)
         score, column = self.objective.score(self.items), self.energy
         # some columns have parts that must be whole
-        ledger = Ledger(every=EVERY if column is None or column_of(column).sampled else 1)
+        ledger = Ledger(every=EVERY if column is None or not column_of(column).strict_of else 1)
         ledgers = iter(() if self.energy is None else (ledger,))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
 

@@ -17,9 +17,7 @@ from torch import nn
 from onespike.errors import UsageError, first_line
 from onespike.runtime.forward import TURN, family
 from onespike.runtime.offload.stored import Unit
-from onespike.runtime.offload.way_back import HERE, Call, followed
-
-_here = threading.local()
+from onespike.runtime.offload.way_back import Call, followed
 
 
 class _Stopped(BaseException):
@@ -37,6 +35,8 @@ class Worker:
         self.at: Call | None = None
         self.without_gradients: tuple[Call, list[int]] | None = None
         self.passed = 0
+        self.again = False
+        """Whether it computes a block again, on the way back."""
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
         self.family = family()
         self.modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -44,7 +44,7 @@ class Worker:
 
     def _run(self) -> None:
         self.go.acquire()
-        _here.worker, TURN.family = self, self.family
+        TURN.worker, TURN.family = self, self.family
         grad, inference = self.modes
         # the way back waits at blocks, too, so it must not run in a thread that others need
         alone = torch.autograd.set_multithreading_enabled(False)
@@ -93,10 +93,10 @@ def _explained(error: BaseException) -> BaseException:
 
 def arrive(unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
     """Hook: the weights are there when the forward of a unit begins."""
-    worker: Worker | None = getattr(_here, "worker", None)
+    worker: Worker | None = TURN.worker
     if worker is not None:
         worker.wait_at(call := Call(unit, module, args, kwargs))
-        if torch.is_grad_enabled() and not HERE.again:
+        if torch.is_grad_enabled() and not worker.again:
             worker.without_gradients = call, call.versions()
             torch.set_grad_enabled(False)
     elif not unit.held:
@@ -105,7 +105,7 @@ def arrive(unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
 
 def leave(unit: Unit, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """Hook: the forward of a unit has ended, or failed."""
-    worker: Worker | None = getattr(_here, "worker", None)
+    worker: Worker | None = TURN.worker
     if worker is None and not unit.held:
         unit.free([module])
     if worker is None or worker.without_gradients is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +10,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.errors import UsageError
+from onespike.runtime.forward import TURN
 from onespike.runtime.offload.stored import Unit
 
 PLAIN = (Tensor, bool, int, float, str, type(None))
 """What a block may return where gradients are wanted, in tuples, lists and mappings."""
 REMEDY = "Leave out the passes that need them, or take another device map."
-
-
-class _Here(threading.local):
-    again = False
-
-
-HERE = _Here()
-"""Whether this thread computes a block again."""
 
 
 @dataclass
@@ -84,12 +76,12 @@ class _Again(torch.autograd.Function):
         call = ctx.call
         copies = {id(x): x.detach().requires_grad_(x.requires_grad) for x in ctx.entered}
         args, kwargs = tree_map_only(Tensor, lambda x: copies[id(x)], (call.args, call.kwargs))
-        HERE.again = True
+        TURN.worker.again = True
         try:
             with torch.enable_grad():
                 output = _real(call.module(*args, **kwargs))
         finally:
-            HERE.again = False
+            TURN.worker.again = False
         pairs = zip(output, gradients, strict=True)
         reached = [(x, gradient) for x, gradient in pairs if gradient is not None and x.requires_grad]
         if reached:
