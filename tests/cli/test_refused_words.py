@@ -289,7 +289,10 @@ def test_annotations_and_images_of_a_detector(refused, coco, tmp_path):
     record = json.loads((coco / "instances.json").read_text())
     empty = tmp_path / "empty.json"
     empty.write_text(json.dumps({**record, "annotations": []}))
-    refused(f"{DETECT} --annotations {empty}", f"{empty}: its list 'annotations' is empty…")
+    refused(
+        f"{DETECT} --annotations {empty}",
+        f"{empty}: the file is damaged (at annotations: list should have at least 1 item…",
+    )
     images = shutil.copytree(coco / "images", tmp_path / "images")
     words = f"evaluate {{detector_run}} --data {images} --annotations {coco / 'instances.json'}"
     whole = (images / "2.png").read_bytes()

@@ -17,7 +17,7 @@ from onespike.tasks.intervals import (
     ratio_error,
     span,
 )
-from onespike.tasks.perplexity import Perplexity, WindowPerplexity
+from onespike.tasks.perplexity import Perplexity, window_perplexity
 from onespike.tasks.text import Window
 
 DRAWS = 400
@@ -69,7 +69,7 @@ def test_perplexity_and_its_difference():
     windows = {n: Window(ids, 0, None, None) for n, ids in enumerate(every)}
     targets = torch.stack([window.targets for window in windows.values()])[..., None]
     for _ in range(DRAWS // 4):
-        metric, alone, numbers = Perplexity(windows), WindowPerplexity(windows), torch.arange(30)
+        metric, alone, numbers = Perplexity(windows), window_perplexity(windows), torch.arange(30)
         sure = 2 + torch.randn(30, 1, generator=generator)  # logit of the right token; the others have 0
         less = sure - 0.5 + 0.1 * torch.randn(30, 1, generator=generator)
         ann, snn = (

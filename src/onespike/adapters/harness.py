@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from torch import nn
 
 from onespike.adapters.base import LoadedModel, require
 from onespike.errors import DataError, UsageError, first_line
+from onespike.tasks.intervals import mean_error
 
 
 @dataclass(frozen=True)
@@ -95,17 +94,8 @@ def _compared(name: str, ann: dict[str, Any], snn: dict[str, Any]) -> list[Compa
             for part in (ann, snn)
         )
         pairs = [(value, second.get(question)) for question, value in first.items()]
+        counted = all(isinstance(v, (int, float)) for pair in pairs for v in pair)
+        error = mean_error([float(b - a) for a, b in pairs]) if counted else None
         other = float(snn["results"][name][key])
-        rows.append(Compared(name, metric, float(value), other, len(pairs), _paired_error(pairs)))
+        rows.append(Compared(name, metric, float(value), other, len(pairs), error))
     return rows
-
-
-def _paired_error(pairs: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the standard error of the mean difference.
-
-    >>> round(_paired_error([(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)]), 3)
-    0.25
-    """
-    if len(pairs) < 2 or not all(isinstance(v, (int, float)) for pair in pairs for v in pair):
-        return None
-    return statistics.stdev(float(b - a) for a, b in pairs) / math.sqrt(len(pairs))

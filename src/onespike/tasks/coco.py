@@ -48,9 +48,6 @@ def read_coco(file: Path | str) -> Coco:
     except OSError as error:
         raise DataError(f"{file}: the file cannot be read ({error.strerror}). {INSTANCES}") from error
     record = parse(Instances, text, file, INSTANCES, DataError, partial(place_of, text))
-    for key, entries in record.items():
-        if not entries:
-            raise DataError(f"{file}: its list {key!r} is empty. Give a file with annotated objects.")
     for kind, entry, name, wrong in problems(record):
         value = repr(entry[name])
         value = value if len(value) < 60 else f"{value[:60]}…"

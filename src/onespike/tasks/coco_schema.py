@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,23 +13,24 @@ from typing_extensions import TypedDict  # typing's version is not enough for py
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
+Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]  # NUL is in no name of a file
 OUTLINE = 10**7
 """The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
-NAME = re.compile(r"[^\0\ud800-\udfff]+")
-"""What a file system and a record can hold: no NUL, and no half of a character."""
+COMPRESSED = re.compile("[P-o]{0,11}[0-O]")
+"""A number in compressed run lengths: five bits per character, and whether more follow."""
 KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
 
 
 class Image(TypedDict):
     id: Number
-    file_name: str
+    file_name: Name
     width: Side
     height: Side
 
 
 class Category(TypedDict):
     id: Number
-    name: str
+    name: Name
 
 
 class RunLengths(TypedDict):
@@ -45,40 +45,35 @@ class Annotation(TypedDict):
     bbox: Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
     area: Annotated[FiniteFloat, Field(ge=0)]
     iscrowd: NotRequired[Annotated[int, Field(ge=0, le=1)]]
-    segmentation: NotRequired[RunLengths | list[list[float]] | None]
+    segmentation: NotRequired[RunLengths | list[list[FiniteFloat]] | None]
 
 
 class Instances(TypedDict):
-    images: list[Image]
-    annotations: list[Annotation]
-    categories: list[Category]
+    images: Annotated[list[Image], Field(min_length=1)]
+    annotations: Annotated[list[Annotation], Field(min_length=1)]
+    categories: Annotated[list[Category], Field(min_length=1)]
 
 
-def problems(record: Instances) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
-    """Yield every inconsistency: the kind of an entry, the entry, its field, and what is wrong with it."""
-    entries: dict[str, dict[int, Any]] = {kind: {} for kind in KINDS.values()}
-    for key, kind in KINDS.items():
-        for entry in record[key]:  # type: ignore[literal-required]
-            if entries[kind].setdefault(entry["id"], entry) is not entry:
-                yield kind, entry, "id", "which another one has too"
-    for image in record["images"]:
-        if not NAME.fullmatch(image["file_name"]):
-            yield "image", image, "file_name", "which no file can have"
-    names: set[str] = set()
-    for category in record["categories"]:
-        if not NAME.fullmatch(category["name"]) or category["name"] in names:
-            yield "category", category, "name", "which is empty, unprintable or there twice"
-        names.add(category["name"])
+def problems(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
+    """Yield inconsistencies, up to the first: the kind of an entry, the entry, its field, and what is wrong with it."""
+    for key, field in (*((key, "id") for key in KINDS), ("categories", "name")):
+        values = set()
+        for entry in record[key]:
+            if entry[field] in values:
+                yield KINDS[key], entry, field, "which another one has too"
+            values.add(entry[field])
+    images = {image["id"]: image for image in record["images"]}
+    categories = {category["id"] for category in record["categories"]}
     for annotation in record["annotations"]:
-        for kind in ("image", "category"):
-            if annotation[f"{kind}_id"] not in entries[kind]:  # type: ignore[literal-required]
-                yield "annotation", annotation, f"{kind}_id", "which the file does not list"
-        image = entries["image"].get(annotation["image_id"], {"width": 1, "height": 1})
+        for field, ids in (("image_id", images), ("category_id", categories)):
+            if annotation[field] not in ids:
+                yield "annotation", annotation, field, "which the file does not list"
+        image = images[annotation["image_id"]]
         for field, wrong in _shapes(annotation, image["width"], image["height"]):
             yield "annotation", annotation, field, wrong
 
 
-def _shapes(annotation: Annotation, width: int, height: int) -> Iterator[tuple[str, str]]:
+def _shapes(annotation: Mapping[str, Any], width: int, height: int) -> Iterator[tuple[str, str]]:
     (x, y, *sides), image = annotation["bbox"], f"the image of {width}×{height}"
     if min(sides) < 0:
         yield "bbox", "not x, y, width and height, with no negative side"
@@ -86,14 +81,18 @@ def _shapes(annotation: Annotation, width: int, height: int) -> Iterator[tuple[s
         yield "bbox", f"far outside {image}"
     shape = annotation.get("segmentation")
     if isinstance(shape, dict):
-        if wrong := _run_lengths(shape, width, height):
-            yield "segmentation", wrong
+        counts = shape["counts"]
+        counts = decompressed(counts) if isinstance(counts, str) else counts
+        if shape["size"] != [height, width]:
+            yield "segmentation", f"for a size of {shape['size']}, and the image has {[height, width]}"
+        elif min(counts, default=0) < 0 or sum(counts) != width * height:
+            yield "segmentation", f"run lengths that are damaged or do not add up to {width}·{height} pixels"
         return
     for polygon in shape if shape and any(shape) else ():  # some programs write [[]] for none
         if len(polygon) < 6 or len(polygon) % 2:
             yield "segmentation", f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
-        elif not all(map(math.isfinite, polygon)) or not _near(polygon, width, height):
-            yield "segmentation", f"a polygon that is not finite, or far outside {image}"
+        elif not _near(polygon, width, height):
+            yield "segmentation", f"a polygon far outside {image}"
         elif len(polygon) * (width + height) > OUTLINE and _outline(polygon) > OUTLINE:
             yield "segmentation", f"a polygon whose outline is longer than {OUTLINE} pixels"
 
@@ -109,47 +108,21 @@ def _outline(polygon: Sequence[float]) -> float:
     return sum(max(abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in pairwise([*points, points[0]]))
 
 
-def _run_lengths(mask: RunLengths, width: int, height: int) -> str | None:
-    """Return what is wrong with run lengths."""
-    if mask["size"] != [height, width]:
-        return f"run lengths for a size of {mask['size']}, and the image has {[height, width]}"
-    try:
-        counts = decompressed(mask["counts"]) if isinstance(mask["counts"], str) else mask["counts"]
-    except ValueError as error:
-        return f"compressed run lengths {error}"
-    if min(counts, default=0) < 0 or sum(counts) != width * height:
-        return f"run lengths that are negative or do not add up to {width}·{height} pixels"
-    return None
-
-
 def decompressed(text: str) -> list[int]:
-    """Return the run lengths in COCO's compressed string.
+    """Return the run lengths in COCO's compressed string; none if it is damaged.
 
-    Each character holds five bits of a number and whether more follow. From the fourth number on, the difference to the
-    last but one is stored.
+    From the fourth number on, the difference to the last but one is stored.
 
-    >>> decompressed("52203")
-    [5, 2, 2, 2, 5]
+    >>> decompressed("52203"), decompressed("52203P")
+    ([5, 2, 2, 2, 5], [])
     """
     counts: list[int] = []
-    value = shift = 0
-    for character in text:
-        group = ord(character) - 48
-        if not 0 <= group < 64:
-            raise ValueError(f"with the character {character!r}")
-        value |= (group & 31) << shift
-        shift += 5
-        if shift > 60:
-            raise ValueError("with a number that does not end")
-        if group & 32:
-            continue
-        if group & 16:
-            value -= 1 << shift
+    for number in COMPRESSED.findall(text):
+        bits = [ord(character) - 48 for character in number]
+        value = sum((part & 31) << 5 * place for place, part in enumerate(bits))
+        value -= (bits[-1] >> 4) << 5 * len(bits)  # the highest bit is the sign
         counts.append(value + counts[-2] if len(counts) > 2 else value)
-        value = shift = 0
-    if shift:
-        raise ValueError("that end in the middle of a number")
-    return counts
+    return counts if re.fullmatch(f"(?:{COMPRESSED.pattern})*", text) else []
 
 
 def place_of(text: bytes, location: Sequence[int | str]) -> str:
@@ -158,15 +131,12 @@ def place_of(text: bytes, location: Sequence[int | str]) -> str:
     >>> place_of(b'{"annotations": [{"id": 7, "bbox": [null]}]}', ("annotations", 0, "bbox", 0))
     'annotation 7, bbox.0'
     """
-    here, entry, parts = json.loads(text), "", list[str]()
-    for depth, part in enumerate(location):
-        try:
-            here = here[part]
-        except (LookupError, TypeError):
-            # a missing field comes last; otherwise it is the schema's name for one of several forms
-            if depth + 1 < len(location) or not isinstance(here, dict):
-                continue
-        parts.append(str(part))
-        if depth == 1 and isinstance(here, dict) and "id" in here:
-            entry, parts = f"{KINDS.get(parts[0], parts[0])} {here['id']}", []
-    return ", ".join(filter(None, (entry, ".".join(parts))))
+    # what is no field and no place is the schema's name for one of several forms
+    parts = [
+        str(part) for part in location if isinstance(part, int) or (part.isidentifier() and part.islower())
+    ]
+    try:
+        entry = json.loads(text)[location[0]][location[1]]
+        return f"{KINDS[parts[0]]} {entry['id']}, {'.'.join(parts[2:])}"
+    except (LookupError, TypeError):
+        return ".".join(parts)

@@ -13,7 +13,15 @@ from torch import Generator, Tensor
 from onespike.errors import DataError
 from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, certain, correlation_interval, interval, share_interval, span
+from onespike.tasks.intervals import (
+    beside,
+    certain,
+    correlation_interval,
+    interval,
+    mean_error,
+    share_interval,
+    span,
+)
 from onespike.tasks.scores import NETWORKS, Mean
 from onespike.tasks.summaries import Summary, Table
 from onespike.tasks.text import documents
@@ -93,7 +101,7 @@ class Similarity:
         ranked = {key: spearman(*values) for key, values in compared.items()}
         intervals = {k: None if v is None else correlation_interval(v, len(pairs)) for k, v in ranked.items()}
         mean, nearest = float(cosine.mean()), _retrieval(ann, snn)
-        error = float(cosine.std() / len(cosine) ** 0.5) if len(cosine) > 1 else None
+        error = mean_error(cosine.tolist())
         intervals["cosine"] = interval(mean, error)
         intervals["retrieval"] = None if nearest is None else share_interval(nearest, len(order))
         return {
@@ -139,9 +147,8 @@ def spearman(a: Sequence[float] | Tensor, b: Sequence[float] | Tensor) -> float 
         exact = torch.as_tensor(values, dtype=torch.float64)
         _, places, counts = exact.unique(return_inverse=True, return_counts=True)
         rows.append((counts.cumsum(0) - (counts - 1) / 2).double()[places])
-    ranks = torch.stack(rows) - torch.stack(rows).mean(1, keepdim=True)
-    norms = ranks.square().sum(1).sqrt()
-    return None if not bool((norms > 0).all()) else round(float(ranks.prod(0).sum() / norms.prod()), 12)
+    ranks = torch.stack(rows)
+    return None if (ranks == ranks[:, :1]).all(1).any() else round(float(ranks.corrcoef()[0, 1]), 12)
 
 
 @task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,15 @@ def correlation_interval(value: float, pairs: int) -> Bounds | None:
         return None
     reach = NORMAL * 1.03 / math.sqrt(pairs - 3)  # ranks vary by 6 % more than values
     return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)
+
+
+def mean_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of the mean of independent values; None for one.
+
+    >>> round(mean_error([1.0, 3.0, 2.0, 2.0]), 3)
+    0.408
+    """
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:

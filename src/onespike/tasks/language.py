@@ -15,7 +15,7 @@ from onespike.errors import UsageError
 from onespike.tasks.base import Metric, Objective, Task, refusals, task
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import beside, change, span
-from onespike.tasks.perplexity import Perplexity, WindowPerplexity, scores_of
+from onespike.tasks.perplexity import Perplexity, scores_of, window_perplexity
 from onespike.tasks.scores import NETWORKS, Mean, relative_entropy
 from onespike.tasks.summaries import Summary, Table, decimal
 from onespike.tasks.text import Tokenizer, pack
@@ -62,7 +62,7 @@ class Language(Task):
     aims: ClassVar[Mapping[str, Objective]] = {
         # Not the default of a search: by chance it may fall below the original's.
         "perplexity": Objective(
-            scored_by[0][0], lambda items: WindowPerplexity(items.contents), maximize=False, labeled=True
+            scored_by[0][0], lambda items: window_perplexity(items.contents), maximize=False, labeled=True
         ),
         "agreement": Objective(compared_by[0], lambda items: Mean(_agreeing), compares=True),
     }

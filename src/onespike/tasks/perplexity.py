@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.intervals import Bounds, certain, interval, ratio_error
-from onespike.tasks.scores import NETWORKS, refuse_nan, relative_entropy
+from onespike.tasks.intervals import Bounds, certain, interval, mean_error, ratio_error
+from onespike.tasks.scores import NETWORKS, Mean, refuse_nan, relative_entropy
 from onespike.tasks.text import Window
 
 POSITIONS = 256
@@ -36,6 +37,11 @@ def predicted(scores: Tensor, window: Window) -> Tensor:
     return torch.cat(
         [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
     ).cpu()
+
+
+def surprise(logs: Tensor, window: Window) -> Tensor:
+    """Return the mean −log p of every token of a window but the first."""
+    return -logs[: len(window.ids) - 1].mean()
 
 
 class Perplexity:
@@ -72,7 +78,9 @@ class Perplexity:
         ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
         difference = error = None
         if ann is not None and snn is not None:
-            difference, error = snn - ann, _paired_error(ann, snn, *means.values())
+            pairs = zip(*means.values(), strict=True)
+            # to first order, paired window by window
+            difference, error = snn - ann, mean_error([snn * after - ann * before for before, after in pairs])
         unlike, same, positions = map(self._column, ("unlike", "same", "positions"))
         kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
         intervals = {
@@ -98,7 +106,7 @@ class Perplexity:
         if None not in self._column("words"):  # the text is known
             words, sizes = sum(self._column("words")), sum(self._column("bytes"))
         return {
-            "perplexity": _exp(_mean(self._column(f"{name} mean"))),
+            "perplexity": _exp(fmean(self._column(f"{name} mean"))),
             "word_perplexity": _exp(every / words) if words else None,
             "bits_per_byte": every / sizes / math.log(2) if sizes else None,
         }
@@ -111,39 +119,16 @@ def _row(window: Window, ann: Tensor, snn: Tensor) -> dict[str, Any]:
     for name, scores in (("ann", ann), ("snn", snn)):
         logs = predicted(scores, window)
         refuse_nan(logs, name, "this text")
-        row[f"{name} mean"], row[f"{name} sum"] = (
-            -float(logs[: len(window.ids) - 1].mean()),
-            -float(logs.sum()),
-        )
+        row[f"{name} mean"], row[f"{name} sum"] = float(surprise(logs, window)), -float(logs.sum())
     for first, second in zip(ann.split(POSITIONS), snn.split(POSITIONS), strict=True):
         row["unlike"] += float(relative_entropy(first.float(), second.float()).double().sum())
         row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
     return row
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
-    """Of the means over windows, which are the same for both."""
-    means = _mean(first), _mean(second)
-    moments = ((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
-    return math.fsum(moments) / len(first) / (len(first) - 1)
-
-
-def _paired_error(ann: float, snn: float, first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The standard error of the difference in perplexity, paired window by window, to first order."""
-    if len(first) < 2:
-        return None
-    separate = snn**2 * _covariance(second, second) + ann**2 * _covariance(first, first)
-    return math.sqrt(max(separate - 2 * ann * snn * _covariance(first, second), 0.0))
-
-
 def exp_interval(means: Sequence[float]) -> Bounds | None:
     """Return the interval of perplexity: a mean of logarithms and its error, both taken through exp."""
-    error = math.sqrt(_covariance(means, means)) if len(means) > 1 else None
-    low, high = map(_exp, interval(_mean(means), error) or (math.inf, math.inf))
+    low, high = map(_exp, interval(fmean(means), mean_error(means)) or (math.inf, math.inf))
     return None if low is None or high is None else (low, high)
 
 
@@ -152,17 +137,11 @@ def _exp(value: float) -> float | None:
     return math.exp(value) if value < 700 else None
 
 
-class WindowPerplexity:
-    """The perplexity per token of one network, for searches."""
+def window_perplexity(windows: Mapping[int, Window]) -> Mean:
+    """Return the perplexity per token of one network, for searches."""
 
-    def __init__(self, windows: Mapping[int, Window]) -> None:
-        self.windows = windows
-        self.means: list[float] = []
+    def surprises(expected: Any, actual: Any, labels: Tensor) -> Tensor:
+        pairs = zip(scores_of(actual).detach(), labels.tolist(), strict=True)
+        return torch.stack([surprise(predicted(s, windows[n]), windows[n]) for s, n in pairs])
 
-    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
-        for scores, number in zip(scores_of(actual).detach(), labels.tolist(), strict=True):
-            window = self.windows[number]
-            self.means.append(-float(predicted(scores, window)[: len(window.ids) - 1].mean()))
-
-    def value(self) -> float:
-        return math.exp(min(_mean(self.means), 700.0))
+    return Mean(surprises, lambda mean: math.exp(min(mean, 700.0)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onespike.errors import DataError, LoadError
 from onespike.tasks.coco import Coco
-from onespike.tasks.intervals import Bounds, certain, interval, ratio_error
+from onespike.tasks.intervals import Bounds, certain, interval, mean_error
 from onespike.tasks.scores import NETWORKS
 
 DRAWS = 100
@@ -209,8 +209,7 @@ class AveragePrecision:
             }
         if self.unlike:
             record["kl"] = math.fsum(self.unlike) / len(self.unlike)
-            error = ratio_error(self.unlike, [1.0] * len(self.unlike))
-            bounds["kl"] = interval(record["kl"], error, least=0.0)
+            bounds["kl"] = interval(record["kl"], mean_error(self.unlike), least=0.0)
         record["intervals"], images = certain(bounds), set(self.images)
         record["objects"] = sum(a["image_id"] in images for a in self.coco.record["annotations"])
         record["results"] = {network: len(results) for network, results in self.predictions.items()}

@@ -38,9 +38,13 @@ def relative_entropy(expected: Tensor, actual: Tensor) -> Tensor:
 
 @dataclass
 class Mean:
-    """A score that is a mean over inputs: `values_of` (expected, actual, labels) gives one value per input, or their sum."""
+    """A score that is a mean over inputs: `values_of` (expected, actual, labels) gives one value per input, or their sum.
+
+    `of_mean` turns the mean into the score.
+    """
 
     values_of: Callable[[Any, Any, Any], Tensor]
+    of_mean: Callable[[float], float] = float
     total: float = 0.0
     inputs: int = 0
 
@@ -49,4 +53,4 @@ class Mean:
         self.inputs += size
 
     def value(self) -> float:
-        return self.total / self.inputs
+        return self.of_mean(self.total / self.inputs)
