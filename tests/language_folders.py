@@ -9,29 +9,9 @@ from typing import Any
 import torch
 
 WORDS = [
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "once",
-    "upon",
-    "the",
-    "time",
-    "there",
-    "was",
-    "cat",
-    "dog",
-    "sat",
-    "on",
-    "mat",
-    "ran",
-    "red",
-    "blue",
-    "ball",
-    ".",
-    ",",
-]
+    "a", "b", "c", "d", "e", "once", "upon", "the", "time", "there", "was", "cat", "dog", "sat", "on", "mat", "ran", "red",
+    "blue", "ball", ".", ",",
+]  # fmt: skip
 
 
 def sentence(seed: int, words: int) -> str:

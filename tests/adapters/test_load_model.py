@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -104,13 +103,6 @@ def test_timm_from_a_checkpoint(tmp_path):
         torch.testing.assert_close(eager.model(x), reference(x))
 
 
-def test_timm_preprocessing_in_one_line():
-    loaded = load_model("timm:vit_tiny_patch16_224", random_weights=True)
-    words = "resize 248 bicubic, center crop 224, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
-    assert (loaded.reading.preprocessing, loaded.weights) == (words, "random")
-    assert loaded.task.class_names[3].startswith("tiger shark")
-
-
 def test_torchvision_from_a_checkpoint(tmp_path):
     from torchvision.models import resnet18
 
@@ -129,20 +121,13 @@ def test_torchvision_from_a_checkpoint(tmp_path):
         assert torch.equal(loaded.model(x), reference(x))
 
 
-def test_a_network_with_both_kinds_of_attention_is_fused_throughout():
+def test_timm_preprocessing_in_one_line_and_both_kinds_of_attention_fused_throughout():
+    plain = load_model("timm:vit_tiny_patch16_224", random_weights=True)
+    words = "resize 248 bicubic, center crop 224, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
+    assert (plain.reading.preprocessing, plain.weights) == (words, "random")
+    assert plain.task.class_names[3].startswith("tiger shark")
     loaded = load_model("timm:xcit_nano_12_p16_224", random_weights=True)
     kinds = {m.fused_attn for m in loaded.model.modules() if hasattr(m, "fused_attn")}
     assert (loaded.attention, kinds) == ("sdpa", {True})
     eager = load_model("timm:xcit_nano_12_p16_224", random_weights=True, attention="eager")
     assert eager.attention == "eager"
-
-
-def test_the_real_vit_tiny(assets: Path):
-    from onespike.tasks import list_images, read_image
-
-    loaded = load_model("timm:vit_tiny_patch16_224", weights=assets / "vit_tiny_patch16_224.safetensors")
-    items = list_images(assets / "imagenet" / "val").items[:8]
-    inputs = torch.stack([loaded.reading.transform(read_image(item)) for item in items])
-    with torch.inference_mode():
-        found = loaded.model(inputs).argmax(1).tolist()
-    assert sum(f == item.label for f, item in zip(found, items, strict=True)) >= 4

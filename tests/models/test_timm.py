@@ -6,11 +6,9 @@ from functools import partial
 from typing import Any
 
 import timm
-import torch
 from families import contract
 
-import onespike
-from contract.conversion_contract import Case, check_folding, distance, images, run
+from contract.conversion_contract import Case, check_folding, images
 
 PATCH, HEAD = ("patch_embed.proj:conv0_input",), ("head:linear0_input",)
 
@@ -62,20 +60,3 @@ ResNet = network(
 class TestResNet(ResNet):
     def test_batchnorm_is_folded(self, case: Case) -> None:
         check_folding(case)
-
-
-def test_fused_and_unfused_attention_have_the_same_sites_and_thresholds():
-    fused, batches = TestViT.build()
-    unfused, _ = TestViT.build()
-    for block in unfused.blocks:
-        block.attn.fused_attn = False
-    ours, theirs = onespike.calibrate(fused, batches), onespike.calibrate(unfused, batches)
-    assert list(ours) == list(theirs)
-    for site, threshold in ours.items():
-        same = theirs[site]
-        assert (threshold.role, threshold.shape, threshold.macs) == (same.role, same.shape, same.macs)
-        torch.testing.assert_close(threshold.positive, same.positive, rtol=1e-3, atol=0)
-        torch.testing.assert_close(threshold.negative, same.negative, rtol=1e-3, atol=0)
-    one, other = onespike.convert(fused, ours), onespike.convert(unfused, ours)
-    assert distance(run(one, batches[0]), run(other, batches[0])) < 0.02
-    assert distance(run(one, batches[0]), run(fused, batches[0])) > 0.02

@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     BertConfig,
-    Dinov2Config,
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
@@ -62,10 +61,6 @@ IMAGES, PADDED = partial(images, 32), partial(tokens, padded=True)
 TestViT, TestViTEager = both(  # query, key and value have a product each
     AutoModelForImageClassification, ViTConfig(**VISION, intermediate_size=48), IMAGES, heads=CLASSIFIER,
     inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=10, softmax=1,
-)  # fmt: skip
-TestDinov2, TestDinov2Eager = both(
-    AutoModelForImageClassification, Dinov2Config(**VISION, mlp_ratio=2), IMAGES, heads=CLASSIFIER,
-    inputs=("dinov2.embeddings.patch_embeddings.projection:conv0_input",), spiking=10, softmax=1,
 )  # fmt: skip
 LABELS = VISION["id2label"]
 BERT = BertConfig(
@@ -132,8 +127,7 @@ def test_weights_in_product_form_are_weights():
 
 
 PAIRS = [
-    (TestViT, TestViTEager), (TestDinov2, TestDinov2Eager), (TestBert, TestBertEager), (TestGPT2, TestGPT2Eager),
-    (TestLlama, TestLlamaEager),
+    (TestViT, TestViTEager), (TestBert, TestBertEager), (TestGPT2, TestGPT2Eager), (TestLlama, TestLlamaEager),
 ]  # fmt: skip
 
 

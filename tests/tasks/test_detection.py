@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
-from onespike.tasks import AveragePrecision, average_precision, category_ids, list_coco, read_coco, read_image
+from onespike.tasks import AveragePrecision, average_precision, category_ids, list_coco, read_coco
 from onespike.tasks.coco_schema import decompressed
 from onespike.tasks.precision import FIGURES, figures_of, resampled
 
@@ -173,12 +173,6 @@ def test_results_are_checked(coco):
     assert [r["category_id"] for r in metric.predictions["ann"]] == [3]
 
 
-def test_gray_and_cmyk_images_become_rgb(data):
-    items, _ = list_coco(*data)
-    assert [read_image(item).mode for item in items] == ["RGB"] * 3
-    assert [item.label for item in items] == [5, 15, 25]
-
-
 def changed(file: Path, key: str, place: int | None, values) -> Path:
     """The file with new values of one entry, or with another entry or list; `...` removes what stood there."""
     record = json.loads(file.read_text())
@@ -201,19 +195,12 @@ DAMAGE = [
     ("categories", 1, {"name": "cat"}, "category 90 has the name 'cat', which another one has too"),
     ("annotations", 2, {"id": 2**63}, "at annotation 9223372036854775808, id: input should be less than"),
     ("images", 1, {"width": ...}, "at image 15, width: field required"),
-    ("images", 1, {"width": "60"}, "at image 15, width: input should be a valid integer"),
-    ("images", 1, {"height": 0}, "at image 15, height: input should be greater than or equal to 1"),
     ("images", 1, {"file_name": "a\0"}, "at image 15, file_name: string should match pattern"),
     ("annotations", 2, 5, "at annotations.2: input should be"),
-    ("annotations", 2, {"image_id": [5]}, "at annotation 3, image_id: input should be a valid"),
-    ("annotations", 2, {"bbox": None}, "at annotation 3, bbox: input should be a valid"),
-    ("annotations", 2, {"bbox": [1, 2, 3]}, "at annotation 3, bbox: list should have at least 4 items"),
     ("annotations", 2, {"bbox": [1, 2, -3, 4]}, "annotation 3 has the bbox .* no negative side"),
     ("annotations", 2, {"bbox": [1, 2, 1e9, 4]}, "the bbox .* far outside the image of 60×40"),
     ("annotations", 2, {"bbox": [math.nan] * 4}, "at annotation 3, bbox.0: input should be a finite number"),
-    ("annotations", 2, {"area": "large"}, "at annotation 3, area: input should be a valid"),
     ("annotations", 2, {"area": -1}, "at annotation 3, area: input should be greater than or equal to 0"),
-    ("annotations", 2, {"iscrowd": -1}, "at annotation 3, iscrowd: input should be greater than"),
     ("images", 1, {"file_name": "gone.jpg"}, "gone.jpg: the file of image id 15 is missing"),
     ("images", 1, {"width": 61}, "image id 15 is 60×40, and .* says 61×40"),
 ]
@@ -222,7 +209,6 @@ DAMAGE = [
 PIXELS = 40 * 60
 SHAPES = [
     ([[1, 2, 3, 4, 5]], "a polygon of 5 numbers, not x and y of three points"),
-    ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
     ([[1, 2, 3, 4, 5, 6], []], "a polygon of 0 numbers"),
     ([[0, 0, 1e9, 0, 1e9, 1e9]], "far outside the image of 60×40"),
     ([[0, 0, math.inf, 0, 5, 5]], "0.2: input should be a finite number"),
@@ -236,9 +222,6 @@ SHAPES = [
     ({"size": [40, 60], "counts": "P"}, "damaged or"),
     ({"size": [40, 60], "counts": "o" * 30}, "damaged or"),
     ({"size": [40, 60]}, "counts: field required"),
-    ({"size": ["40", 60], "counts": [PIXELS]}, "size.0: input should be a valid integer"),
-    ({"size": [40, 60], "counts": [1.5, 2398.5]}, "counts.0: input should be a valid integer"),
-    ([[1, 2, 3, 4, 5, "6"]], "0.5: input should be a valid number"),
     (5, "input should be a"),
 ]
 """Segmentations, which C code must not see, and the message."""
@@ -305,15 +288,6 @@ def test_bad_files_are_named(data, tmp_path):
     (folder / "1.jpg").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"1\.jpg: image id 15 cannot be read \(it is no BMP, GIF,"):
         list_coco(folder, file)
-
-
-def test_a_truncated_image_is_named_when_it_is_read(data):
-    folder, file = data
-    items, _ = list_coco(folder, file)
-    whole = (folder / "2.jpg").read_bytes()
-    (folder / "2.jpg").write_bytes(whole[: len(whole) // 2 + 150])
-    with pytest.raises(DataError, match=r"2\.jpg: image id 25 cannot be read"):
-        read_image(items[2])
 
 
 def test_class_numbers_without_a_match_are_refused():

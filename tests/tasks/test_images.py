@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 import threading
@@ -17,7 +15,7 @@ from PIL import Image, features
 
 from onespike.errors import DataError, UsageError
 from onespike.tasks import Item, Items, batches, limit, list_images, read_image
-from onespike.tasks.images import BUNDLED, SUFFIXES
+from onespike.tasks.images import SUFFIXES
 
 
 def put(path: Path, color="teal", size=(8, 6), mode="RGB") -> Path:
@@ -308,14 +306,3 @@ def test_the_bundled_images():
     assert len({*test.names, *calibration.names}) == 1256
     assert len({read_image(i).tobytes() for i in (*test, *calibration)}) == 1256
     assert read_image(test[5]).size == (32, 32)
-
-
-@pytest.mark.parametrize("name", ["cifar10_test", "cifar10_calibration"])
-def test_the_bundled_files_are_those_that_were_recorded(name):
-    record = json.loads((BUNDLED / f"{name}.json").read_text())
-    data = (BUNDLED / f"{name}.png").read_bytes()
-    assert hashlib.sha256(data).hexdigest() == record["sha256"]
-    with Image.open(BUNDLED / f"{name}.png") as strip:
-        assert strip.size == (1024, len(record["labels"]))
-        assert hashlib.sha256(strip.tobytes()).hexdigest() == record["pixels_sha256"]
-    assert len(data) <= 3e6
