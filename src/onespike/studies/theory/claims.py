@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from onespike.errors import UsageError
-
 Vector = Sequence[Fraction]
 Sides = tuple[Fraction, Fraction]
 
@@ -83,21 +81,8 @@ class Claim:
         return ", ".join(f"{left} {self.relation} {right}" for left, right in sides)
 
 
-def _require(name: str, condition: bool, needed: str, actual: str) -> None:
-    if not condition:
-        raise UsageError(f"{name} needs {needed}, and here {actual}. Choose inputs that meet it.")
-
-
 def _text(values: Vector) -> str:
     return "[" + " ".join(str(v) for v in values) + "]"
-
-
-def _check_drive(name: str, x: Vector, threshold: Fraction, initial: Fraction) -> None:
-    """Check the condition of Theorem 1. The paper also allows v(0) = θ, and from there x ≡ θ keeps v(T) = θ."""
-    _require(name, len(x) > 0, "T ≥ 1", "there are no inputs")
-    _require(name, threshold > 0, "θ > 0", f"θ = {threshold}")
-    _require(name, all(0 <= v <= threshold for v in x), "0 ≤ x(t) ≤ θ", f"x = {_text(x)}, θ = {threshold}")
-    _require(name, 0 <= initial < threshold, "0 ≤ v(0) < θ", f"v(0) = {initial}, θ = {threshold}")
 
 
 def equation_5(x: Vector, threshold: Fraction, initial: Fraction) -> Claim:
@@ -106,33 +91,26 @@ def equation_5(x: Vector, threshold: Fraction, initial: Fraction) -> Claim:
     >>> equation_5([Fraction(1, 3)] * 4, Fraction(1), Fraction(1, 2)).left
     (Fraction(1, 12),)
     """
-    _require("eq. 5", len(x) > 0, "T ≥ 1", "there are no inputs")
-    _require("eq. 5", threshold > 0, "θ > 0", f"θ = {threshold}")
     neuron = integrate_fire(x, threshold, initial)
     left, right = abs(mean(x) - mean(neuron.outputs)), abs(neuron.membrane - initial) / len(x)
     case = f"x={_text(x)} θ={threshold} v(0)={initial}"
     return Claim("|x̄ − ō| = |v(T) − v(0)|/T", (left,), (right,), case=case)
 
 
-def theorem_1(
-    x: Vector, threshold: Fraction, initial: Fraction, count: int | None = None, *, unchecked: bool = False
-) -> Claim:
+def theorem_1(x: Vector, threshold: Fraction, initial: Fraction, count: int | None = None) -> Claim:
     """ō_IF over T steps = o_M in one, with θ_M = θ/T, v_M(0) = v(0)/T and N = `count` ≥ T (eqs. 17–27).
 
-    N = T, the default, suffices; the paper asks for N ≥ T + 1. `unchecked` skips the conditions, to show what
-    happens to the theorem without them: the paper's v(0) ≤ θ is too weak.
+    It holds for 0 ≤ x(t) ≤ θ and 0 ≤ v(0) < θ. N = T, the default, suffices; the paper asks for N ≥ T + 1. It also
+    allows v(0) = θ, which is too weak: from there x ≡ θ keeps v(T) = θ.
 
     >>> one = Fraction(1)
     >>> theorem_1([one / 3, one, 0 * one], one, one / 2).holds
     True
-    >>> theorem_1([one] * 3, one, initial=one, count=4, unchecked=True).holds
+    >>> theorem_1([one] * 3, one, initial=one, count=4).holds
     False
     """
     timesteps = len(x)
     count = timesteps if count is None else count
-    if not unchecked:
-        _check_drive("theorem 1", x, threshold, initial)
-        _require("theorem 1", count >= timesteps, "N ≥ T", f"N = {count}, T = {timesteps}")
     left = mean(integrate_fire(x, threshold, initial).outputs)
     right = multi_threshold(mean(x) + initial / timesteps, threshold / timesteps, count)
     case = f"x={_text(x)} θ={threshold} v(0)={initial} N={count}"
@@ -140,12 +118,7 @@ def theorem_1(
 
 
 def theorem_2(
-    x: Sequence[Vector],
-    weights: Sequence[Sequence[Vector]],
-    thresholds: Vector,
-    initial: Vector,
-    *,
-    unchecked: bool = False,
+    x: Sequence[Vector], weights: Sequence[Sequence[Vector]], thresholds: Vector, initial: Vector
 ) -> Claim:
     """A network of IF neurons over T steps = the same network of MTNs in one (eqs. 28–33).
 
@@ -158,8 +131,6 @@ def theorem_2(
     True
     """
     timesteps = len(x)
-    if not unchecked:
-        _check_network(x, weights, thresholds, initial)
     many, single = [list(v) for v in x], [mean(column) for column in zip(*x, strict=True)]
     left: list[Fraction] = []
     right: list[Fraction] = []
@@ -175,53 +146,21 @@ def theorem_2(
     return Claim("x̄_IF of every layer = x_M of that layer", tuple(left), tuple(right), case=case)
 
 
-def _check_network(
-    x: Sequence[Vector], weights: Sequence[Sequence[Vector]], thresholds: Vector, initial: Vector
-) -> None:
-    name = "theorem 2"
-    _require(name, len(x) > 0 and len(weights) > 0, "T ≥ 1 and a layer", "one of them is missing")
-    _require(
-        name,
-        len(weights) == len(thresholds) == len(initial),
-        "a threshold and a v(0) for each layer",
-        f"there are {len(weights)} layers, {len(thresholds)} thresholds and {len(initial)} v(0)",
-    )
-    for step in x:
-        _check_drive(name, step, thresholds[0], initial[0])
-    for layer, matrix in enumerate(weights[:-1], 1):
-        gain = thresholds[layer] / thresholds[layer - 1]
-        for row in matrix:
-            _require(name, all(w >= 0 for w in row), "weights ≥ 0", f"layer {layer} has {_text(row)}")
-            total = sum(row, Fraction(0))
-            _require(name, total <= gain, "gains ≤ θ_{l+1}/θ_l", f"layer {layer} has {total} > {gain}")
-        start, threshold = initial[layer], thresholds[layer]
-        _require(name, 0 <= start < threshold, "0 ≤ v(0) < θ", f"v(0) = {start}, θ = {threshold}")
-
-
-def theorem_3(
-    x: Vector, thresholds: Sides, initial: Sides, count: int | None = None, *, unchecked: bool = False
-) -> Claim:
+def theorem_3(x: Vector, thresholds: Sides, initial: Sides, count: int | None = None) -> Claim:
     """|ō_IF − o_M| ≤ (C_v + C_θ)/T for the dual neurons and inputs of either sign and any size (eqs. 34–42).
 
-    For x_M ≥ 0, C_v = |v⁺(T) + v⁻(0) − v⁻(T)| and C_θ = θ⁺; for x_M < 0 the signs are exchanged. The proof
-    assumes that N is "sufficiently large": `count` is that N, and None means just enough.
+    It holds for 0 ≤ v±(0) < θ±. For x_M ≥ 0, C_v = |v⁺(T) + v⁻(0) − v⁻(T)| and C_θ = θ⁺; for x_M < 0 the signs are
+    exchanged. The proof assumes that N is "sufficiently large": `count` is that N, and None means just enough.
 
     >>> one = Fraction(1)
     >>> theorem_3([one / 3, -one / 2, 2 * one], (one, 2 * one), (one / 2, one)).holds
     True
     """
-    name, timesteps = "theorem 3", len(x)
-    _require(name, timesteps > 0, "T ≥ 1", "there are no inputs")
-    _require(name, min(thresholds) > 0, "θ± > 0", f"θ± = {_text(thresholds)}")
-    x_m = mean(x)
+    timesteps, x_m = len(x), mean(x)
     # eq. 38: the sign of x_M chooses the branch, and x_M ≥ 0 takes the positive one
     sign, side, other = (1, 0, 1) if x_m >= 0 else (-1, 1, 0)
-    enough = int((abs(x_m) * timesteps + initial[side]) // thresholds[side])
-    count = enough if count is None else count
-    if not unchecked:
-        within = all(0 <= v < theta for v, theta in zip(initial, thresholds, strict=True))
-        _require(name, within, "0 ≤ v±(0) < θ±", f"v±(0) = {_text(initial)}, θ± = {_text(thresholds)}")
-        _require(name, count >= enough, f"N ≥ {enough}, so that nothing is clipped", f"N = {count}")
+    if count is None:
+        count = int((abs(x_m) * timesteps + initial[side]) // thresholds[side])
     # eqs. 35–37: the positive and the negative part of x run through separate branches
     branches = [
         integrate_fire([max(way * v, Fraction(0)) for v in x], threshold, start)
