@@ -171,7 +171,7 @@ CONTENTS = {
     "list": "[]",
     "empty": seal({}),
     "of another form": seal(
-        {"trials": [3], "best": 1, "objective": [], "images": {}, "energy": 5, "used": 0, "source": 1, "ablations": [{"rows": 1}],
+        {"trials": [3], "best": 1, "objective": [], "images": {}, "energy": 5, "used": 0, "source": 1, "measured": [{"rows": 1}],
          "version": 1, "network": "x", "recipe": 3, "evaluation": []}
     ),
 }  # fmt: skip
@@ -193,10 +193,11 @@ def test_rows_of_an_ablation_that_were_changed_and_sealed_again(cli, run):
     words = f"doctor {run} {DATA} --passes nearest"
     cli(words).good()
     file = run / "ablation" / "ablation.json"
-    ablation = json.loads(file.read_text())["ablations"][0]
+    record = json.loads(file.read_text())
+    first = next(iter(record["measured"]))
     for changed in ({"ann": {}}, {"snn": {"top1": "much"}}, {"kl": "little"}):
-        rows = [ablation["rows"][0] | changed, *ablation["rows"][1:]]
-        file.write_text(seal({"ablations": [ablation | {"rows": rows}]}))
+        measured = record["measured"] | {first: record["measured"][first] | changed}
+        file.write_text(seal(record | {"measured": measured}))
         message = cli(words).message()
         assert message.startswith(f"{file}: ") and message.endswith("Remove it to measure again.")
 

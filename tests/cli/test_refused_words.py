@@ -69,8 +69,8 @@ REFUSED = {
     "--calibrate bundled:cifar10": "unknown bundled images 'bundled:cifar10'. Did you mean 'bundled:cifar10-test' or "
     "'bundled:cifar10-calibration'? Known: bundled:cifar10-calibration, bundled:cifar10-test.",
     "--weights {tmp_path}/w.pth": "{tmp_path}/w.pth: no such checkpoint file. Check the path given to --weights.",
-    "--preprocess mean=0.5": "--preprocess std takes numbers, not ''. Give both: …",
-    "--preprocess crop=much": "--preprocess crop takes numbers, not 'much'. Give --preprocess crop=224.",
+    "--preprocess mean=0.5": "a normalization is three means and three positive deviations…",
+    "--preprocess crop=much": "--preprocess crop takes numbers, not 'much'. Write --preprocess crop=224.",
     "--preprocess blur=1": "unknown preprocessing 'blur'. Known: crop, mean, resize, std.",
     "convert timm:vit_tiny_patch16_242 --weights random --calibrate {images} --out {tmp_path}/run":
         "unknown timm model 'vit_tiny_patch16_242'. …Did you mean 'vit_tiny_patch16_224'…names: onespike list models timm.",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from onespike.runs import NetworkPair
     from onespike.tasks import Items
 
-PREPROCESS = ("resize", "crop", "mean", "std")
+PREPROCESS = {"resize": "256", "crop": "224", "mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
+"""What --preprocess takes, each with an example."""
 
 
 @command(
@@ -91,10 +92,8 @@ def convert_and_show(
     from onespike import runs
     from onespike.cli import show
 
-    processes, work = (
-        processes_of(),
-        out.with_name(f".{out.name}.passes"),
-    )  # an interrupted tuning resumes there
+    processes = processes_of()
+    work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes there
     options |= {"progress": progress, "processes": processes, "work": work}
     options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
     pair = runs.convert_network(loaded, items, recipe, **options)
@@ -114,13 +113,19 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
     from onespike.adapters import renormalized, resized
     from onespike.tasks import check
 
-    stated = {word.partition("=")[0]: word.partition("=")[2] for word in preprocess}
-    for name in stated:
+    stated = dict[str, list[float]]()
+    for word in preprocess:
+        name, _, text = word.partition("=")
         if name not in PREPROCESS:
             raise unknown("preprocessing", name, PREPROCESS)
         check(loaded.task, "normalization")
+        try:
+            stated[name] = [float(part) for part in text.split(",")]
+        except ValueError:
+            example = f"Write {name}={PREPROCESS[name]}."
+            raise UsageError(f"--preprocess {name} takes numbers, not {text!r}. {example}") from None
     if "resize" in stated or "crop" in stated:
-        sides = (int(_numbers(stated, name)[0]) if name in stated else None for name in PREPROCESS[:2])
+        sides = (int(stated[name][0]) if name in stated else None for name in ("resize", "crop"))
         loaded = resized(loaded, *sides)
     elif loaded.reading.doubt:
         warnings.warn(
@@ -130,19 +135,5 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
             stacklevel=1,
         )
     if "mean" in stated or "std" in stated:
-        loaded = renormalized(loaded, *(_numbers(stated, name) for name in PREPROCESS[2:]))
+        loaded = renormalized(loaded, stated.get("mean", ()), stated.get("std", ()))
     return loaded
-
-
-def _numbers(stated: dict[str, str], name: str) -> tuple[float, ...]:
-    """Parse `0.5,0.5,0.5`; mean and deviation are given together."""
-    text = stated.get(name, "")
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        example = (
-            f"Give {name}=224"
-            if name in PREPROCESS[:2]
-            else "Give both: mean=0.5,0.5,0.5 and std=0.5,0.5,0.5"
-        )
-        raise UsageError(f"--preprocess {name} takes numbers, not {text!r}. {example}.") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -61,33 +61,24 @@ def doctor(
     from onespike.studies.ablate import FOLDER, ablate_run
 
     after = ("report", run, *words(data=data, annotations=annotations, limit=limit))
-    if passes is not None:
-        rows = []
-        for row in ablate_run(
-            run,
-            data,
-            annotations=annotations,
-            passes=None if passes == "run" else parse_passes(passes),
-            budget=budget,
-            energy=energy,
-            limit=limit,
-            batch_size=batch_size,
-            device=device,
-            progress=progress,
-        ):
-            output.note(f"{row.what}: " + ", ".join(_cells(row, [])[1:]))
-            rows.append(row)
-        output.figures(json_file, [row.to_dict() for row in rows])
-        _ablated(rows)
-        output.line(f"kept in {run / FOLDER}")
-        return after
-    if budget is not None or energy is not None:
+    if passes is None and (budget is not None or energy is not None):
         raise UsageError("--budget and --energy are of the rows of --passes. Give it, too.")
     images = PROBE_IMAGES if images is None else images
     if images < 2:
         raise UsageError(f"the doctor needs at least 2 images, not {images}. Try --images {PROBE_IMAGES}.")
     pair = runs.load(run, device=device)
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
+    if passes is not None:
+        rows = []
+        chosen = None if passes == "run" else parse_passes(passes)
+        options: Any = {"budget": budget, "energy": energy, "batch_size": batch_size, "progress": progress}
+        for row in ablate_run(run, pair, items, passes=chosen, **options):
+            output.note(f"{row.what}: " + ", ".join(_cells(row, [])[1:]))
+            rows.append(row)
+        output.figures(json_file, [row.to_dict() for row in rows])
+        _ablated(rows)
+        output.line(f"kept in {run / FOLDER}")
+        return after
     if len(items) < 2:
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     taking_part = verify(pair.snn, next(batches_of(items, pair.loaded, PARTICIPATION)))

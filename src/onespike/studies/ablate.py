@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,27 @@ from onespike.errors import DataError
 from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.presets import PRESETS
-from onespike.runs import Inputs, Progress, no_progress
+from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
-from onespike.runtime.atomic import sha256, try_file, write_atomically
-from onespike.runtime.validated import parse, read_sealed, sealed, understood
-from onespike.tasks import Headline
+from onespike.runtime.atomic import sha256, try_file
+from onespike.runtime.validated import parse, understood
+from onespike.studies.finished import REMEDY, Finished
+from onespike.tasks import Headline, Items
 
 FOLDER, RECORD = "ablation", "ablation.json"
-AGAIN = "Remove it to measure again."
 QUICK = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
 """The default passes to ablate: tuning in every row would take hours."""
 
 
 @dataclass(frozen=True)
 class _Figures:
-    what: str
-    passes: tuple[str, ...]
+    """The schema of a row's figures, as far as they are read again."""
+
     ann: dict[str, Any]
     snn: dict[str, Any]
     energy: dict[str, float | None]
     kl: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Ablation:
-    rows: tuple[_Figures, ...]
-
-
-@dataclass(frozen=True)
-class _Record:
-    """The schema of the ablations in a run."""
-
-    ablations: tuple[_Ablation, ...]
 
 
 @dataclass(frozen=True)
@@ -81,15 +70,13 @@ def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
 
 def ablate_run(
     folder: Path,
-    data: str,
+    pair: NetworkPair,
+    items: Items,
     *,
-    annotations: Path | None = None,
     passes: tuple[str, ...] | None = None,
     budget: float | None = None,
     energy: str | None = None,
-    limit: int | None = None,
     batch_size: int = 16,
-    device: str = "cpu",
     progress: Progress = no_progress,
 ) -> Iterator[Row]:
     """Calibrate a run's network again on its images, and measure each choice of passes at the same energy.
@@ -98,10 +85,8 @@ def ablate_run(
     images, or at another energy, are kept beside them. The passes are those of the run by default, or else those of the
     preset `best` without `tune`; the budget is the run's, or the energy of its recipe without passes.
     """
-    pair = runs.load(folder, device=device)
-    items = runs.choose_labeled(pair.loaded, data, annotations, limit)
     if runs.overlap(pair.data, items):
-        raise DataError(f"{data}: calibration has used some of these images. Give other ones.")
+        raise DataError(f"{items.source}: calibration has used some of these images. Give other ones.")
     names = check_passes(passes or pair.recipe.passes or QUICK)
     column = energy or pair.recipe.energy
     check_budget(budget, column)
@@ -109,50 +94,38 @@ def ablate_run(
     check_recipe(recipe.replace(passes=names))
     ratio = budget if budget is not None else pair.recipe.budget
     file = folder / FOLDER / RECORD
+    finished = Finished(file, {})
+    try_file(file)
     identity = {
         "run": sha256(folder / THRESHOLDS),
         "weights": network_digest(pair.ann),
-        "recipe": json.loads(json.dumps(recipe.to_dict())),
+        "recipe": recipe.to_dict(),
         "images": images_digest(items),
         "budget": ratio,
         "energy": column,
     }
-    rows = {tuple(row["passes"]): row for row in _others(file, identity)[1]}
-    try_file(file)
-    start: PassState | None = None
+
+    @cache
+    def start() -> tuple[PassState, PassContext]:
+        inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
+        thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
+        state = PassState(thresholds, recipe)
+        context = PassContext(pair.ann, inputs, ratio, column, progress=progress, task=pair.loaded.task)
+        return state, dataclasses.replace(context, budget=target(state, context))
+
     for what, chosen in choices(names):
-        if chosen not in rows:
-            if start is None:
-                inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
-                thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
-                start = PassState(thresholds, recipe)
-                context = PassContext(
-                    pair.ann, inputs, ratio, column, progress=progress, task=pair.loaded.task
-                )
-                context = dataclasses.replace(context, budget=target(start, context))
+
+        def measure(what: str = what, chosen: tuple[str, ...] = chosen) -> dict[str, Any]:
+            state, context = start()
             # the literal method has the energy of the others
-            state = chain(start, context, chosen) if chosen else fit(start, context, target(start, context))
+            state = chain(state, context, chosen) if chosen else fit(state, context, target(state, context))
             spiking = dataclasses.replace(pair, snn=state.network(pair.ann))
             result = runs.evaluate_pair(spiking, items, batch_size=batch_size, progress=progress, title=what)
-            figures = {k: v for k, v in result.to_dict().items() if k not in ("scale", "seconds")}
-            rows[chosen] = {"what": what, "passes": list(chosen), **figures}
-            mine = {**identity, "source": items.source, "rows": list(rows.values())}
-            file.parent.mkdir(exist_ok=True)
-            write_atomically(file, sealed({"ablations": [*_others(file, identity)[0], mine]}))
-        figures = {name: value for name, value in rows[chosen].items() if name not in ("what", "passes")}
-        with understood(file, AGAIN):
+            return {k: v for k, v in result.to_dict().items() if k not in ("scale", "seconds")}
+
+        figures = finished.once(json.dumps({**identity, "passes": chosen}), measure)
+        parse(_Figures, json.dumps(figures), file, REMEDY)
+        with understood(file, REMEDY):
             headline = pair.loaded.task.headline(figures)
-        parse(Headline, json.dumps(dataclasses.asdict(headline)), file, AGAIN)
+        parse(Headline, json.dumps(dataclasses.asdict(headline)), file, REMEDY)
         yield Row(what, chosen, figures, headline)
-
-
-def _others(file: Path, identity: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the other ablations that a file holds, and the rows of this one."""
-    record = read_sealed(_Record, file, AGAIN) or {"ablations": ()}
-    others, rows = [], []
-    for ablation in record["ablations"]:
-        if {name: ablation.get(name) for name in identity} == identity:
-            rows = list(ablation["rows"])
-        else:
-            others.append(ablation)
-    return others, rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,33 +21,24 @@ from onespike.conversion.network import convert
 from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
-from onespike.errors import DataError, UsageError
+from onespike.errors import DataError
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
 from onespike.runs.forms import compare_integers
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.measuring import spread
-from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
 from onespike.runtime.remembered import Once
-from onespike.runtime.validated import read_sealed, sealed
 from onespike.scale_search import search
 from onespike.scale_search.objective import ScaleObjective, scale_within
+from onespike.studies.finished import Finished
 from onespike.tasks import Items, limit
 
-CACHE, REMEDY = "measured.json", "Remove it to measure again."
+CACHE = "measured.json"
 SPREAD = ("sd", "lowest", "highest")
 """Columns of the score's spread over calibrations."""
-
-
-@dataclass(frozen=True)
-class _Record:
-    """The schema of kept measurements; each study has its keys."""
-
-    identity: dict[str, Any]
-    measured: dict[str, dict[str, Any]]
 
 
 class Bench:
@@ -87,12 +77,8 @@ class Bench:
             },
             **({"draws": [images_digest(items) for items in draws]} if draws else {}),
         }
-        record = read_sealed(_Record, folder / CACHE, REMEDY, DataError)
-        if record is not None and record["identity"] != json.loads(json.dumps(self.identity)):
-            raise UsageError(
-                f"{folder} holds measurements of another network, of other images or at other prices. Choose another out=."
-            )
-        self.finished: dict[str, Any] = {} if record is None else record["measured"]
+        self.finished = Finished(folder / CACHE, self.identity)
+        self.once = self.finished.once
 
     @property
     def note(self) -> str:
@@ -103,14 +89,6 @@ class Bench:
             f"Scores are means over {len(self.calibrations)} calibrations on {len(self.calibration)} images each; sd, lowest "
             "and highest are their spread. `error` is of the test images alone. Searches and integers take the first calibration."
         )
-
-    def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return a measurement by its key: from the folder if it was finished before, else made and kept."""
-        if key not in self.finished:
-            self.finished[key] = measure()
-            record = {"identity": self.identity, "measured": self.finished}
-            write_atomically(self.folder / CACHE, sealed(record))
-        return dict(self.finished[key])
 
     def calibrated(self, recipe: Recipe) -> Thresholds:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""

@@ -15,7 +15,8 @@ from onespike.reports.tables import as_csv, as_latex
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.provenance import stamped
 from onespike.runtime.validated import understood
-from onespike.studies.reproduce.bench import CACHE, REMEDY, Bench
+from onespike.studies.finished import REMEDY
+from onespike.studies.reproduce.bench import CACHE, Bench
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
