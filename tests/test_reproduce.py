@@ -18,7 +18,7 @@ from onespike.runs import draws
 from onespike.scale_search import search
 from onespike.studies.reproduce import STUDIES, Bench, paper, run_study
 from onespike.studies.reproduce.bench import CACHE, split
-from onespike.studies.reproduce.study import bars, study, with_data
+from onespike.studies.reproduce.study import bars, with_data
 from onespike.tasks import Classification, limit, list_coco, list_images
 
 
@@ -161,11 +161,6 @@ def test_images_serve_one_purpose_each():
     assert not set(same[2].names) & {*same[0].names, *same[1].names}
 
 
-def test_the_same_name_twice_is_refused():
-    with pytest.raises(UsageError, match="'table-energy' is registered already"):
-        study("table-energy", "", lambda rows: None, "")(lambda bench: [])
-
-
 def test_the_papers_networks_take_the_papers_settings():
     assert set(paper.PRESETS.values()) <= set(PRESETS)
     assert set(paper.PRESETS) == set(paper.ENERGY) == set(paper.NETWORKS.values())
@@ -177,11 +172,6 @@ def test_equal_energy_is_equal(tmp_path):
     target = made.measure(preset("sformer", scale=0.4))["counts"]
     equal = made.at_energy(preset("sformer", levels="mixed:16+4"), "counts", target)
     assert made.measure(equal)["counts"] == pytest.approx(target, rel=0.1)
-
-
-def test_constants_of_ecmt_are_for_the_networks_that_its_code_means():
-    specs = ("timm:vit_tiny_patch16_224.augreg_in21k", "timm:levit_128", "bundled:cifar10-vit")
-    assert [paper.ecmt_preset(spec) for spec in specs] == ["ecmt-vit", "ecmt", "ecmt"]
 
 
 def test_scores_have_their_spread_over_calibrations(tmp_path):

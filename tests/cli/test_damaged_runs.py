@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from command_line import TEST
 from torch import nn
 
 import onespike
-from onespike.adapters.checkpoints import read_checkpoint
 from onespike.errors import OnespikeError
 from onespike.runtime.atomic import sha256
 
@@ -210,27 +208,6 @@ def test_measurements_of_a_study(cli, tmp_path):
         assert message.startswith(f"{file}: the file is damaged (")
 
 
-def test_a_measurement_that_cannot_be_drawn(tmp_path):
-    from matplotlib.figure import Figure
-
-    from onespike.studies.reproduce.study import Study, run_study
-
-    def draw(rows):
-        figure = Figure()
-        figure.subplots().plot([row["counts"] for row in rows])
-        return figure
-
-    study = Study(lambda bench: bench.finished["rows"], "s", "t", draw, "")
-    bench = SimpleNamespace(
-        folder=tmp_path, finished={"rows": [{"counts": 1.0}, {"counts": ["a", "b"]}]}, identity={},
-        loaded=SimpleNamespace(spec="n"), sets={}, test=SimpleNamespace(source="bundled:images"),
-    )  # fmt: skip
-    message = refusal(lambda: run_study(study, bench))
-    assert message is not None and message.startswith(f"{tmp_path / 'measured.json'}: ")
-    assert "ValueError" in message and message.endswith("Remove it to measure again.")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_damaged_study(cli, run):
     study = run / "search" / "study.db"
     study.parent.mkdir()
@@ -242,13 +219,3 @@ def test_a_damaged_study(cli, run):
     with closing(sqlite3.connect(study)) as opened, opened:
         opened.execute("UPDATE trials SET state = 'ODD' WHERE number = 0")
     assert cli(words, "--trials", 3).message().startswith("search: the study onespike-")
-
-
-def test_legacy_checkpoints_cut_or_damaged_anywhere(tmp_path):
-    file = tmp_path / "w.pth"
-    torch.save({"a": torch.ones(3)}, file, _use_new_zipfile_serialization=False)
-    whole = file.read_bytes()
-    for place in range(0, len(whole), 3):
-        for damaged in (whole[:place], whole[:place] + b"\xff\x8a\x00" + whole[place + 3 :]):
-            file.write_bytes(damaged)
-            assert (refusal(lambda: read_checkpoint(file)) or f"{file}: ").startswith(f"{file}: ")

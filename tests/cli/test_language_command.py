@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import re
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from language_folders import bert, llama, text
 
@@ -67,76 +64,11 @@ def test_generate(cli, text_run, tmp_path):
     assert record["prefill"]["tokens"] == 5 and record["decode"]["tokens"] <= 4  # <s> and four words
     assert 0 < record["decode"]["energy_pj"] < record["decode"]["original_pj"]
     streamed = cli("generate", text_run, prompt, "--length", 5, "--stream")
-    assert streamed.out.splitlines()[0] == record["texts"][0]
+    assert streamed.out.splitlines()[0] == record["texts"][0] and "\033" not in streamed.err
     cli(f"generate {text_run} 'the cat' '{prompt}' --length 3 --cache static --json {file}").good()
     record = json.loads(file.read_text())
     assert record["prefill"]["tokens"] == 8  # padding is none of them
     assert record["texts"][0].startswith("the cat") and record["texts"][1].startswith("once upon")
-
-
-def test_a_terminal_shows_the_text_and_the_figures_below_it(monkeypatch):
-    """Both streams end on one screen, here of 16 columns and 3 lines."""
-    from onespike.cli.generate import _Stream
-    from onespike.evaluation.generation import Spent
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    class Letters:
-        def said(self, ids):
-            return "".join(map(chr, ids))
-
-    both = Terminal()
-    monkeypatch.setattr(sys, "stdout", both)
-    monkeypatch.setattr(sys, "stderr", both)
-    stream = _Stream(Letters())
-    for place, letter in enumerate("once upon a time, the cat sat on the mat"):
-        if place:
-            stream.took(Spent(tokens=1, spikes=7, energy_pj=2e6, original_pj=9e6, seconds=1.0))
-        stream.put(torch.tensor([ord(letter)]))
-    assert screen(both.getvalue()) == [", the cat sat on", " the mat", "7 spikes, 2 µJ"]
-    stream.end()
-    assert "spikes" not in "".join(screen(both.getvalue()))
-
-
-def screen(text: str) -> list[str]:
-    """What a terminal of 16 columns and 3 lines shows of this, as far as we use one."""
-    lines, row, column, stored = [""] * 3, 0, 0, (0, 0)
-
-    def down() -> None:
-        nonlocal row
-        if row == 2:
-            lines.append("")
-            lines.pop(0)
-        row = min(row + 1, 2)
-
-    for part in re.findall(r"\033\[?.|.|\n", text):
-        match part:
-            case "\r":
-                column = 0
-            case "\n":
-                down()
-                column = 0
-            case "\033D":
-                down()
-            case "\033[A":
-                row = max(row - 1, 0)
-            case "\033[B":
-                row = min(row + 1, 2)
-            case "\0337":
-                stored = row, column
-            case "\0338":
-                row, column = stored
-            case "\033[J":
-                lines[row:] = [lines[row][:column], *[""] * (2 - row)]
-            case _:
-                if column == 16:
-                    down()
-                    column = 0
-                lines[row] = f"{lines[row].ljust(column)[:column]}{part}{lines[row][column + 1 :]}"
-                column += 1
-    return lines
 
 
 CATS = """task: cats

@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from command_line import CALIBRATION, TEST, VIT, noise
+from command_line import CALIBRATION, TEST, VIT
 from torch import nn
 
 from onespike import runs, spike
 from onespike.adapters import load_model
 from onespike.errors import UsageError
-from onespike.presets import PRESETS
 from onespike.recipe import preset
 from onespike.tasks import limit, list_images
 
@@ -54,11 +53,6 @@ def test_a_trained_network_loses_less_at_equal_energy(pair):
     assert better["snn"]["top1"] >= literal["snn"]["top1"]
 
 
-def test_the_paper_s_preset_has_no_passes():
-    assert PRESETS["sformer"].settings == {} and preset("sformer").passes == ()
-    assert preset("best").passes == (*ALL, "weigh", "correct", "refit", "tune")
-
-
 def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkeypatch):
     runs.save(tmp_path / "run", few)
     words = ("doctor", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
@@ -83,17 +77,6 @@ def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkey
         "ablation.json: the file is damaged (invalid JSON: EOF while parsing an object at line 1 column 1). "
         "Remove it to measure again."
     )
-
-
-def test_ablate_knows_images_by_their_contents(cli, tmp_path, few):
-    runs.save(tmp_path / "run", few)
-    words = (f"doctor {tmp_path / 'run'} --data {tmp_path / 'images'} --passes nearest --budget 0.3",)
-    for index in range(4):
-        noise(tmp_path / "images" / f"{index}.png", index)
-    found = cli(*words).good()
-    for index in range(4):
-        noise(tmp_path / "images" / f"{index}.png", index + 4)
-    assert cli(*words).out != found.out
 
 
 def test_ablate_takes_as_few_images_as_convert(cli, tmp_path, transformers_folder, images):

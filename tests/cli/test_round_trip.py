@@ -6,14 +6,11 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import CONVERT, TEST, VIT, noise
-from safetensors.torch import load_file, save_file
 
 from onespike import runs
 from onespike.adapters import load_model
@@ -183,15 +180,6 @@ def test_other_libraries(cli, tmp_path, images, name):
     assert types(figures_of(file)) == SCHEMA
 
 
-def test_another_neuron(cli, tmp_path, images):
-    run, file = tmp_path / "run", tmp_path / "result.json"
-    options = ("--set", "neuron=mtn", "--calibrate", images, "--limit", 2, "--out", run)
-    cli("convert", VIT, "--preset", "sformer", "--weights", "random", *options).good()
-    cli("evaluate", run, "--data", images, "--limit", 2, "--json", file).good()
-    assert figures_of(file).keys() == SCHEMA.keys()
-    assert "dual-mtn, θ+=" in cli("inspect", run).out
-
-
 def test_a_transformers_run_holds_its_configuration(cli, tmp_path, images, transformers_folder):
     source = tmp_path / "source"
     shutil.copytree(transformers_folder, source)
@@ -246,40 +234,6 @@ def test_referenced_weights(cli, tmp_path, images, vit_weights, transformers_fol
     )
     weights.unlink()
     assert cli("inspect", run).message() == f"{start}is missing{end}"
-
-
-LOGITS = """
-import hashlib, sys
-from pathlib import Path
-import torch
-from onespike import runs
-from onespike.tasks import batches, list_images
-
-torch.set_num_threads(1)
-pair = runs.load(Path(sys.argv[1]))
-inputs, _ = next(iter(batches(list_images(sys.argv[2]), pair.loaded.reading.transform, 4)))
-with torch.inference_mode():
-    both = [network(inputs).numpy().tobytes() for network in (pair.ann, pair.snn)]
-print(hashlib.sha256(b"".join(both)).hexdigest())
-"""
-
-
-def test_a_new_process_computes_the_same_bits(images, vit_run):
-    command = [sys.executable, "-c", LOGITS, str(vit_run), str(images)]
-    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert there == digest(runs.load(vit_run), images)
-
-
-def test_weights_of_every_kind_give_one_network(cli, tmp_path, images, vit_weights):
-    state = torch.load(vit_weights, weights_only=True)
-    save_file(state, tmp_path / "w.safetensors")
-    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "w.pt")
-    found = []
-    for name in ("w.safetensors", "w.pt"):
-        run = tmp_path / f"run-{name}"
-        cli(f"{CONVERT} --weights {tmp_path / name} --calibrate {images} --limit 2 --out {run}").good()
-        found.append(load_file(run / "weights.safetensors"))
-    assert all(torch.equal(tensor, state[name]) for tensors in found for name, tensor in tensors.items())
 
 
 def test_a_device_map_is_read_by_convert_and_evaluate(cli, tmp_path, vit_weights, vit_run):

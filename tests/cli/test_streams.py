@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,14 +57,12 @@ sys.meta_path.insert(0, Loud())
 
 
 @posix
-@pytest.mark.parametrize("asked", [False, True])
-def test_notices_of_other_packages_stay_out_of_the_output(asked, tmp_path):
+def test_notices_of_other_packages_stay_out_of_the_output(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NOTICES)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = shell(f"{ONESPIKE} list profiles", PYTHONPATH=path, PYTHONWARNINGS="always" if asked else "")
+    done = shell(f"{ONESPIKE} list profiles", PYTHONPATH=path, PYTHONWARNINGS="")
     assert done.returncode == 0 and b"horowitz-45nm" in done.stdout
-    assert b"Enum subclass" not in done.stdout + done.stderr
-    assert (b"torchao" in done.stderr) == asked  # Python was asked for all warnings
+    assert b"Enum subclass" not in done.stdout + done.stderr and b"torchao" not in done.stderr
 
 
 @posix
@@ -106,7 +103,6 @@ runpy.run_module("onespike", run_name="__main__")
 @posix
 @pytest.mark.parametrize(("module", "what"), [
     ("torch", "nothing was written. Run the same command again."),
-    ("onespike.runs", "nothing was written. Run the same command again."),
     ("rich.console", "finished rows are kept. Run the same command again to go on."),
 ])  # fmt: skip
 def test_an_interrupt_while_modules_are_imported(module, what):
@@ -143,30 +139,3 @@ def test_too_little_memory(cli, monkeypatch, vit_run, text):
     monkeypatch.setattr("onespike.runs.measuring.evaluate", refuse)
     message = "the device has too little memory. Give a smaller --batch-size."
     assert cli("evaluate", vit_run, "--data", TEST).message() == message
-
-
-# The first evaluation brings all that threads and libraries keep, so that a batch is what meets the limit of the second.
-SMALL = """
-import resource, sys
-from onespike.cli import main
-
-words = list(sys.argv)
-try:
-    sys.argv = [*words, "--limit", "10"]
-    main()
-except SystemExit as end:
-    assert not end.code
-pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
-sys.argv = [*words, "--batch-size", "1000"]
-main()
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
-def test_memory_that_really_ends(vit_run, tmp_path):
-    run = shutil.copytree(vit_run, tmp_path / "run")
-    words = ("evaluate", str(run), "--data", TEST)
-    done = subprocess.run([sys.executable, "-c", SMALL, *words], capture_output=True, text=True)
-    message = "onespike: the device has too little memory. Give a smaller --batch-size.\n"
-    assert (done.returncode, done.stderr.endswith(message)) == (2, True), done.stderr

@@ -12,10 +12,12 @@ import shlex
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pages import PAGES, ROOT, commands
 from stand_ins import RUNS, made, small_detector, small_vit
 from test_typed import whole
@@ -152,6 +154,7 @@ def small(patch: pytest.MonkeyPatch) -> None:
     def interrupted(server: Any) -> None:
         raise KeyboardInterrupt
 
+    patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # no C++: it takes long
     patch.setattr(timm, "create_model", lambda name, **_: small_vit())
     patch.setattr(torchvision.models, "get_model", lambda name, **_: small_detector())
     patch.setattr(record, "DRAWN_SCALES", (0.5,))
