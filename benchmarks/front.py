@@ -30,7 +30,7 @@ from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import comparators
 from onespike.passes import PassContext, PassState, chain
-from onespike.runs.measuring import spelled, spread
+from onespike.runs.pipeline import spelled, spread
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import take_first
 from onespike.runtime.forward import evaluating

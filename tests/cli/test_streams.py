@@ -136,6 +136,6 @@ def test_too_little_memory(cli, monkeypatch, vit_run, text):
     def refuse(*_: object, **__: object) -> None:
         raise FAILURES[text](text)
 
-    monkeypatch.setattr("onespike.runs.measuring.evaluate", refuse)
+    monkeypatch.setattr("onespike.runs.pipeline.evaluate", refuse)
     message = "the device has too little memory. Give a smaller --batch-size."
     assert cli("evaluate", vit_run, "--data", TEST).message() == message

@@ -14,7 +14,7 @@ from onespike.evaluation.side_by_side import Evaluation
 from onespike.reports.tables import comparison, dearer, fairness, figure, minus
 from onespike.runs import NetworkPair
 from onespike.runs.forms import Row
-from onespike.runs.measuring import spelled
+from onespike.runs.pipeline import spelled
 from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onespike.adapters import LoadedModel
-from onespike.errors import DataError
+from onespike.errors import DataError, UsageError
 from onespike.runtime.atomic import sha256
 from onespike.tasks import Item, Items, Task, limit, unlabeled
 
@@ -43,6 +43,28 @@ def overlap(used: Mapping[str, Any], items: Items) -> list[str]:
     """Return images that calibration or a search has used: a figure on them is not held-out."""
     seen = set(used.get("sha256", ()))
     return [item.name for item in items if digest(item) in seen] if seen else []
+
+
+def draws(source: Items, count: int, repeat: int, seed: int, apart: Sequence[Items] = ()) -> list[Items]:
+    """Return `repeat` random choices of `count` inputs, none of them also in `apart`.
+
+    As long as the inputs suffice, no two choices share one: choices that do would differ too little.
+    """
+    if repeat < 1:
+        raise UsageError(f"repeat must be at least 1, not {repeat}. Leave repeat= out for one calibration.")
+    used = {"sha256": [digest(item) for items in apart for item in items]}
+    pool = without(source, overlap(used, source))
+    if count >= len(pool):
+        raise DataError(
+            f"{source.source}: to draw {count} inputs there must be more than the {len(pool)} that are left. "
+            "Calibrate on fewer, or on a larger folder."
+        )
+    generator, chosen = torch.Generator().manual_seed(seed), list[Items]()
+    while len(chosen) < repeat:
+        order = [pool[i] for i in torch.randperm(len(pool), generator=generator).tolist()]
+        parts = (order[i * count : (i + 1) * count] for i in range(len(order) // count))
+        chosen += [dataclasses.replace(pool, items=tuple(part)) for part in parts]
+    return chosen[:repeat]
 
 
 def calibration_images(loaded: LoadedModel, data: Mapping[str, Any], *, whole: bool = True) -> Items:

@@ -1,4 +1,4 @@
-"""The one pipeline: a network and unlabeled inputs → calibration, passes, and a spiking copy."""
+"""The one pipeline: a network and unlabeled inputs → calibration, passes, a spiking copy, and its figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from onespike.adapters import LoadedModel
 from onespike.calibration.inputs import Inputs, Parts, batch_count, batches_of
 from onespike.calibration.stream import calibrate
 from onespike.conversion.network import Network, conversion_of
+from onespike.energy.ledger import Ledger, or_none
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
+from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.passes import check_for, improve, no_progress
 from onespike.passes.base import Progress
 from onespike.passes.budget import spent_by
@@ -23,14 +26,14 @@ from onespike.passes.tolerance import by_labels
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.recipe import preset as preset_recipe
-from onespike.runs.inputs import digest
+from onespike.runs.inputs import choose, digest, draws
 from onespike.runs.pair import NetworkPair, convert
 from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.devices import place_
 from onespike.runtime.forward import check_network, device_of, estimate, evaluating, in_order
 from onespike.runtime.processes import ALONE, Processes
 from onespike.runtime.provenance import versions
-from onespike.tasks import Inferred, Items, Meaning
+from onespike.tasks import Inferred, Items, Meaning, Metric
 from onespike.tasks.inputs import check_batch_size
 
 DEPTHWISE = 0.2
@@ -212,3 +215,93 @@ def _of_backbone(recipe: Recipe, loaded: LoadedModel) -> Recipe:
     if not loaded.backbone:
         raise UsageError(f"{loaded.spec} has no backbone apart from the rest. Leave include='backbone' out.")
     return recipe.replace(include=loaded.backbone)
+
+
+def evaluate_pair(
+    pair: NetworkPair,
+    items: Items,
+    *,
+    metric: Metric | None = None,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+    title: str = "evaluating",
+    processes: Processes = ALONE,
+    ledger: Ledger | None = None,
+) -> Evaluation:
+    """Evaluate both networks over the images, in one pass."""
+    items = pair.loaded.task.named(items)
+    return evaluate(
+        pair.ann,
+        pair.snn,
+        pair.loaded.batches(items, batch_size, processes.part),
+        metric or pair.loaded.task.metric(items),
+        progress=progress(title, batch_count(items, batch_size, processes)),
+        processes=processes,
+        ledger=ledger,
+    )
+
+
+def evaluate_again(
+    pair: NetworkPair,
+    items: Items,
+    repeat: int,
+    seed: int,
+    *,
+    batch_size: int = 16,
+    progress: Progress = no_progress,
+    finish: Callable[[nn.Module], Any] = lambda snn: None,
+) -> dict[str, Any]:
+    """Calibrate a run's network anew on as many inputs as it had, and measure each result on the same inputs.
+
+    The inputs to measure on are never drawn. `finish` is what else is done to each spiking network, such as integers of
+    its weights.
+    """
+    if pair.recipe.max_drop is not None:
+        raise UsageError(
+            "a run with max_drop would look for another energy each time. Convert it with a budget."
+        )
+    loaded, column = pair.loaded, pair.recipe.energy
+    source, count = choose(pair.data["source"], None, loaded.task), len(pair.data["names"])
+    scores, ratios, title = list[float | None](), list[float | None](), ""
+    for number, drawn in enumerate(draws(source, count, repeat, seed, (items,)), 1):
+        snn = spike(
+            pair.ann, Inputs(drawn, loaded), pair.recipe, share_weights=True, progress=progress, task=loaded.task
+        )  # fmt: skip
+        finish(snn)
+        result = evaluate_pair(
+            dataclasses.replace(pair, snn=snn), items, batch_size=batch_size, progress=progress,
+            title=f"calibration {number} of {repeat}",
+        )  # fmt: skip
+        headline = loaded.task.headline(result.to_dict())
+        title = headline.title
+        scores.append(headline.spiking)
+        ratios.append(or_none(result.ledger.ratio(column)))
+    return {
+        "repeat": repeat, "seed": seed, "inputs": count, "source": source.source, "title": title, "scores": scores,
+        "score": spread(scores), "column": column, "ratio": spread(ratios),
+    }  # fmt: skip
+
+
+def spread(figures: Sequence[float | None]) -> dict[str, float] | None:
+    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest; None if unknown.
+
+    >>> spread([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'sd': 1.0, 'lowest': 1.0, 'highest': 3.0}
+    """
+    values = [value for value in figures if value is not None]
+    if len(values) < len(figures):
+        return None
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return {"mean": fmean(values), "sd": deviation, "lowest": min(values), "highest": max(values)}
+
+
+def spelled(figure: dict[str, float] | None, digits: int) -> str:
+    """Write a figure over calibrations.
+
+    >>> spelled(spread([1.0, 2.0, 3.0]), 1)
+    '2.0 ± 1.0 (1.0 to 3.0)'
+    """
+    if figure is None:
+        return "–"
+    mean, sd, low, high = (f"{figure[name]:.{digits}f}" for name in ("mean", "sd", "lowest", "highest"))
+    return f"{mean} ± {sd} ({low} to {high})"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onespike.adapters import normalization
+from onespike.adapters.base import require
 from onespike.errors import UsageError, unknown
 from onespike.presets import DEFAULT, PRESETS
 from onespike.recipe import VERSION, Recipe
@@ -94,11 +95,7 @@ def _plain(text: str) -> Any:
 
 
 def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as absent:
-        raise UsageError("recipe files need PyYAML. Install it with: pip install 'onespike[cli]'") from absent
-    return yaml
+    return require("yaml", "cli", "a recipe file")
 
 
 def recipe_options(recipe: Recipe) -> list[str]:

@@ -197,10 +197,9 @@ def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
-    """Return all fields but the tensors, the site (the key) and a rounding equal to the recipe's."""
-    names = (field.name for field in dataclasses.fields(threshold))
-    facts = {name: getattr(threshold, name) for name in names if name not in ("site", *SIDES, *OTHERS)}
-    return {name: value for name, value in facts.items() if name != "rounding" or value is not None}
+    """Return the facts but a rounding equal to the recipe's."""
+    facts = {field.name: getattr(threshold, field.name) for field in dataclasses.fields(Facts)}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Thresholds:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from onespike.adapters.base import require
 from onespike.errors import LoadError, UsageError, first_line, unknown
 from onespike.runtime.validated import understood
 
@@ -123,10 +124,7 @@ def search(
     >>> abs(result.best.scale - 0.3) < 0.05
     True
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise LoadError("search: it needs optuna. Install it with: pip install 'onespike[search]'") from error
+    optuna: Any = require("optuna", "search", "search")
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
     if resume and fresh:

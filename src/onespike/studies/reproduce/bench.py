@@ -27,7 +27,7 @@ from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
 from onespike.runs.forms import compare_integers
 from onespike.runs.inputs import images_digest, network_digest
-from onespike.runs.measuring import spread
+from onespike.runs.pipeline import spread
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
 from onespike.runtime.remembered import Once
