@@ -31,12 +31,9 @@ DAMAGES = {
 }
 
 
-def test_what_fits():
-    assert parse(Point, GOOD, "a.json", "Mend it.") == Point("a", (1.0, 2.5))
-
-
 @pytest.mark.parametrize("text", DAMAGES, ids=lambda text: repr(text[:40]))
 def test_damage(text):
+    assert parse(Point, GOOD, "a.json", "Mend it.") == Point("a", (1.0, 2.5))
     with pytest.raises(LoadError) as error:
         parse(Point, text, "a.json", "Mend it.")
     assert str(error.value) == f"a.json: the file is damaged ({DAMAGES[text]}). Mend it."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -187,25 +186,25 @@ def scale_search(search: Search, metric: str, energy: str) -> Figure:
     left, *others = axes if points else (axes,)
     left.plot([t.scale for t in trials], values, "o-", color=BLUE, ms=4)
     left.plot(best.scale, best.value, "o", label=f"chosen: λ = {best.scale:.3g}", **RING)
-    _logarithmic(left.xaxis, [t.scale for t in trials])
+    _logarithmic(left.xaxis)
     left.set_xlabel("λ")
     left.set_ylabel(metric)
     for right in others:
         _draw_front(right, points, best.scale, search.maximize)
-        _logarithmic(right.xaxis, [p["energy"] for p in points])
+        _logarithmic(right.xaxis)
         _name(right, metric, energy)
     for panel in (left, *others):
         panel.legend(frameon=False)
         if min(values) > 0 and max(values) > 20 * min(values):  # a divergence spans decades
-            _logarithmic(panel.yaxis, values)
+            _logarithmic(panel.yaxis)
     return made
 
 
-def _logarithmic(axis: Any, values: Sequence[float]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten that the values reach."""
+def _logarithmic(axis: Any) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    low, high = min(values), max(values)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**d for d in decades for m in (1, 2, 5) if 0.9 * low <= m * 10.0**d <= 1.1 * high]
-    axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
-    axis.set_ticks([], minor=True)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())

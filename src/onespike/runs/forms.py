@@ -282,7 +282,10 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> tuple[Calla
             "integer": lambda: optimize(pair.snn).eval(),
         }
         network = makers[name]()
-        run, size = partial(call, network), _bytes(network)
+        stored = {
+            tensor.data_ptr(): tensor.nbytes for tensor in state_of(network).values()
+        }  # each tensor once
+        run, size = partial(call, network), sum(stored.values())
     else:
         format_name, _, integer = name.partition("-")
         format, form = prepare(format_name, bool(integer) if len(FORMATS[format_name].forms) > 1 else None)
@@ -301,9 +304,3 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> tuple[Calla
             raise
         raise UsageError(f"torch.compile fails on this network ({first_line(error)}).") from error
     return run, size
-
-
-def _bytes(network: nn.Module) -> int:
-    """Return the size of all stored tensors, each of them once."""
-    tensors = {tensor.data_ptr(): tensor for tensor in state_of(network).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

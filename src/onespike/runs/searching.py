@@ -29,7 +29,7 @@ from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.scale_search import Report, Search, Trial
+from onespike.scale_search import Search, Trial
 from onespike.scale_search import search as search_scale
 from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Items, Task, check
@@ -207,7 +207,6 @@ def search_run(
     data: str,
     *,
     annotations: Path | None = None,
-    trials: int = 50,
     objective: str | None = None,
     sampler: str = "gp",
     budget: float | None = None,
@@ -216,14 +215,13 @@ def search_run(
     batch_size: int = 16,
     compiled: bool = False,
     url: str | None = None,
-    resume: bool = False,
-    fresh: bool = False,
-    report: Report = lambda trial, done, total: None,
     progress: Progress = no_progress,
+    **options: Any,
 ) -> tuple[Outcome, NetworkPair]:
     """Search λ of a run on separate images, store every trial, and keep the best λ in the run; return its new pair.
 
     The objective must be one that the network's task has. Energy is measured if there is a budget, or a column for it.
+    `options` are those of `scale_search.search`: `trials`, `resume`, `fresh` and `report`.
     """
     started = time.perf_counter()
     if energy is not None and energy not in searchable():
@@ -260,7 +258,6 @@ def search_run(
     parts = (objective, sampler, budget and f"{budget:g}", column, prices)
     result = search_scale(
         measure,
-        trials=trials,
         maximize=aim.maximize,
         fixed=(1.0, preset(pair.recipe.preset).scale),
         sampler=sampler,
@@ -275,9 +272,7 @@ def search_run(
             "budget": budget,
             "energy": column,
         },
-        resume=resume,
-        fresh=fresh,
-        report=report,
+        **options,
     )
     pair = with_recipe(pair, pair.recipe.replace(scale=result.best.scale))
     after, analog = _energy(pair.snn, measure.parts[0][0], own_column)
