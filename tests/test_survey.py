@@ -38,6 +38,7 @@ def test_errors_by_hand(surveyed):
     assert row.fine == pytest.approx(0.25**2)
     assert row.tail == pytest.approx(1.25**2)
     assert row.clipping == pytest.approx(3.0**2 + 0.5**2)
+    assert sum(row.to_dict()[share] for share in ("fine", "tail", "clipping")) == pytest.approx(1)
     assert row.signal == pytest.approx(float(x.square().sum()))
     assert row.snr_db == pytest.approx(10 * math.log10(row.signal / row.noise))
     assert (row.elements, row.largest) == (8, 12.0)

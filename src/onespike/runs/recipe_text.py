@@ -136,13 +136,10 @@ def convert_command(
     elif loaded.weights not in ("bundled", "own"):
         words += ["--weights", loaded.weights]
     replaced = None if loaded.reading.replaced is None else normalization(loaded.reading.transform)
-    images_as: dict[str, str] = {}
-    if (stated := changes.pop("normalization", replaced)) is not None:
-        for name, values in zip(("mean", "std"), stated, strict=True):
-            images_as[name] = ",".join(f"{v:g}" for v in values)
-    if loaded.reading.size is not None:
-        images_as |= dict(zip(("resize", "crop"), map(str, loaded.reading.size), strict=True))
-    words += [word for name, value in images_as.items() for word in ("--preprocess", f"{name}={value}")]
+    for name, values in zip(("mean", "std"), changes.pop("normalization", replaced) or (), strict=False):
+        words += ["--preprocess", f"{name}={','.join(f'{v:g}' for v in values)}"]
+    for name, pixels in zip(("resize", "crop"), loaded.reading.size or (), strict=False):
+        words += ["--preprocess", f"{name}={pixels}"]
     words += [] if loaded.reading.length is None else ["--length", str(loaded.reading.length)]
     words += ["--calibrate", str(pair.data["source"]), "--limit", str(images or len(pair.data["names"]))]
     return shlex.join([*words, *recipe_options(pair.recipe.replace(**changes)), "--out", str(out)])

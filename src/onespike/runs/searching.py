@@ -122,12 +122,9 @@ class Outcome:
     spent: Spent
 
     def to_dict(self) -> dict[str, Any]:
-        def row(trial: Trial) -> dict[str, Any]:
-            return {name: value for name, value in vars(trial).items() if name != "number"}
-
         return {
-            "trials": [row(t) for t in self.search.trials],
-            "best": row(self.search.best),
+            "trials": [dataclasses.asdict(trial) for trial in self.search.trials],
+            "best": dataclasses.asdict(self.search.best),
             "seconds": self.seconds,
             "forwards": self.forwards,
             "full_evaluation_forwards": self.available,
@@ -135,7 +132,7 @@ class Outcome:
             "images": self.images,
             "budget": self.search.budget,
             "energy": self.energy,
-            "front": [row(t) for t in self.search.front()],
+            "front": [dataclasses.asdict(trial) for trial in self.search.front()],
             "spent": dataclasses.asdict(self.spent),
         }
 

@@ -50,10 +50,6 @@ class ScaleObjective:
         self.images, self.forwards = sum(count(inputs) for inputs, _ in self.parts), 0
         if objective.labeled and any(labels is None for _, labels in self.parts):
             raise DataError("search: the images have no labels. Use objective='kl', which needs none.")
-        if not self.images:
-            raise DataError(
-                "search: there are no images to search on. Give a folder with images of their own."
-            )
         self.original = Once(ann)
         if objective.compares:
             self.forwards += sum(count(inputs) for inputs, _, _ in pairwise((self.original,), self.parts))

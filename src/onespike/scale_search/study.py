@@ -36,7 +36,6 @@ class Trial:
     value: float | None
     energy: float | None
     seconds: float = 0.0
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -339,8 +338,7 @@ def read_trial(frozen: Any) -> Trial:
             f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
             "Start over with fresh=True, or name another storage."
         )
-    seconds = attributes.get("seconds", 0.0)
-    return Trial(scale, value if finished else None, energy, seconds, frozen.number)
+    return Trial(scale, value if finished else None, energy, attributes.get("seconds", 0.0))
 
 
 def finished(study: Any) -> list[Trial]:
