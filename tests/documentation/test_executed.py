@@ -63,6 +63,7 @@ ELSEWHERE = {
     "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
         "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it"
     ),
+    "python examples/neurobench_metric.py": "needs neurobench: tests/test_examples.py runs it where that is installed",
     "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
     "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
     "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --main_process_ip HOST --main_process_port 29500 -m onespike evaluate run --data imagenet/val --json result.json": LAUNCHED,
@@ -72,7 +73,7 @@ ELSEWHERE = {
 }
 """Command → why it does not run here. An entry that no page has any more fails."""
 SCRIPTS = (
-    "detector_memory.py", "exports.py", "fetch_language.py", "front.py", "headline.py",
+    "detector_memory.py", "exports.py", "fetch_language.py", "foreign_ledgers.py", "front.py", "headline.py",
     "integer_accuracy.py", "pass_cost.py", "processors.py", "rotation.py", "scale.py",
     "search_vit_tiny.py", "speed.py", "yolo11_coco.py",
 )  # fmt: skip
