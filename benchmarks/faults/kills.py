@@ -70,7 +70,8 @@ def _measured(folder: Path) -> dict[str, Any]:
 
 def _rows(folder: Path) -> dict[str, Any]:
     """The finished rows of all ablations."""
-    return _record(folder / "run" / "ablation" / "ablation.json").get("measured", {})
+    ablations = _record(folder / "run" / "ablation" / "ablation.json").get("ablations", [])
+    return {json.dumps(row, sort_keys=True): row for one in ablations for row in one["rows"]}
 
 
 def _record(file: Path) -> dict[str, Any]:

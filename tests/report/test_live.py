@@ -6,6 +6,7 @@ import base64
 import http.client
 import io
 import json
+import resource
 import socket
 import struct
 import threading
@@ -21,7 +22,7 @@ from onespike import runs
 from onespike.adapters import load_model
 from onespike.errors import OnespikeError
 from onespike.recipe import preset
-from onespike.reports.live import Session
+from onespike.reports.live import Session, picture
 from onespike.reports.server import LARGEST, LiveServer
 
 
@@ -81,6 +82,14 @@ def test_an_answer_is_that_of_the_run(session, png, tmp_path):
         assert len(base64.b64decode(site["picture"]["bytes"])) == shape[0] * shape[1] and max(shape) <= 24
 
 
+def test_the_picture_of_spikes():
+    fired = torch.zeros(1, 2, 48, 10, dtype=torch.int32)
+    fired[0, :, 2:4, 5] = 3
+    seen = picture(fired)
+    assert seen.shape == (24, 10) and seen.dtype == torch.uint8
+    assert seen[1, 5] == 255 and int(seen.sum()) == 255
+
+
 def test_another_scale_for_one_answer_only(session):
     items = session.samples()
     plain = session.answer(items, 0)
@@ -117,33 +126,47 @@ def test_bad_input_is_one_message(server, case):
     assert status == 400 and words in reply["error"] and "/tmp" not in reply["error"]
 
 
+def test_too_much_is_not_read(server):
+    status, reply = ask(server, "suffix=.png", b"", **{"Content-Length": str(LARGEST + 1)})
+    assert status == 400 and "at most 64 MB" in reply["error"]
+
+
+def test_bytes_on_their_way_are_bounded(server, png):
+    """Twelve uploads of 63 MB that stop before their end: two have room, and the others are refused at once."""
+    size, replies, open_connections = 63 * 2**20, [], []
+    part = bytes(size - 1)
+    before = resident()
+    for _ in range(12):
+        connection = socket.create_connection(server.server_address[:2], timeout=2)
+        open_connections.append(connection)
+        length = f"Content-Length: {size}\r\n\r\n".encode()
+        connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length)
+        try:
+            replies.append(b"".join(iter(lambda: connection.recv(1 << 16), b"")))  # noqa: B023
+        except TimeoutError:  # it has room
+            connection.settimeout(60)
+            connection.sendall(part)
+    refused = b'{"error": "inputs of over 128 MB are on their way. Try again later."}'
+    assert len(replies) == 10 and all(b" 503 " in reply and reply.endswith(refused) for reply in replies)
+    assert resident() - before < 3 * size
+    for connection in open_connections:
+        connection.close()
+    while server.sizes:
+        time.sleep(0.01)
+    assert ask(server, "suffix=.png", png)[0] == 200
+
+
+def resident() -> int:
+    """The bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 LIVE = b"Host: localhost\r\nX-Onespike: live\r\n"
-
-
-def test_one_input_at_a_time_is_read(server, png):
-    """Others wait for an upload that stops before its end, until it is given up."""
-    with socket.create_connection(server.server_address[:2], timeout=60) as connection:
-        connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + b"Content-Length: 99\r\n\r\n")
-        while not server.turn.locked():
-            time.sleep(0.01)
-        replies = []
-        waiting = threading.Thread(target=lambda: replies.append(ask(server, "suffix=.png", png)))
-        waiting.start()
-        waiting.join(0.2)
-        assert not replies
-    waiting.join()
-    assert replies[0][0] == 200
-
-
 RAW = {
     "a broken host": (b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", b"403"),
     "a broken path": (b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
     "a broken question": (b"POST //[ HTTP/1.1\r\n" + LIVE + b"\r\n", b"400"),
     "a length that is none": (b"POST /answer HTTP/1.1\r\n" + LIVE + b"Content-Length: x\r\n\r\n", b"400"),
-    "too much": (
-        b"POST /answer HTTP/1.1\r\n" + LIVE + b"Content-Length: %d\r\n\r\n" % (LARGEST + 1),
-        b"at most 64 MB",
-    ),
     "too short": (b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + b"Content-Length: 99\r\n\r\nx", b"400"),
     "no HTTP": (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
 }
@@ -170,9 +193,9 @@ def test_broken_requests_are_refused_without_a_word_on_the_terminal(server, case
     assert capfd.readouterr().err == ""
 
 
-def test_a_page_that_is_closed_while_networks_run(server, png, capfd):
+def test_a_page_that_is_closed_while_networks_run(server, session, png, capfd):
     """The answer finds nobody: that is no error of the server."""
-    with server.turn, socket.create_connection(server.server_address[:2]) as connection:
+    with session.lock, socket.create_connection(server.server_address[:2]) as connection:
         length = f"Content-Length: {len(png)}\r\n\r\n".encode()
         connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length + png)
         reset = struct.pack("ii", 1, 0)

@@ -44,6 +44,6 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             output.note("the page is closed")
-    if not server.idle:  # torch computes in another thread, where the interpreter cannot end in order
+    if server.sizes:  # torch computes in another thread, where the interpreter cannot end in order
         atexit.register(os._exit, 0)
     return "report", run

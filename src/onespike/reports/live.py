@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ class Session:
     pair: NetworkPair
     prices: Profile = field(default_factory=profile)
     folder: str | None = None
+    lock: Lock = field(default_factory=Lock)
 
     @property
     def scale(self) -> float | None:
@@ -100,7 +102,7 @@ class Session:
         one = dataclasses.replace(items, items=(items[index],))
         ann, snn = self.pair.ann, self.pair.snn
         ledger = Watched()
-        with at_scale(snn, scale), metered(snn, ledger):
+        with self.lock, at_scale(snn, scale), metered(snn, ledger):
             [(_, _, (expected, actual))] = pairwise((ann, snn), loaded.batches(one, 1))
             example = task.example(one[0], expected, actual, one)
             return {

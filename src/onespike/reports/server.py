@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -16,11 +18,17 @@ from onespike.reports.pages import live
 
 LARGEST = 64 * 2**20
 """The largest size of an input in bytes."""
+IN_FLIGHT = 2 * LARGEST
+"""The largest size of all inputs together that are being sent or answered, in bytes."""
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
+class BusyError(UsageError):
+    """More inputs at once than there is room for."""
+
+
 class LiveServer(ThreadingHTTPServer):
-    """Serves one session, one input at a time: others wait before their bytes are read, so that memory holds one.
+    """Serves one session.
 
     Requests must name this machine (or the served address) as their host, and only the page itself gets answers,
     so that no other page open in a browser can ask.
@@ -29,7 +37,8 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.turn = Lock()
+        self.sizes: list[int] = []  # of the inputs that are being sent or answered
+        self.lock, self.most = Lock(), IN_FLIGHT
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
@@ -40,9 +49,22 @@ class LiveServer(ThreadingHTTPServer):
         self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
 
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Hold room for an input: other requests are refused before their bytes are read."""
+        with self.lock:
+            if sum(self.sizes) + size > self.most:
+                raise BusyError(f"inputs of over {IN_FLIGHT // 2**20} MB are on their way. Try again later.")
+            self.sizes.append(size)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.sizes.remove(size)
+
     def server_close(self) -> None:
-        """Close it, and say whether it was `idle`; connections that are still open get no further answer."""
-        self.idle = self.turn.acquire(blocking=False)
+        with self.lock:
+            self.most = -1  # connections that are still open get no further answer
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -78,7 +100,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             status, answer = HTTPStatus.OK, self._answer()
         except (OnespikeError, ValueError) as error:
-            status, answer = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+            busy = isinstance(error, BusyError)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if busy else HTTPStatus.BAD_REQUEST
+            answer = {"error": str(error)}
         except (RuntimeError, MemoryError, OSError) as error:  # too little memory; the page stays open
             reason = str(error).partition("\n")[0] or type(error).__name__
             status, answer = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"}
@@ -91,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if asked.path != "/answer" or not 0 <= length <= LARGEST:
             raise UsageError(f"an input has at most {LARGEST // 2**20} MB.")
-        with self.server.turn:
+        with self.server.room(length):
             contents = self.rfile.read(length)
             self.close_connection = len(contents) < length
             scale = float(options["scale"]) if "scale" in options else None
