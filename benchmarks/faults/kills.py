@@ -70,8 +70,7 @@ def _measured(folder: Path) -> dict[str, Any]:
 
 def _rows(folder: Path) -> dict[str, Any]:
     """The finished rows of all ablations."""
-    ablations = _record(folder / "run" / "ablation" / "ablation.json").get("ablations", [])
-    return {json.dumps(row, sort_keys=True): row for one in ablations for row in one["rows"]}
+    return _record(folder / "run" / "ablation" / "ablation.json").get("measured", {})
 
 
 def _record(file: Path) -> dict[str, Any]:
