@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from image_folders import larger, small_vit
 from onespike import preset
 from onespike.adapters import LoadedModel, Reading, load_model
 from onespike.errors import DataError, UsageError
@@ -23,28 +24,16 @@ from onespike.tasks import Classification, limit, list_coco, list_images
 
 
 def load(network: str) -> LoadedModel:
-    from timm.models.vision_transformer import VisionTransformer
     from torchvision.transforms.functional import pil_to_tensor
 
-    torch.manual_seed(0)
     if "vit" in network:
-        sizes = {
-            "img_size": 32,
-            "patch_size": 16,
-            "embed_dim": 16,
-            "depth": 2,
-            "num_heads": 2,
-            "mlp_ratio": 2.0,
-        }
-        model: nn.Module = VisionTransformer(num_classes=10, **sizes)
+        model = small_vit()
     else:
+        torch.manual_seed(0)
         first = nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True)
-        model = nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4 if parameter.dim() > 1 else 1)
+        model = larger(nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)))
     reading = Reading(lambda image: pil_to_tensor(image).float() / 64 - 2, "")
-    return LoadedModel(model.eval(), f"bundled:{network}", reading, Classification(), "random")
+    return LoadedModel(model, f"bundled:{network}", reading, Classification(), "random")
 
 
 def bench(folder, network="cifar10-vit") -> Bench:

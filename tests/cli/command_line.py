@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-from PIL import Image
 
 VIT = "bundled:cifar10-vit"
 CALIBRATION = "bundled:cifar10-calibration"
@@ -38,9 +34,3 @@ class Result:
 
 
 Command = Callable[..., Result]
-
-
-def noise(path: Path, seed: int, side: int = 32) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.frombytes("RGB", (side, side), random.Random(seed).randbytes(side * side * 3)).save(path)
-    return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -14,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import CALIBRATION, CONVERT, TEST, VIT, Command, Result, noise
+from command_line import CALIBRATION, CONVERT, TEST, VIT, Command, Result
 
+from image_folders import annotated, noise
 from language_folders import llama, text
 from onespike.cli import main
 
@@ -136,20 +136,7 @@ def detector(tmp_path_factory) -> Path:
 def coco(tmp_path_factory) -> Path:
     """Four images of noise with two objects each, beside instances.json; category ids have gaps."""
     root = tmp_path_factory.mktemp("coco")
-    images: list[Any] = []
-    annotations: list[Any] = []
-    for number in range(4):
-        noise(root / "images" / f"{number}.png", number, side=48)
-        images.append({"id": 7 * number, "file_name": f"{number}.png", "width": 48, "height": 48})
-        for category in (2, 40):
-            box = [4.0 * number, category / 2, 20.0, 20.0]
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": 7 * number, "category_id": category, "bbox": box,
-                "area": 400.0, "iscrowd": 0, "segmentation": [],
-            })  # fmt: skip
-    categories = [{"id": 2, "name": "cat"}, {"id": 40, "name": "dog"}]
-    record = {"images": images, "annotations": annotations, "categories": categories}
-    (root / "instances.json").write_text(json.dumps(record))
+    annotated(root / "images", root / "instances.json", 4, {2: "cat", 40: "dog"}, (2, 40))
     return root
 
 

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import noise
 from PIL import Image
 
+from image_folders import noise
 from onespike import runs
 from onespike.runs import searching
 

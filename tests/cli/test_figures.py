@@ -86,20 +86,3 @@ def test_prices_of_another_profile(cli, run, tmp_path):
     first, second = (json.loads(f.read_text())["trials"] for f in (dear, cheap))
     assert [t["scale"] for t in first] == [t["scale"] for t in second]
     assert all(a["energy"] > 1.1 * b["energy"] for a, b in zip(first, second, strict=True))
-
-
-def test_a_comparison_prints_each_interval_beside_its_figure(cli, run, tmp_path):
-    cli("report", run, run, "--data", TEST, "--limit", 8, "--out", tmp_path / "both").good()
-    rows = list(csv.reader((tmp_path / "both" / "compare.csv").read_text(encoding="utf-8").splitlines()))
-    assert rows[0] == ["run", "top-1 accuracy, %", "95 %", "minus original", "95 %", "energy (counts)"]
-    evaluation = json.loads((tmp_path / "both" / "compare.json").read_text())["runs"][0]["evaluation"]
-
-    def bounds(cell: str) -> list[float]:
-        return [float(word) for word in cell.split(" to ")]
-
-    for row in rows[1:]:
-        assert float(row[1]) == pytest.approx(evaluation["snn"]["top1"])
-        assert bounds(row[2]) == pytest.approx(evaluation["intervals"]["snn.top1"], abs=0.051)
-        assert float(row[3]) == pytest.approx(evaluation["difference"])
-        assert bounds(row[4]) == pytest.approx(evaluation["intervals"]["difference"], abs=0.051)
-    assert all((tmp_path / "both" / f"compare.{ending}").is_file() for ending in ("tex", "md", "html"))

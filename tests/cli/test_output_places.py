@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import CALIBRATION, TEST, VIT, noise
+from command_line import CALIBRATION, TEST, VIT
+
+from image_folders import noise
 
 
 def test_figures_replace_figures_only(cli, tmp_path, vit_run):

@@ -6,9 +6,10 @@ import json
 import shutil
 
 import pytest
-from command_line import CALIBRATION, CONVERT, TEST, VIT, noise
+from command_line import CALIBRATION, CONVERT, TEST, VIT
 from PIL import Image
 
+from image_folders import noise
 from onespike.energy.columns import searchable
 from onespike.neurons import NEURONS
 from onespike.presets import PRESETS

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import CONVERT, TEST, VIT, noise
+from command_line import CONVERT, TEST, VIT
 
+from image_folders import noise
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.energy import COLUMNS

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 from pages import PAGES, ROOT, commands
-from stand_ins import RUNS, made, small_detector, small_vit
+from stand_ins import RUNS, made, small_detector
 from test_typed import whole
 
+from image_folders import small_vit
 from onespike.cli import main
 from onespike.presets import DEFAULT, PRESETS, Preset
 
