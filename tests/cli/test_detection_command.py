@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -110,12 +109,9 @@ def test_a_report_shows_precision_and_pictures(cli, run, monkeypatch):
         assert ann == snn
         assert all(p.startswith("data:image/jpeg;base64,") for p in example["pictures"].values())
         assert example["trail"][0] == ["backbone.stage1.0:conv0_input", 99.0]
-    html, markdown = (page / "report.html").read_text(), (page / "report.md").read_text()
-    assert len(html) < 5e6
-    for text in ("mask AP <b>", "Mask AP against energy", "boxes of the original are found again"):
-        assert text in html
+    assert len((page / "report.html").read_text()) < 5e6
     header = "| class | ANN box AP | SNN box AP | ANN mask AP | SNN mask AP |"
-    assert "## Precision" in markdown and header in markdown
+    assert header in (page / "report.md").read_text()
 
 
 def test_detectors_are_compared_by_precision(cli, run, vit_run, images, tmp_path):
@@ -143,16 +139,6 @@ def test_the_doctor_examines_a_detector(cli, run, tmp_path):
     assert [row["what"] for row in rows] == ["none", "nearest alone", "allocate alone", "all"]
     counts = [row["energy"]["counts"] for row in rows]
     assert max(counts) < 1.15 * min(counts)
-
-
-def test_the_terminal_shows_the_essential_columns(cli, monkeypatch, tmp_path):
-    searched = "onespike.studies.reproduce.bench.Bench.searched"
-    monkeypatch.setattr(searched, lambda *_, **__: {"scale": 0.3})
-    done = cli(f"reproduce table-detection --limit 4 --images 4 --out {tmp_path}").good()
-    header = next(line for line in done.out.splitlines() if "ann box AP" in line)
-    assert max(map(len, done.out.splitlines()[:8])) < 140 and "ann box AP50" not in header
-    assert re.search(r"with \d\d columns", done.out)
-    assert "ann box AP50" in (tmp_path / "table-detection.csv").read_text()
 
 
 def test_demo_of_segmentation(cli, monkeypatch, tmp_path):

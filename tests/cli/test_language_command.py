@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -129,9 +128,7 @@ def test_networks_in_blocks_give_the_same_run_and_figures(cli, tmp_path):
     words = f"convert transformers:{network} --weights pretrained --preset sformer --calibrate {story} --length 16"
     cli(f"{words} --batch-size 2 --out {tmp_path / 'one'}").good()
     made = cli(f"{words} --batch-size 2 --device-map blocks:1MB --out {tmp_path / 'two'}").good()
-    parts = "weights 69.02 KB in 5 parts; in memory 0.10 KB always, 20.93 KB for model.layers.0"
-    assert f"blocks         {parts}" in made.out
-    assert re.search(r"carried per batch; available 1\.00 MB: \d+ batches at once", made.out)
+    assert "blocks         weights 69.02 KB in 5 parts" in made.out
     one, two = ((tmp_path / name / "thresholds.safetensors").read_bytes() for name in ("one", "two"))
     assert one == two
     records = []
@@ -143,6 +140,5 @@ def test_networks_in_blocks_give_the_same_run_and_figures(cli, tmp_path):
         for name in ("made", "seconds", "dead_share"):
             del records[-1][name]
     assert records[0] == records[1] and records[0]["windows"] == 6
-    message = "blocks: 20.93 KB for the largest block, model.layers.0, and 0.00 KB for one batch do"
     small = cli(f"{words} --device-map blocks:10KB --out {tmp_path / 'run'}").message()
-    assert small.startswith(message) and not (tmp_path / "run").exists()
+    assert small.startswith("blocks: 20.93 KB for the largest block") and not (tmp_path / "run").exists()

@@ -142,25 +142,21 @@ def test_a_neuron_of_the_file_is_known_in_time(cli, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("spec", "message"),
     [
-        ("absent", "unknown function in .* 'absent'"),
-        ("number", "it returns int. Return an nn.Module"),
-        ("broken", r"own_network.py: it fails at line \d+ \(ValueError: no weights\). Correct it."),
-        ("blind", "does not say how it reads an image. Set model.transform"),
+        ("{file}:absent", "unknown function in .* 'absent'"),
+        ("{file}:number", "it returns int. Return an nn.Module"),
+        ("{file}:broken", r"own_network.py: it fails at line \d+ \(ValueError: no weights\). Correct it."),
+        ("{file}:blind", "does not say how it reads an image. Set model.transform"),
+        ("net", "Write python:FILE.py:FACTORY"),
+        ("{file}x.py:make", "no such file"),
+        (
+            "{file.parent}/wrong.py:make",
+            r"it fails at line 1 \(ModuleNotFoundError: No module named 'no_such",
+        ),
     ],
 )
-def test_what_a_function_may_return(cli, file, tmp_path, name, message):
-    words = ("convert", f"python:{file}:{name}", "--calibrate", CALIBRATION, "--limit", 2)
+def test_what_cannot_be_run(cli, file, tmp_path, spec, message):
+    file.with_name("wrong.py").write_text("import no_such_package\n")
+    words = ("convert", f"python:{spec.format(file=file)}", "--calibrate", CALIBRATION, "--limit", 2)
     assert re.search(message, cli(*words, "--out", tmp_path / "run").message())
-
-
-def test_files_that_cannot_be_run(cli, tmp_path):
-    words = ("--calibrate", CALIBRATION, "--out", tmp_path / "run")
-    assert "Write python:FILE.py:FACTORY" in cli("convert", "python:net", *words).message()
-    assert "no such file" in cli("convert", f"python:{tmp_path}/absent.py:make", *words).message()
-    (tmp_path / "wrong.py").write_text("import no_such_package\n")
-    message = cli("convert", f"python:{tmp_path}/wrong.py:make", *words).message()
-    assert (
-        "it fails at line 1 (ModuleNotFoundError: No module named 'no_such_package'). Correct it." in message
-    )

@@ -5,24 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 from onespike.runs import storage
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr("onespike.reports.record.DRAWN_SCALES", (1.0,))
-    monkeypatch.setattr("onespike.reports.record.EXAMPLES", 2)
-    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (1.0, 0.25))
-    monkeypatch.setattr("onespike.diagnosis.measurement.WORST_KINDS", 0)
-    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest",))
-    monkeypatch.setattr(
-        "onespike.diagnosis.measurement.VARIANTS", {"nearest rounding": {"rounding": "nearest"}}
-    )
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     done = cli("report", run, "--data", images, "--limit", 4).good()
     assert done.out.startswith(f"written to {run / 'report'}: report.html (")
@@ -52,8 +37,9 @@ def test_a_report_without_data_says_what_is_missing(cli, run, tmp_path):
     assert "Nothing is measured here" in (tmp_path / "page" / "report.html").read_text()
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_doctor(cli, run, images, tmp_path):
+def test_the_doctor(cli, run, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (1.0, 0.25))
+    monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest",))
     done = cli(
         "doctor", run, "--data", images, "--images", 4, "--sites", "--json", tmp_path / "d.json"
     ).good()
