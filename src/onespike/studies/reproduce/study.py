@@ -130,6 +130,7 @@ LABELS = {
     **{column: f"energy ratio ({column})" for column in meanings()},
     "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
     "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels per side": "levels per side",
+    "value": "activation, or value of its spike", "share": "share of values",
     "seconds": "seconds", "ms per image": "ms per image", "firing": "spikes per neuron and input",
 }  # fmt: skip
 
@@ -173,26 +174,33 @@ def bars(name: str, *measures: str) -> Draw:
     return draw
 
 
-def curves(over: str, *measures: str, by: str = "", log: bool = False) -> Draw:
-    """Draw one panel per measure over a quantity, with one curve per value of `by`."""
+def curves(over: str, *measures: str, by: str = "", each: str = "", log: bool = False) -> Draw:
+    """Draw one panel per measure over a quantity, with one curve per value of `by`.
+
+    With `each`, every value of that column has a panel of its own, on a logarithmic scale.
+    """
 
     def draw(rows: Sequence[Row]) -> Figure:
-        made, _ = plots.figure(4.8 * len(measures), 3.6, columns=len(measures))
+        parts = dict.fromkeys(row.get(each) for row in rows)
+        panels = [(measure, part) for measure in measures for part in parts]
+        made, _ = plots.figure(4.8 * len(panels), 3.6, columns=len(panels))
         original = [row["ann"] for row in rows if row.get("ann") is not None]
-        for measure, panel in zip(measures, made.axes, strict=True):
+        for (measure, part), panel in zip(panels, made.axes, strict=True):
+            chosen = [row for row in rows if row.get(each) == part]
 
-            def points(key: str, group: Any) -> tuple[list[Row], list[Any], list[Any]]:
-                part = [r for r in rows if r.get(by) == group and None not in (r.get(key), r.get(over))]
-                part.sort(key=lambda row: float(row[over]))
-                return part, [row[over] for row in part], [row[key] for row in part]
+            def points(key: str, group: Any, rows: Sequence[Row] = chosen) -> list[Row]:
+                drawn = [r for r in rows if r.get(by) == group and None not in (r.get(key), r.get(over))]
+                return sorted(drawn, key=lambda r: float(r[over]))
 
-            for place, group in enumerate(dict.fromkeys(row.get(by) for row in rows)):
-                part, xs, ys = points(measure, group)
-                errors = [row.get("error") or 0.0 for row in part] if measure == "score" else None
+            for place, group in enumerate(dict.fromkeys(row.get(by) for row in chosen)):
+                curve, printed = points(measure, group), points(f"paper {measure}", group)
+                xs, ys = [row[over] for row in curve], [row[measure] for row in curve]
+                errors = [row.get("error") or 0.0 for row in curve] if measure == "score" else None
                 style: Any = {"color": COLORS[place % len(COLORS)], "elinewidth": 1, "capsize": 2}
-                panel.errorbar(xs, ys, errors, fmt="o-", label=group, **style)
-                part, xs, ys = points(f"paper {measure}", group)
-                if part:
+                label = f"{LABELS[by]} {group:g}" if isinstance(group, float) else group
+                panel.errorbar(xs, ys, errors, fmt=".-" if each else "o-", label=label, **style)
+                if printed:
+                    xs, ys = [row[over] for row in printed], [row[f"paper {measure}"] for row in printed]
                     panel.plot(xs, ys, "s--", color=plots.GRAY, label="in the paper")
             if measure == "score" and original:
                 style = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
@@ -202,6 +210,9 @@ def curves(over: str, *measures: str, by: str = "", log: bool = False) -> Draw:
                 ticks = sorted({float(row[over]) for row in rows})
                 panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
                 panel.minorticks_off()
+            if each:
+                panel.set_title(str(part), fontsize=10)
+                panel.set_yscale("log")
             panel.set_xlabel(LABELS.get(over, over))
             panel.set_ylabel(_label(rows, measure))
             if panel.get_legend_handles_labels()[1]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from onespike.energy.columns import PAPER
 from onespike.errors import DataError
 from onespike.neurons import Scale, ScaleFire
 from onespike.recipe import Recipe, preset
-from onespike.reports import plots
 from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Site, Visitor, visiting
 from onespike.sites.tracer import Tracer
@@ -22,9 +20,6 @@ from onespike.studies.reproduce.bench import SPREAD, Bench
 from onespike.studies.reproduce.study import Row, bars, curves, study
 from onespike.studies.reproduce.tables import literal, table
 from onespike.tasks import limit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 TIMESTEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -165,31 +160,6 @@ def complexity(bench: Bench) -> list[Row]:
     return rows
 
 
-def draw(rows: Sequence[Row]) -> Figure:
-    made, axes = plots.figure(16, 3.4, columns=4)
-
-    def points(stage: str, scale: float | None) -> tuple[list[float], list[float]]:
-        part = [row for row in rows if row["stage"] == stage and row["scale"] == scale]
-        return [row["value"] for row in part], [row["share"] for row in part]
-
-    for panel, stage in zip(axes, (*STAGES, "spikes"), strict=True):
-        if stage == "spikes":
-            colors = (plots.GRAY, plots.GREEN, plots.BLUE, plots.ORANGE)
-            for scale, color in zip(HISTOGRAM_SCALES, colors, strict=True):
-                panel.plot(*points(stage, scale), ".-", color=color, label=f"λ = {scale:g}")
-            panel.legend(frameon=False, fontsize=8)
-            panel.set_title("spikes of the pre-QKV activations", fontsize=10)
-            panel.set_xlabel("value of the spike, λθ·y")
-        else:
-            xs, shares = points(stage, None)
-            panel.bar(xs, shares, xs[1] - xs[0], color=plots.BLUE)
-            panel.set_title(f"{stage}: {next(r['site'] for r in rows if r['stage'] == stage)}", fontsize=10)
-            panel.set_xlabel("activation")
-        panel.set_yscale("log")
-        panel.set_ylabel("share of values")
-    return made
-
-
 def _chosen(bench: Bench) -> dict[str, str]:
     thresholds = bench.calibrated(preset("sformer"))
     chosen = {}
@@ -211,7 +181,7 @@ def _chosen(bench: Bench) -> dict[str, str]:
 @study(
     "figure-distributions",
     "Distributions of activations, and of their spikes at several λ",
-    draw,
+    curves("value", "share", by="scale", each="stage"),
     "One site for each stage, from the middle of the network. The shares of the spikes are those of the pre-QKV "
     "activations coded at each λ; zero is the silent neuron.",
 )
@@ -243,10 +213,10 @@ def distributions(bench: Bench) -> list[Row]:
 
 
 def _histogram(stage: str, site: str, values: Tensor) -> list[Row]:
-    low, high = float(values.min()), float(values.max())
-    share = torch.histc(values, BINS, low, high) / len(values)
-    width = (high - low) / BINS
+    counts, edges = torch.histogram(values, BINS)
+    middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values)
+    case = {"stage": stage, "site": site, "scale": None}
     return [
-        {"stage": stage, "site": site, "scale": None, "value": low + (i + 0.5) * width, "share": float(s)}
-        for i, s in enumerate(share)
+        {**case, "value": value, "share": share}
+        for value, share in zip(middles.tolist(), shares.tolist(), strict=True)
     ]
