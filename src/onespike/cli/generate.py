@@ -60,16 +60,10 @@ def generate(
     task: Any = pair.loaded.task
     check(task, "generate")
     batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
-    options: dict[str, Any] = {
-        "column": column,
-        "cache": cache,
-        "temperature": temperature,
-        "seed": seed or 0,
-    }
-    if stream:
-        screen = _Stream(task)
-        options |= {"report": screen.took, "streamer": screen}
-    written = write(pair.snn, batch, length, **options)
+    screen = _Stream(task)
+    streamed: Any = {"report": screen.took, "streamer": screen} if stream else {}
+    drawn: Any = {"temperature": temperature, "seed": seed or 0}
+    written = write(pair.snn, batch, length, column=column, cache=cache, **drawn, **streamed)
     texts, other = [task.said(ids) for ids in written.ids], []
     if original:
         moved = {k: v.to(written.ids.device) for k, v in batch.items()}
@@ -84,15 +78,8 @@ def generate(
     for text in (*(texts if not stream else ()), *(f"original: {text}" for text in other)):
         output.line(text, "")
     cells = [_cells("prefill", written.prefill, column), _cells("decode", written.decode, column)]
-    headers = (
-        "tokens",
-        "spikes/token",
-        "µJ/token",
-        "original µJ/token",
-        f"ratio ({column})",
-        "of what spikes",
-    )
-    output.rows(("", *headers, "tokens/s"), cells, left=(0,))
+    energies = "µJ/token", "original µJ/token", f"ratio ({column})", "of what spikes"
+    output.rows(("", "tokens", "spikes/token", *energies, "tokens/s"), cells, left=(0,))
     output.line(
         f"ratio {OF_ALL_MACS}; prices of {profile}; tokens per second with counting, which takes most of the time"
     )

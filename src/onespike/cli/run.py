@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,17 +136,13 @@ def _exports(folder: Path, formats: list[str]) -> dict[str, Stage]:
     from onespike.deploy.exports.base import prepare
     from onespike.runs.forms import export_pair
 
-    def stage(name: str) -> Stage:
-        file = folder / "export" / f"network{prepare(name, None)[0].suffix or f'-{name}'}"
+    def export(name: str, file: Path, pair: NetworkPair) -> NetworkPair:
+        if not file.exists():  # else it ended right after this stage
+            exported(export_pair(pair, name, file))
+        return pair
 
-        def export(pair: NetworkPair) -> NetworkPair:
-            if not file.exists():  # else it ended right after this stage
-                exported(export_pair(pair, name, file))
-            return pair
-
-        return export
-
-    return {f"export {name}": stage(name) for name in formats}
+    names = {name: f"network{prepare(name, None)[0].suffix or f'-{name}'}" for name in formats}
+    return {f"export {name}": partial(export, name, folder / "export" / file) for name, file in names.items()}
 
 
 def searches(recipe: Recipe) -> bool:

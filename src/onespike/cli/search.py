@@ -100,11 +100,9 @@ def _show(run: Path, data: str, outcome: Outcome) -> None:
                 (f"{trial.scale:.4f}", f"{trial.value:.4g}", *(figure(ratio, 3) for ratio in ratios))
             )
         output.rows(("λ", outcome.title, f"energy ({column})", "of what spikes"), cells)
-    cost = (
-        ""
-        if best.energy is None
-        else f", energy {beside(column, best.energy, spent.analog_share)} ({column})"
-    )
+    cost = ""
+    if best.energy is not None:
+        cost = f", energy {beside(column, best.energy, spent.analog_share)} ({column})"
     output.line(
         f"best λ    {best.scale:.4f}: {outcome.title} {best.value:.4g}{cost}",
         f"cost      {outcome.forwards} forward passes in {outcome.seconds:.0f} s; evaluating the whole folder once "

@@ -163,12 +163,9 @@ class Bench:
 
         def measure() -> dict[str, Any]:
             calibration = self.labeled(self.calibration, "ranges of integers")
-            batches, networks = (
-                self.labeled(self.test, "integer networks"),
-                (self.ann, self.converted(recipe)),
-            )
+            batches, spiking = self.labeled(self.test, "integer networks"), self.converted(recipe)
             metric = partial(self.loaded.task.metric, self.test)
-            return {"rows": compare_integers(*networks, PAPER, calibration, batches, metric)}
+            return {"rows": compare_integers(self.ann, spiking, PAPER, calibration, batches, metric)}
 
         return list(self.once("rivals " + spell(recipe), measure)["rows"])
 
