@@ -70,31 +70,23 @@ class Format:
     about: str
     write: Writer
     read: Reader
-    needs: tuple[str, ...]
-    extra: str
-    forms: tuple[bool, ...]
     suffix: str
+    needs: tuple[str, ...] = ()
+    extra: str = ""
+    forms: tuple[bool, ...] = (False, True)
 
 
 FORMATS: dict[str, Format] = {}
 
 
-def export_format(
-    name: str,
-    *,
-    read: Reader,
-    suffix: str,
-    needs: tuple[str, ...] = (),
-    extra: str = "",
-    forms: tuple[bool, ...] = (False, True),
-) -> Callable[[Writer], Writer]:
-    """Register a writer under the name of its format; the first line of its docstring is what it is about."""
+def export_format(name: str, **facts: Any) -> Callable[[Writer], Writer]:
+    """Register a writer with the other facts of its `Format`; the first line of its docstring is what it is about."""
 
     def register(write: Writer) -> Writer:
         if name in FORMATS:
             raise UsageError(f"the format '{name}' is registered already. Choose another name.")
         about = (write.__doc__ or "").strip().partition("\n")[0]
-        FORMATS[name] = Format(name, about, write, read, needs, extra, forms, suffix)
+        FORMATS[name] = Format(name, about, write, **facts)
         return write
 
     return register

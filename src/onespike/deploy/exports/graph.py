@@ -89,12 +89,14 @@ class Product(nn.Module):
                 "Pad in a layer of its own."
             )
         self.form, self.biased = (form,), form.biased  # no child: its buffers are not exported
-        up, down = form.times_up, form.times_down
-        once = bool((up == 1).all() and (down == 1).all())
-        weight = (form.weight.int() + ZERO).to(torch.uint8) if unsigned else form.weight
-        values = (weight, form.scale, form.bias, None if once else up, None if once else down)
-        for name, value in zip(("weight", "scale", "bias", "up", "down"), values, strict=True):
-            self.register_buffer(name, value)
+        once = bool((form.times_up == 1).all() and (form.times_down == 1).all())
+        self.register_buffer(
+            "weight", (form.weight.int() + ZERO).to(torch.uint8) if unsigned else form.weight
+        )
+        self.register_buffer("scale", form.scale)
+        self.register_buffer("bias", form.bias)
+        self.register_buffer("up", None if once else form.times_up)
+        self.register_buffer("down", None if once else form.times_down)
         self.facts = (form.most, site.sides != "positive", site.name)
         self.other = None if form.other is None else Product(site, form.other, unsigned)
 
@@ -210,7 +212,9 @@ class Graph:
         ]
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         held |= signature.inputs_to_lifted_tensor_constants
-        self.held = {node: (name, stored[name].detach()) for node, name in held.items()}
+        self.held = {
+            node: (name.removeprefix("network."), stored[name].detach()) for node, name in held.items()
+        }
         notes = []
         for example in (node.meta["val"] for node in self.inputs):
             fixed = [not isinstance(size, torch.SymInt) for size in example.shape]
@@ -220,14 +224,93 @@ class Graph:
                 notes.append(LENGTH.format(example.shape[1]))
         self.notes = tuple(dict.fromkeys(notes))
 
+    def name(self, node: fx.Node) -> str:
+        """Return the name of a result, or of the tensor that is held there."""
+        return self.held[node.name][0] if node.name in self.held else node.name
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The held tensors that a node reads, by name."""
+        nodes = self.program.graph.nodes
+        return dict(self.held[node.name] for node in nodes if node.users and node.name in self.held)
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """The nodes that compute, in running order."""
+        return [node for node in self.program.graph.nodes if node.op == "call_function"]
+
     def tensor(self, argument: Any) -> Tensor | None:
         """Return the held tensor that an argument of a node stands for, if any."""
         held = self.held.get(argument.name) if isinstance(argument, fx.Node) else None
         return None if held is None else held[1]
 
+    @property
+    def results(self) -> list[fx.Node]:
+        """The nodes whose values it returns, in order."""
+        *_, last = self.program.graph.nodes
+        returned: Any = last.args[0]
+        return list(returned)[-len(self.program.graph_signature.user_outputs) :]
 
-def trace(module: nn.Module, batch: Any) -> Graph:
-    """Return what a module runs, by `torch.export` with an open batch size where the network permits it."""
+
+def operation_of(node: fx.Node) -> str:
+    """Return the name of what a node does; `default` is left out of our own."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        text = str(node.target)
+        return text.removesuffix(".default") if text.startswith("spikes.") else text
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a node by the names that its operation gives them, with its defaults."""
+    target: Any = node.target
+    parameters = target._schema.arguments
+    passed = dict(zip((parameter.name for parameter in parameters), node.args, strict=False)) | node.kwargs
+    return {parameter.name: passed.get(parameter.name, parameter.default_value) for parameter in parameters}
+
+
+def kind_of(value: Any) -> str:
+    """Return the type of a result: `float`, `int` or `bool`."""
+    dtype = value if isinstance(value, torch.dtype) else value.meta["val"].dtype
+    return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
+
+
+CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default",
+          "aten.sym_constrain_range_for_size.default")  # fmt: skip
+ALIASES = ("aten.dropout.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
+           "aten.detach_.default")  # fmt: skip
+COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default")
+
+
+def _purify_(graph: fx.Graph) -> None:
+    """Remove checks, other names and copies of a value; what changes a value in place returns another one."""
+    graph.eliminate_dead_code()
+    before, copies = set[fx.Node](), list[Any]()
+    first: Any
+    for node in graph.nodes:
+        op, first = operation_of(node), node.args[0] if node.args else None
+        before.add(node)
+        if op in CHECKS:
+            graph.erase_node(node)
+        elif op in ALIASES or (op.startswith("aten.to.") and kind_of(node) == kind_of(first)):
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+        elif op in COPIES:
+            copies.append(node)
+        elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            space, name, overload = op.split(".")
+            node.target = getattr(getattr(getattr(torch.ops, space), name.removesuffix("_")), overload)
+            # later readers read the result
+            first.replace_all_uses_with(node, lambda reader: reader not in before)
+    for node in copies:  # only now: a copy stays as it is when its original changes
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def trace(module: nn.Module, batch: Any, *, pure: bool = False) -> Graph:
+    """Return what a module runs, by `torch.export` with an open batch size where the network permits it.
+
+    `pure` leaves only nodes that compute a value of their own.
+    """
     args, kwargs = call(lambda *args, **kwargs: (args, kwargs), batch)
 
     def batched(leaf: Any) -> Any:
@@ -252,4 +335,6 @@ def trace(module: nn.Module, batch: Any) -> Graph:
             "Its forward must not depend on values."
         ) from error
     program._guards_code = []  # of several inputs they speak by names that only the network's own forward has
+    if pure:
+        _purify_(program.graph)
     return Graph(program)

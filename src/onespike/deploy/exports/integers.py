@@ -19,8 +19,7 @@ from torch import Tensor, fx
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer, tensors
-from onespike.deploy.exports.graph import Graph, Marked, marked, trace
-from onespike.deploy.exports.operations import Fire
+from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
 from onespike.deploy.exports.thresholds import integer_thresholds
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
@@ -99,10 +98,6 @@ class NetworkRecord:
     sha256: str
 
 
-SAME = ("aten.dropout.default", "aten.contiguous.default", "aten.clone.default", "aten.alias.default",
-        "aten.detach.default", "aten.detach_.default", "aten.lift_fresh_copy.default")  # fmt: skip
-LEFT_OUT = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default",
-            "aten.sym_constrain_range_for_size.default")  # fmt: skip
 PLACES = ("device", "layout", "pin_memory", "memory_format")
 """Arguments about memory, which no record needs."""
 
@@ -122,7 +117,7 @@ def write(request: Request, file: Path) -> Foreign:
 
     batch = example(request.batches)
     network = marked(request.network, batch)
-    graph = trace(network, batch)
+    graph = trace(network, batch, pure=True)
     record, stored = _described(graph, network, dict(request.facts))
     file.mkdir()
     answer = Replay(record, stored)(batch)
@@ -158,106 +153,64 @@ def _described(
     graph: Graph, network: Marked, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the record of a graph, and the tensors that it names."""
-    graph.program.graph.eliminate_dead_code()
-    renamed: dict[str, str] = {}
-    tensors: dict[str, Tensor] = {}
-    nodes: list[dict[str, Any]] = []
-    fires: dict[str, fx.Node] = {}
-    for node in graph.program.graph.nodes:
-        op = operation_of(node)
-        if node.name in graph.held:
-            name, value = graph.held[node.name]
-            renamed[node.name] = name.removeprefix("network.")
-            if node.users:
-                tensors[renamed[node.name]] = value
-        elif node.op != "call_function" or op in LEFT_OUT:
-            continue
-        elif op in SAME or (op.startswith("aten.to.") and _kind(node) == _kind(node.args[0])):
-            first = node.args[0].name
-            renamed[node.name] = renamed.get(first, first)
-        else:
-            args = [_argument(a, renamed) for a in node.args]
-            kwargs = {k: _argument(a, renamed) for k, a in node.kwargs.items() if k not in PLACES}
-            if op.startswith("aten.to."):
-                op, args, kwargs = "aten.to.dtype", [args[0], _kind(node)], {}
-            nodes.append({"name": node.name, "op": op, "args": args, "kwargs": kwargs})
-            _without_change(nodes[-1], renamed)
-            if op == "spikes.fire":
-                fires[Fire.of(node).site] = node
+    tensors, nodes = graph.tensors, graph.calls
+    fires = {arguments(node)["site"]: node for node in nodes if operation_of(node) == "spikes.fire"}
     if len(fires) < len(network.sites):
         twice = next(s for s in network.sites if network.sites.count(s) > 1)
         raise UsageError(
             f"export: {twice} fires more than once in a forward, which integers cannot hold. Try format='onnx'."
         )
-    results = [renamed.get(name, name) for name in graph.program.graph_signature.user_outputs]
-    sites = {name: _site(fires[name], graph, renamed, tensors) for name in network.sites}
+    sites = {name: _site(fires[name], graph, tensors) for name in network.sites}
     record = {
         "format": "onespike-integers",
         "version": VERSION,
         "inputs": [node.name for node in graph.inputs],
-        "outputs": dict(zip(network.outputs, results, strict=False)),
+        "outputs": dict(zip(network.outputs, map(graph.name, graph.results), strict=False)),
         "sites": sites,
-        "nodes": nodes,
+        "nodes": [_node(node, graph) for node in nodes],
         "facts": facts,
     }
     return record, tensors
 
 
-def _site(node: fx.Node, graph: Graph, renamed: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    neuron, typical = Fire.of(node), None
-    decodes: Any = next((user for user in node.users if operation_of(user) == "spikes.decode"), None)
-    units = (neuron.positive, neuron.negative) if decodes is None else decodes.args[1:3]
-    offset, gain = None if decodes is None else decodes.args[4], neuron.gain
+def _node(node: fx.Node, graph: Graph) -> dict[str, Any]:
+    op, args = operation_of(node), [_argument(a, graph) for a in node.args]
+    kwargs = {name: _argument(a, graph) for name, a in node.kwargs.items() if name not in PLACES}
+    if op.startswith("aten.to."):
+        op, args, kwargs = "aten.to.dtype", [args[0], kind_of(node)], {}
+    return {"name": node.name, "op": op, "args": args, "kwargs": kwargs}
+
+
+def _site(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    neuron, typical = arguments(node), None
+    decode = next((arguments(user) for user in node.users if operation_of(user) == "spikes.decode"), neuron)
+    gain = neuron["gain"]
     if isinstance(gain, fx.Node) and operation_of(gain) == "spikes.row_gain":
-        _, typical, _, gain = gain.args
+        typical, gain = arguments(gain)["typical"], arguments(gain)["gain"]
     sums = integer_thresholds(node, graph)
     decides = {"thresholds": sums and sums.above, "below": sums and sums.below}
-    tensors |= {f"{side}.{neuron.site}": value for side, value in decides.items() if value is not None}
+    tensors |= {f"{side}.{neuron['site']}": value for side, value in decides.items() if value is not None}
 
     def tensor(of: Any) -> str | None:
-        return None if of is None else renamed[of.name]
+        return None if of is None else graph.name(of)
 
     return {
-        "fires": node.name, "sides": neuron.sides, "levels": list(neuron.levels), "bounds": list(neuron.bounds),
-        "steps": [tensor(neuron.positive), tensor(neuron.negative)], "units": [tensor(unit) for unit in units],
-        "center": tensor(neuron.center), "gain": tensor(gain), "offset": tensor(offset), "typical": tensor(typical),
-        **{side: None if value is None else f"{side}.{neuron.site}" for side, value in decides.items()},
+        "fires": node.name, "sides": neuron["sides"], "levels": list(neuron["levels"]), "bounds": list(neuron["bounds"]),
+        "steps": [tensor(neuron["positive"]), tensor(neuron["negative"])],
+        "units": [tensor(decode["positive"]), tensor(decode["negative"])],
+        "center": tensor(neuron["center"]), "gain": tensor(gain), "offset": tensor(decode.get("offset")),
+        "typical": tensor(typical), **{side: None if value is None else f"{side}.{neuron['site']}" for side, value in decides.items()},
         "of": sums and sums.product, "shape": [],
     }  # fmt: skip
 
 
-def operation_of(node: fx.Node) -> str:
-    """Return the name of what a node does; `default` is left out of our own."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        text = str(node.target)
-        return text.removesuffix(".default") if text.startswith("spikes.") else text
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _without_change(node: dict[str, Any], renamed: dict[str, str]) -> None:
-    """Write an in-place operation as a pure one: later readers read the result."""
-    space, name, *overload = node["op"].split(".") if "." in node["op"] else ("", node["op"])
-    if not name.endswith("_") or name.endswith("__"):
-        return
-    node["op"] = ".".join((space, name.removesuffix("_"), *overload))
-    changed = node["args"][0][VALUE]
-    readers = [reader for reader, name in renamed.items() if name == changed]
-    renamed |= dict.fromkeys([*readers, changed], node["name"])
-
-
-def _kind(of: Any) -> str:
-    """Return the type of a result: `float`, `int` or `bool`."""
-    dtype = of if isinstance(of, torch.dtype) else of.meta["val"].dtype
-    return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
-
-
-def _argument(value: Any, renamed: dict[str, str]) -> Any:
+def _argument(value: Any, graph: Graph) -> Any:
     if isinstance(value, fx.Node):
-        return {VALUE: renamed.get(value.name, value.name)}
+        return {VALUE: graph.name(value)}
     if isinstance(value, (list, tuple)):
-        return [_argument(v, renamed) for v in value]
+        return [_argument(v, graph) for v in value]
     if isinstance(value, torch.dtype):
-        return _kind(value)
+        return kind_of(value)
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return {"number": "inf" if value > 0 else "-inf"}
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -24,18 +24,16 @@ from torch import Tensor, fx
 from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparison import Answer
-from onespike.deploy.exports.graph import Graph, marked, trace
-from onespike.deploy.exports.integers import LEFT_OUT, SAME, operation_of
-from onespike.deploy.exports.operations import Fire, Multiply
+from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
 from onespike.deploy.exports.thresholds import RELU, level_thresholds
 from onespike.errors import UsageError
 
+SIZES = ("aten.sym_size.int", "mul")
 SHAPES = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
 PRODUCTS = ("spikes.linear", "spikes.conv", "aten.linear.default", "aten.conv2d.default")
 PLAIN = "Convert with preset='sformer' and io='spiking', or try format='integers'."
 """The remedy for what the passes have made."""
-DEFAULTS = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
-"""The arguments of a convolution of values; a linear map has the first three."""
+POINT = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
 Copies = list[float]
 """Of each copy of a neuron, the difference of two levels that its spike is worth, with the sign of its side."""
 
@@ -65,11 +63,24 @@ def write(request: Request, file: Path) -> Foreign:
     if not isinstance(batch, Tensor):
         raise refuse("this network takes more than one tensor")
     network = marked(request.network, batch)
-    chain = Chain(trace(network, batch))
+    chain = Chain(trace(network, batch, pure=True))
     nir.write(contents := io.BytesIO(), nir.NIRGraph(nodes=chain.nodes, edges=chain.edges))
     file.write_bytes(contents.getbuffer())  # HDF5 cannot close a file on a full disk
     fires = {site: chain.fires[site] for site in network.sites}
     return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires))
+
+
+class Product(NamedTuple):
+    """A product that waits for its neuron: the node, its arguments by name, and its tensors in double."""
+
+    node: fx.Node
+    arguments: dict[str, Any]
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor | None
+    """None for a product of values."""
+    times: tuple[Tensor | None, Tensor | None]
+    """The units of a count of each sign."""
 
 
 class Chain:
@@ -78,7 +89,7 @@ class Chain:
     Attributes:
         fires: site → the node whose spikes are its counts, and what they are worth.
         copies: of the neurons before; None where a real value comes.
-        product: the product that waits for its neuron, and the `shape` of its result.
+        product: the product that waits for its neuron.
         between: pools and changes of shape between it and its neuron.
     """
 
@@ -90,35 +101,34 @@ class Chain:
         self.edges: list[tuple[str, str]] = []
         self.fires: dict[str, tuple[str, Copies]] = {}
         self.copies: Copies | None = None
-        self.product: Multiply | None = None
+        self.product: Product | None = None
         self.between: list[fx.Node] = []
         before, rectified = graph.inputs[0], False
         self.nodes["input"] = nir.Input(input_type={"input": _shape(before)})
-        for node in graph.program.graph.nodes:
+        for node in graph.calls:
             op = operation_of(node)
-            if node.op != "call_function" or op in LEFT_OUT or op in ("aten.sym_size.int", "mul"):
+            if op in SIZES:
                 continue
             if node.args[0] is not before:
                 raise refuse(f"{_where(node)} has a branch ({op})")
             before = node
-            if op in SAME or op.startswith("aten.to."):
-                continue
             if op in PRODUCTS:
-                self.product, self.shape, rectified = self._weighted(node, op), _shape(node), False
-            elif op in RELU and self.product is not None:
+                self.product, rectified = self._weighted(node, op), False
+            elif op == RELU and self.product is not None:
                 rectified = True  # its neuron fires on positive inputs alone
             elif op in (*SHAPES, "aten.max_pool2d.default"):
                 self.between.append(node)
             elif op == "spikes.fire":
-                self._fire(Fire.of(node))
+                self._fire(**arguments(node))
             else:
                 raise refuse(f"{op} stands before {_where(node)}")
         if self.product is None or self.between or rectified:
             raise refuse("the network does not end with a product")
-        product, weight = self.product, self._copied(self.product)
-        if product.scale is not None:
-            weight = weight * by_rows(product.scale, weight)
-        self._affine("output_layer", weight, product.bias, product.counts, *product.geometry[:3])
+        weight, scale = self._copied(self.product), self.product.scale
+        weight = weight if scale is None else weight * by_rows(scale, weight)
+        self._affine(
+            "output_layer", weight, self.product.bias, self.product.node.args[0], self.product.arguments
+        )
         self._add("output", nir.Output(output_type={"output": _shape(before)}))
 
     def _add(self, name: str, node: Any) -> None:
@@ -126,75 +136,70 @@ class Chain:
         self.edges.append((self.last, name))
         self.last = name
 
-    def _weighted(self, node: fx.Node, op: str) -> Multiply:
-        """Read a product, its tensors in double, and refuse what NIR cannot multiply; one of values has no scale."""
-        where, convolution = _where(node), "conv" in op
-        if op.startswith("spikes."):
-            product = Multiply.of(node)
-        elif self.product is None and self.copies is None:
-            args: list[Any] = [*node.args, *DEFAULTS[len(node.args) :]]
-            x, weight, bias, *geometry = args
-            product = Multiply(x, weight, None, bias, None, None, None, tuple(geometry), where)
-        else:
+    def _weighted(self, node: fx.Node, op: str) -> Product:
+        """Read a product, and refuse what NIR cannot multiply."""
+        where, convolution, named = _where(node), "conv" in op, arguments(node)
+        if not op.startswith("spikes.") and (self.product is not None or self.copies is not None):
             raise UsageError(
                 f"export: nir has no ReLU, and the input of the product before {where} stays analog. "
                 "Convert with io='spiking'."
             )
         if node.meta["val"].dim() != (4 if convolution else 2):
             raise refuse(f"the product before {where} is neither of vectors nor of images")
-        if convolution and product.geometry[3] != 1:
+        if convolution and named["groups"] != 1:
             raise refuse(f"the convolution before {where} has groups")
-        weight, scale, bias, up, down = (self._double(argument) for argument in product[1:6])
+        weight, bias, scale, *times = (
+            self._double(named.get(name)) for name in ("weight", "bias", "scale", "up", "down")
+        )
         if bias is not None and bias.dim() > 1:
             raise refuse(f"the bias before {where} differs by place")
         bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return product._replace(weight=weight, scale=scale, bias=bias, up=up, down=down)
+        return Product(node, named, weight, bias, scale, tuple(times))
 
     def _double(self, argument: Any) -> Any:
         tensor = self.graph.tensor(argument)
         return None if tensor is None else tensor.double()
 
-    def _copied(self, product: Multiply) -> Tensor:
+    def _copied(self, product: Product) -> Tensor:
         """Return the weight with one block of inputs per copy of the neurons before."""
-        weight: Tensor = product.weight
+        weight, (up, down) = product.weight, product.times
         if self.copies is None:
             return weight
         shape = (1, -1, *[1] * (weight.dim() - 2))
-        times = {True: product.up, False: product.down}
-        blocks = [(weight * worth, times[worth > 0]) for worth in self.copies]
+        blocks = [(weight * worth, up if worth > 0 else down) for worth in self.copies]
         return torch.cat([block if by is None else block * by.view(shape) for block, by in blocks], 1)
 
-    def _affine(self, name: str, weight: Tensor, bias: Tensor, x: Any, *geometry: Any) -> None:
+    def _affine(self, name: str, weight: Tensor, bias: Tensor, x: Any, geometry: dict[str, Any]) -> None:
         import nir
 
         kernel, added = weight.float().numpy(), bias.float().numpy()
         if weight.dim() == 2:
             self._add(name, nir.Affine(weight=kernel, bias=added))
             return
-        stride, padding, dilation = (tuple(part) if len(part) == 2 else tuple(part) * 2 for part in geometry)
         size = tuple(int(n) for n in x.meta["val"].shape[2:])
+        stride, padding, dilation = (tuple(geometry[part]) for part in ("stride", "padding", "dilation"))
         self._add(name, nir.Conv2d(size, kernel, stride, padding, dilation, 1, added))
 
-    def _fire(self, neuron: Fire) -> None:
+    def _fire(
+        self, x: fx.Node, center: Any, gain: Any, sides: str, levels: list[int], bounds: list[float], site: str, **steps: Any
+    ) -> None:  # fmt: skip
         """Write a neuron: the waiting product with one row per level, one IF of threshold 1, and what follows it."""
-        site = neuron.site
-        if neuron.center is not None or neuron.gain is not None:
+        if center is not None or gain is not None:
             raise refuse(f"{site} has a center or gains", PLAIN)
-        steps: Any = [self._double(side) for side in (neuron.positive, neuron.negative)]
-        if any(step.numel() > 1 for step in steps):
+        step = {1: self._double(steps["positive"]), -1: self._double(steps["negative"])}
+        if any(side.numel() > 1 for side in step.values()):
             raise refuse(f"{site} has a step for each channel")
-        signs = {"positive": (1,), "negative": (-1,)}.get(neuron.sides, (1, -1))
-        jumps = torch.tensor(neuron.bounds, dtype=torch.float64) - 0.5
-        thresholds = torch.cat([sign * jumps * steps[0 if sign > 0 else 1] for sign in signs])
-        levels = list(pairwise((0, *neuron.levels)))
-        copies = [float(sign * (upper - lower)) for sign in signs for lower, upper in levels]
-        name, shape = f"fire{len(self.fires)}", _shape(neuron.x)
+        signs = {"positive": (1,), "negative": (-1,)}.get(sides, (1, -1))
+        jumps = torch.tensor(bounds, dtype=torch.float64) - 0.5
+        thresholds = torch.cat([sign * jumps * step[sign] for sign in signs])
+        copies = [float(sign * (high - low)) for sign in signs for low, high in pairwise((0, *levels))]
+        name, shape = f"fire{len(self.fires)}", _shape(x)
         if self.product is None:  # the network's own input
             if self.copies is not None or len(shape) not in (1, 3):
                 raise refuse(f"{site} codes an input of {len(shape)} dimensions")
             weight = torch.cat([torch.eye(shape[0], dtype=torch.float64) / t for t in thresholds])
             weight = weight if len(shape) == 1 else weight[..., None, None]
-            self._affine(f"{name}_levels", weight, torch.zeros(len(weight)), neuron.x, (1, 1), (0, 0), (1, 1))
+            self._affine(f"{name}_levels", weight, torch.zeros(len(weight)), x, POINT)
         else:
             if signs != (1,):
                 raise refuse(f"{site} fires on negative inputs, which no ReLU leaves")
@@ -202,10 +207,10 @@ class Chain:
             if product.scale is None:
                 rows, bias = (torch.cat([part / t for t in thresholds]) for part in (weight, product.bias))
             else:
-                first = level_thresholds(product.scale, product.bias, steps[0], neuron.bounds).double()
+                first = level_thresholds(product.scale, product.bias, step[1], bounds).double()
                 rows, bias = torch.cat([weight] * len(copies)), (1.5 - first).t().flatten()
-            self._affine(f"{name}_levels", rows, bias, product.counts, *product.geometry[:3])
-            shape = self.shape
+            self._affine(f"{name}_levels", rows, bias, product.node.args[0], product.arguments)
+            shape = _shape(product.node)
         size = (len(copies) * shape[0], *shape[1:])
         self._add(name, _neurons(size, 1.0))
         for index, node in enumerate(self.between):
@@ -223,11 +228,11 @@ class Chain:
                 raise refuse(f"the shape changes before {_where(node)}")
             self._add(f"{name}_flat", nir.Flatten(input_type={"input": _array(size)}, start_dim=0))
             return (copies * int(shape[0]),)
-        args: Any = (*node.args[1:], None, None, None)
-        kernel, stride, padding, dilation = args[:4]
-        if any(n != 0 for n in padding or ()) or any(n != 1 for n in dilation or ()):
+        pool = arguments(node)
+        if any(n != 0 for n in pool["padding"]) or any(n != 1 for n in pool["dilation"]):
             raise refuse(f"the max-pool before {_where(node)} has a padding or a dilation")
-        parts = (_array(part) for part in (kernel, stride or kernel, (0, 0)))
+        kernel = pool["kernel_size"]
+        parts = (_array(part) for part in (kernel, pool["stride"] or kernel, (0, 0)))
         self._add(f"{name}_pool", nir.SumPool2d(*parts))
         pooled = (size[0], *(int(n) for n in shape[1:]))
         self._add(f"{name}_any", _neurons(pooled, 0.5))
@@ -249,7 +254,7 @@ def _where(node: fx.Node) -> str:
     while seen:
         reader = seen.pop(0)
         if operation_of(reader) == "spikes.fire":
-            return Fire.of(reader).site
+            return str(arguments(reader)["site"])
         seen += list(reader.users)
     return "the output"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,44 +36,6 @@ def operation(definition: Callable[..., Tensor]) -> Any:
     LIBRARY.define(name + torch.library.infer_schema(definition, mutates_args=()))
     LIBRARY.impl(name, definition, "CompositeImplicitAutograd")
     return getattr(torch.ops.spikes, name)
-
-
-class Fire(NamedTuple):
-    """The arguments of a node `spikes.fire`; `positive` and `negative` are the steps."""
-
-    x: Any
-    positive: Any
-    negative: Any
-    center: Any
-    gain: Any
-    sides: str
-    levels: list[int]
-    bounds: list[float]
-    site: str
-
-    @staticmethod
-    def of(node: Any) -> Fire:
-        return Fire(*node.args)
-
-
-class Multiply(NamedTuple):
-    """The arguments of a node `spikes.linear` or `spikes.conv`; geometry is stride, padding, dilation and groups."""
-
-    counts: Any
-    weight: Any
-    scale: Any
-    bias: Any
-    up: Any
-    down: Any
-    gain: Any
-    geometry: tuple[Any, ...]
-    site: str
-
-    @staticmethod
-    def of(node: Any) -> Multiply:
-        counts, weight, scale, bias, up, down, *rest, _, _, site = node.args
-        gain, geometry = (rest[0], ()) if len(rest) == 1 else (None, tuple(rest))
-        return Multiply(counts, weight, scale, bias, up, down, gain, geometry, site)
 
 
 @operation
@@ -136,7 +98,7 @@ def conv(
     return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows))
 
 
-@torch.library.custom_op("spikes::sums", mutates_args=())
+@operation
 def sums(
     units: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
     most: int, signed: bool,
@@ -145,11 +107,3 @@ def sums(
     whole = weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
     geometry = (stride, padding, dilation, groups) if stride else ()
     return multiply(units.double(), whole, *geometry).to(units.dtype)
-
-
-@sums.register_fake
-def _(
-    units: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, *_: Any
-) -> Tensor:
-    geometry = (stride, padding, dilation, groups) if stride else ()
-    return multiply(units, weight.to(units.dtype), *geometry)

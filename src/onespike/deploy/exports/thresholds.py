@@ -2,28 +2,24 @@
 
     (scale·S + bias − center)/step + ½ ≥ bound   ⟺   S ≥ T,   T one integer for each output and level
 
-Negative levels likewise, from the other side. That holds where nothing but ReLU, max-pooling and functions that change
-no value stand between a product and the neuron behind it.
+Negative levels likewise, from the other side. That holds where nothing but ReLU and max-pooling stand between a product
+and the neuron behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from onespike.deploy.exports.graph import Graph
-from onespike.deploy.exports.operations import Fire, Multiply
+from onespike.deploy.exports.graph import Graph, arguments, operation_of
 from onespike.deploy.folding import flat
 
-RELU = ("aten.relu.default", "aten.relu_.default")
-MONOTONE = (
-    *RELU, "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.dropout.default", "aten.to.dtype",
-    "aten.contiguous.default",
-)  # fmt: skip
-PRODUCTS = ("spikes.linear.default", "spikes.conv.default")
+RELU = "aten.relu.default"
+MONOTONE = (RELU, "aten.max_pool2d.default", "aten.max_pool1d.default")
+PRODUCTS = ("spikes.linear", "spikes.conv")
 LARGEST = 2**31 - 1
 
 
@@ -37,28 +33,28 @@ class Sums(NamedTuple):
 
 def integer_thresholds(node: fx.Node, graph: Graph) -> Sums | None:
     """Return the thresholds of a neuron in sums of the product before it; None where sums do not decide."""
-    neuron = Fire.of(node)
-    product, rectified = neuron.x, False
-    while isinstance(product, fx.Node) and str(product.target) in MONOTONE:
-        rectified, product = rectified or str(product.target) in RELU, product.args[0]
-    if neuron.gain is not None or not isinstance(product, fx.Node) or str(product.target) not in PRODUCTS:
+    neuron, rectified = arguments(node), False
+    before: Any = neuron["x"]
+    while operation_of(before) in MONOTONE:
+        rectified, before = rectified or operation_of(before) == RELU, before.args[0]
+    if neuron["gain"] is not None or operation_of(before) not in PRODUCTS:
         return None
-    multiply = Multiply.of(product)
-    weight, scale, bias = (graph.tensor(of) for of in multiply[1:4])
-    by_row = multiply.gain is not None or (bias is not None and bias.dim() > 1)
+    product = arguments(before)
+    weight, scale, bias = (graph.tensor(product[name]) for name in ("weight", "scale", "bias"))
+    by_row = product.get("gain") is not None or (bias is not None and bias.dim() > 1)
     if weight is None or scale is None or by_row:
         return None
-    values = (graph.tensor(of) for of in (neuron.positive, neuron.negative, neuron.center))
+    values = (graph.tensor(neuron[of]) for of in ("positive", "negative", "center"))
     constants = [torch.zeros(1) if value is None else flat(value, 1 - weight.dim()) for value in values]
     if any(len(constant) not in (1, len(weight)) for constant in constants):
         return None  # steps or centers differ along another axis than outputs
     up, down, center = constants
     bias = torch.zeros_like(scale) if bias is None else bias
     low = 0.0 if rectified else -torch.inf
-    above = level_thresholds(scale, bias, up, neuron.bounds, center, low)
-    below = -level_thresholds(scale, -bias, down, neuron.bounds, -center, -torch.inf, -low)
-    sides = neuron.sides
-    return Sums(product.name, None if sides == "negative" else above, None if sides == "positive" else below)
+    above = level_thresholds(scale, bias, up, neuron["bounds"], center, low)
+    below = -level_thresholds(scale, -bias, down, neuron["bounds"], -center, -torch.inf, -low)
+    sides = neuron["sides"]
+    return Sums(before.name, None if sides == "negative" else above, None if sides == "positive" else below)
 
 
 def level_thresholds(
