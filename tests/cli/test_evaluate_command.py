@@ -62,14 +62,13 @@ def test_forms_in_one_table(cli, small_run, images, tmp_path, monkeypatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(torch, "compile", lambda network: fails)
-    monkeypatch.setattr("onespike.runs.forms._bytes", lambda network: 20_000)
     words = f"evaluate {small_run} --data {images} --limit 4 --batch-size 2 --json {file}"
     done = cli(words, "--format", "original,eager,integer,compiled,pt2").good()
     assert "compiled: torch.compile fails on this network (no C++ compiler)." in done.out
     rows = {row["form"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == ["original", "eager", "integer", "compiled", "pt2"]
     assert rows.pop("compiled")["refused"]
-    assert all(row["milliseconds"] > 0 and row["bytes"] > 1e4 and not row["refused"] for row in rows.values())
+    assert all(row["milliseconds"] > 0 and row["bytes"] > 0 and not row["refused"] for row in rows.values())
     assert rows["pt2"]["score"] == rows["eager"]["score"]  # the same bits
 
 

@@ -64,6 +64,9 @@ ELSEWHERE = {
     "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
         "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it"
     ),
+    "onespike evaluate RUN --data DIR --limit 64 --format all": (
+        "makes every form, one by one: tests/cli/test_evaluate_command.py makes some, tests/exports/test_matrix.py all"
+    ),
     "python examples/neurobench_metric.py": "needs neurobench: tests/test_examples.py runs it where that is installed",
     "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
     "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
