@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 import torch
+from torch import nn
 from command_line import CONVERT, TEST
 
 EVALUATE = f"--data {TEST} --limit 4 --json"
@@ -58,10 +59,11 @@ def test_networks_are_compared_at_the_prices_of_a_profile(cli, tmp_path, vit_run
 def test_forms_in_one_table(cli, small_run, images, tmp_path, monkeypatch):
     file = tmp_path / "rows.json"
 
-    def fails(*_: object) -> object:
-        raise RuntimeError("no C++ compiler")
+    class Uncompiled(nn.Module):
+        def forward(self, *_: object) -> None:
+            raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(torch, "compile", lambda network: fails)
+    monkeypatch.setattr(torch, "compile", lambda network: Uncompiled())
     words = f"evaluate {small_run} --data {images} --limit 4 --batch-size 2 --json {file}"
     done = cli(words, "--format", "original,eager,integer,compiled,pt2").good()
     assert "compiled: torch.compile fails on this network (no C++ compiler)." in done.out

@@ -67,7 +67,6 @@ ELSEWHERE = {
     "onespike evaluate RUN --data DIR --limit 64 --format all": (
         "makes every form, one by one: tests/cli/test_evaluate_command.py makes some, tests/exports/test_matrix.py all"
     ),
-    "python examples/neurobench_metric.py": "needs neurobench: tests/test_examples.py runs it where that is installed",
     "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
     "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
     "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --main_process_ip HOST --main_process_port 29500 -m onespike evaluate run --data imagenet/val --json result.json": LAUNCHED,
