@@ -88,7 +88,13 @@ def report(
         records = [{**reported(run), "run": str(run)} for run in runs]
     else:
         pairs = {run: load(run, device=device) for run in runs}
-        _check_tasks({run: pair.loaded.task.name for run, pair in pairs.items()})
+        first, tasks = runs[0], {run: pair.loaded.task.name for run, pair in pairs.items()}
+        for other in runs:  # before data of one task is read as data of another
+            if tasks[other] != tasks[first]:
+                raise UsageError(
+                    f"report: the task of {first} is {tasks[first]}, that of {other} is {tasks[other]}. "
+                    "Compare runs of one task at a time."
+                )
         for run in runs:
             result = evaluate_pair(
                 pairs[run], items(run, pairs[run]), batch_size=batch_size, progress=progress
@@ -123,17 +129,6 @@ def _compare(names: list[str], records: list[dict[str, Any]], out: Path, energy:
         more = {f"energy ({column})": [figure(one["energy"][column], 3) for one in evaluations]}
         output.rows(*comparison("run", names, compared(evaluations), more), left=(0,))
     output.tables(out / "compare.csv", out / "compare.tex")
-
-
-def _check_tasks(tasks: dict[Path, str]) -> None:
-    """Refuse runs of different tasks by name, before data of one of them is read as data of the other."""
-    first, *others = tasks.items()
-    for other in others:
-        if other[1] != first[1]:
-            raise UsageError(
-                f"report: the task of {first[0]} is {first[1]}, that of {other[0]} is {other[1]}. "
-                "Compare runs of one task at a time."
-            )
 
 
 @dataclass(frozen=True)
