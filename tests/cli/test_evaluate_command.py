@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 import torch
-from torch import nn
 from command_line import CONVERT, TEST
+from torch import nn
 
 EVALUATE = f"--data {TEST} --limit 4 --json"
 
