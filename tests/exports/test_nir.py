@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import onespike
-from exports.small import Attention, Convolutions, Deep, installed, small
+from exports.small import Attention, Convolutions, Deep, installed
 from onespike.errors import UsageError
 from onespike.recipe import Recipe
 
@@ -131,12 +131,3 @@ def test_refusals(name: str, tmp_path: Path) -> None:
         expected = expected.replace("Try", "Convert with preset='sformer' and io='spiking', or try")
     assert str(error.value) == expected
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_head_that_stays_analog(tmp_path: Path) -> None:
-    snn, batches = small(Deep)
-    with pytest.raises(UsageError) as error:
-        onespike.export(snn, "nir", tmp_path / "a.nir", batches[0])
-    assert str(error.value) == (
-        "export: nir has no ReLU, and the input of the product before the output stays analog. Convert with io='spiking'."
-    )

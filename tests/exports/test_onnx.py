@@ -14,7 +14,6 @@ import onespike
 from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, bert, installed, llama, small
 from onespike.deploy.exports import onnx_file
 from onespike.deploy.exports.comparison import Answer, Comparison, compare, largest_class
-from onespike.deploy.exports.graph import marked
 from onespike.recipe import Recipe
 
 installed("onnx")
@@ -52,26 +51,6 @@ def test_spikes_are_the_networks_own(
     assert stored["comparison"]["differ"] == comparison.differ
     assert stored["form"] == ("integer" if integer else "float")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.verified.json"]
-
-
-@pytest.mark.parametrize("kind", [Convolutions, Attention, Deep])
-@pytest.mark.parametrize("recipe", [None, AFFINE], ids=["sformer", "affine"])
-@pytest.mark.parametrize("integers", [False, True], ids=["float", "integers"])
-def test_marks_compute_what_the_network_computes(
-    kind: type[nn.Module], recipe: Recipe | None, integers: bool
-) -> None:
-    """The graph that all formats are written from, before any foreign runtime: sums are exact, so bits agree."""
-    snn, batches = small(kind, recipe)
-    network = onespike.optimize(snn, integer_units=True) if integers else snn
-    probe = marked(network, batches[0], unsigned=True)
-
-    def answer(batch: torch.Tensor) -> Answer:
-        outputs, counts = probe(batch)
-        return Answer(outputs, list(zip(probe.sites, counts, strict=True)))
-
-    comparison = compare(network, lambda batch: answer(batch).outputs, answer, batches, largest_class)
-    assert comparison.active > 0 and comparison.differ == 0
-    assert comparison.output_difference <= 1e-5 * comparison.output_largest
 
 
 def test_a_difference_is_found(tmp_path: Path) -> None:
@@ -120,17 +99,15 @@ def test_language_models_take_any_batch_and_any_number_of_tokens(make: Any, tmp_
     assert done.comparison.differ <= done.comparison.counts // 500
 
 
-@pytest.mark.parametrize(("kind", "integer"), [(Convolutions, True), (Attention, False)])
-def test_openvino_gives_the_networks_answers(kind: type[nn.Module], integer: bool, tmp_path: Path) -> None:
+def test_openvino_gives_the_networks_answers(tmp_path: Path) -> None:
     """OpenVINO runs the ONNX file, as docs/export.md says."""
     openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install openvino")
-    snn, batches = small(kind)
+    snn, batches = small(Convolutions)
     file = tmp_path / "network.onnx"
-    onespike.export(snn, "onnx", file, batches, integer=integer)
+    onespike.export(snn, "onnx", file, batches, integer=True)
     network = openvino.Core().compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     with torch.no_grad():
-        output = (onespike.optimize(snn, integer_units=True) if integer else snn)(batches[0])
-    expected = output["logits"] if isinstance(output, dict) else output
+        expected = onespike.optimize(snn, integer_units=True)(batches[0])
     answers = torch.from_numpy(network(batches[0].numpy())[0].copy())
     # sums are rounded in another order, so that a spike at a bound may differ
     assert (answers - expected).abs().median() < 1e-5 and torch.equal(answers.argmax(-1), expected.argmax(-1))
