@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,30 @@ def test_too_little_memory(cli, monkeypatch, vit_run, text):
     monkeypatch.setattr("onespike.runs.pipeline.evaluate", refuse)
     message = "the device has too little memory. Give a smaller --batch-size."
     assert cli("evaluate", vit_run, "--data", TEST).message() == message
+
+
+# The first evaluation brings all that threads and libraries keep, so that a batch is what meets the limit of the second.
+SMALL = """
+import resource, sys
+from onespike.cli import main
+
+words = list(sys.argv)
+try:
+    sys.argv = [*words, "--limit", "10"]
+    main()
+except SystemExit as end:
+    assert not end.code
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
+sys.argv = [*words, "--batch-size", "1000"]
+main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+def test_memory_that_really_ends(vit_run, tmp_path):
+    run = shutil.copytree(vit_run, tmp_path / "run")
+    words = ("evaluate", str(run), "--data", TEST)
+    done = subprocess.run([sys.executable, "-c", SMALL, *words], capture_output=True, text=True)
+    message = "onespike: the device has too little memory. Give a smaller --batch-size.\n"
+    assert (done.returncode, done.stderr.endswith(message)) == (2, True), done.stderr
