@@ -51,7 +51,7 @@ class SpikeBySpike(Visitor):
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         from spikingjelly.activation_based import op_counter
 
-        neuron = operand.neuron(x)
+        neuron = operand.neuron()
         if not isinstance(neuron, Neuron) or neuron.dense:
             return operand.value(x)
         counts, value = operand.fire(x)

@@ -30,7 +30,8 @@ from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
 from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import comparators
 from onespike.passes import PassContext, PassState, chain
-from onespike.runs.pipeline import spelled, spread
+from onespike.passes.base import Memory
+from onespike.runs.pipeline import spread
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import take_first
 from onespike.runtime.forward import evaluating
@@ -134,7 +135,8 @@ class Bench:
 
     def calibrate(self, number: int) -> None:
         """Calibrate on another draw of images, and forget what passes have measured on the last."""
-        self.memory, self.inputs = {}, runs.Inputs(self.draws[number], self.loaded)
+        self.inputs = runs.Inputs(self.draws[number], self.loaded)
+        self.memory, self.observed = Memory(), None
         self.base = calibrate(self.ann, take_first(self.inputs, 64), preset("sformer"))
 
     def _original(self, file: Path) -> torch.Tensor:
@@ -153,22 +155,18 @@ class Bench:
         recipe = preset("sformer", **({"scale": row["scale"]} if "scale" in row else {}))
         state = PassState(self.base, recipe)
         if row["passes"]:
-            name = row["name"] + (f" {row['draw']}" if row.get("draw") else "")
-            folder = Path(self.options.out) / f"{label(self.options)}-{name.replace(' ', '-')}"
-            given = PassContext(
-                self.ann, self.inputs, row["budget"], row["energy"], folder=folder, memory=self.memory
-            )
+            given = PassContext(self.ann, self.inputs, row["budget"], row["energy"], memory=self.memory)
             state = chain(state, given, row["passes"])
         return state, time.perf_counter() - started
 
     def integer(self, row: dict) -> dict:
         """The original network as integers; its ratio is the same in both plots."""
         started = time.perf_counter()
-        if "observed" not in self.memory:
-            self.memory["observed"] = observe(self.ann, take_first(self.inputs, 64))
+        if self.observed is None:
+            self.observed = observe(self.ann, take_first(self.inputs, 64))
         bits = COLUMNS[row["column"]].bits
         network, task, seen = (
-            Quantized(self.ann, self.memory["observed"], bits, row["granularity"]),
+            Quantized(self.ann, self.observed, bits, row["granularity"]),
             Accuracy(),
             0,
         )
@@ -204,6 +202,9 @@ def label(options: argparse.Namespace) -> str:
     return f"{options.network}-{options.images}" + ("" if options.repeat is None else f"-seed-{options.seed}")
 
 
+SPREAD = "{mean:.1f} ± {sd:.1f} ({lowest:.1f} to {highest:.1f})"
+
+
 def joined(rows: list[dict]) -> list[dict]:
     """One row per name: means over its calibrations, and the spread of the accuracy."""
     by_name: dict[str, list[dict]] = {}
@@ -214,7 +215,7 @@ def joined(rows: list[dict]) -> list[dict]:
             **same[0], "snn": {"top1": fmean(row["snn"]["top1"] for row in same)},
             **{name: fmean(row[name] for row in same) for name in ("difference", "standard_error", "kl")},
             "energy_ratios": {c: fmean(row["energy_ratios"][c] for row in same) for c in ("counts", "binary")},
-            "spread": spelled(spread([row["snn"]["top1"] for row in same]), 1) if len(same) > 1 else "",
+            "spread": SPREAD.format(**spread([row["snn"]["top1"] for row in same])) if len(same) > 1 else "",
         }
         for same in by_name.values()
     ]  # fmt: skip

@@ -28,8 +28,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     from onespike import calibrate, preset, runs
     from onespike.passes import improve
+    from onespike.presets import FAST
     from onespike.runtime.batches import take_first
-    from onespike.studies.ablate import QUICK
     from onespike.tasks import limit
 
     torch.set_num_threads(options.threads)
@@ -43,7 +43,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         with torch.inference_mode():
             loaded.model.eval()(first)
     else:
-        recipe = preset("best", passes=QUICK)
+        recipe = preset("best", passes=FAST)
         single = (image for part in take_first(inputs, 64) for image in part.split(1))
         thresholds = calibrate(loaded.model, single, recipe)
         calibrated, started = peak(), time.perf_counter()

@@ -36,7 +36,7 @@ def record(run: Path, images: int, file: Path) -> None:
         counts: dict[str, torch.Tensor] = {}
 
         def take(operand: Operand, x: torch.Tensor, counts: dict[str, torch.Tensor] = counts) -> torch.Tensor:
-            neuron = operand.neuron(x)
+            neuron = operand.neuron()
             if hasattr(neuron, "counts"):
                 counts[str(operand.site)] = neuron.counts(x).to(torch.int16)
             return neuron(x)

@@ -61,12 +61,12 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
     if not run.exists():
         shutil.copytree(out / "run", run)
     before = time.process_time()
-    outcome, _ = search_run(
+    _, record, _ = search_run(
         run, runs.load(run), str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
         limit=images, batch_size=BATCH, compiled=True, resume=True,
         report=lambda trial, done, total: print(objective, done, trial, flush=True),
     )  # fmt: skip
-    return {**outcome.to_dict(), "processor_seconds": time.process_time() - before}
+    return {**record, "processor_seconds": time.process_time() - before}
 
 
 def measure(assets: Path, out: Path, scales: dict[str, float]) -> dict:

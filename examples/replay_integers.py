@@ -1,7 +1,7 @@
 """Run a folder of `onespike export --format integers` in plain NumPy and compare every spike: python … FOLDER."""
 
 # fmt: off
-# ruff: noqa: B905, BLE001, E401, E731, I001
+# ruff: noqa: B905, BLE001, E401, E731, I001, RUF007
 import hashlib, json, math, sys
 from pathlib import Path
 import numpy as np
@@ -20,13 +20,20 @@ def decode(counts, positive, negative, gain, offset, sides, site):
 
 def times(counts, up, down, shape):  # counts of each sign in common units, whole numbers
     return counts if up is None else counts * np.where(counts > 0, up.reshape(shape), down.reshape(shape))
-def spiking_linear(counts, weight, scale, bias, up, down, gain, most, signed, site):
-    sums = times(counts, up, down, -1) @ weight.T.astype(float)  # whole numbers below 2**31: exact in any order
-    return sums * scale * given(gain, 1) + given(bias, 0)
-def spiking_conv(counts, weight, scale, bias, up, down, stride, padding, dilation, groups, most, signed, site):
+def linear_sums(counts, weight, up, down, most, signed, site):
+    return times(counts, up, down, -1) @ weight.T.astype(float)  # whole numbers below 2**31: exact in any order
+def spiking_linear(counts, weight, scale, bias, up, down, gain, *facts):
+    return linear_sums(counts, weight, up, down, *facts) * scale * given(gain, 1) + given(bias, 0)
+def conv_sums(counts, weight, up, down, stride, padding, dilation, groups, most, signed, site):
     rows = (-1, *[1] * (weight.ndim - 2))
-    sums = convolve(times(counts, up, down, rows), weight.astype(float), None, stride, padding, dilation, groups)
+    return convolve(times(counts, up, down, rows), weight.astype(float), None, stride, padding, dilation, groups)
+def spiking_conv(counts, weight, scale, bias, up, down, *facts):
+    rows = (-1, *[1] * (weight.ndim - 2))
+    sums = conv_sums(counts, weight, up, down, *facts)
     return sums * scale.reshape(rows) + (0 if bias is None else bias if bias.ndim > 1 else bias.reshape(rows))
+def compare(x, thresholds, sign, values, fraction, site):
+    whole = x * given(sign, 1) * 2.0**fraction
+    return sum(((whole >= thresholds[..., i]) * (b - a) for i, (a, b) in enumerate(zip(values, values[1:]))), values[0] + 0 * whole)
 
 def windows(x, kernel, stride, padding, dilation, fill):  # [batch, channels, …places, …kernel]
     geometry, dims = (stride or kernel, padding or [0], dilation or [1]), len(kernel)
@@ -53,7 +60,9 @@ def gelu(x, approximate="none"):
 
 OPS = {
     "spikes.fire": fire, "spikes.decode": decode, "spikes.linear": spiking_linear, "spikes.conv": spiking_conv,
-    "spikes.row_gain": row_gain, "conv1d": convolve, "conv2d": convolve, "softmax": softmax, "_safe_softmax": softmax,
+    "spikes.row_gain": row_gain, "spikes.compare": compare, "spikes.linear_sums": linear_sums, "spikes.conv_sums": conv_sums,
+    "log_softmax": lambda x, axis, *_: (x := x - x.max(axis, keepdims=True)) - np.log(np.exp(x).sum(axis, keepdims=True)),
+    "conv1d": convolve, "conv2d": convolve, "softmax": softmax, "_safe_softmax": softmax,
     "gelu": gelu, "layer_norm": layer_norm, "view": np.reshape, "getitem": lambda x, i: x[i], "unsqueeze": np.expand_dims,
     "linear": lambda x, w, b=None: x @ w.T + given(b, 0), "relu": lambda x: np.maximum(x, 0), "rsqrt": lambda x: x**-0.5,
     "silu": lambda x: x / (1 + np.exp(-x)), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "embedding": lambda w, i, *_: w[i],
@@ -72,6 +81,7 @@ OPS = {
     "split": lambda x, size, axis=0: np.split(x, range(size, x.shape[axis], size), axis),
     "topk": lambda x, k, *_: (-np.sort(-x)[..., :k], np.argsort(-x, kind="stable")[..., :k]),
 }
+EXACT = [f"spikes.{name}" for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "row_gain")]
 NAMES = dict(mul="multiply", div="divide", sub="subtract", neg="negative", transpose="swapaxes", permute="transpose",
              le="less_equal", ne="not_equal", eq="equal", __and__="logical_and", floordiv="floor_divide", pow="power",
              lt="less", ge="greater_equal", gt="greater", **{name: name for name in (
@@ -94,7 +104,10 @@ def replay(folder):
     for node in record["nodes"]:
         name = node["op"] if node["op"] in OPS else node["op"].removeprefix("aten.").split(".")[0]
         kwargs = {k: read(v, values) for k, v in node["kwargs"].items()}
-        values[node["name"]] = KNOWN[name](*read(node["args"], values), **kwargs)
+        value = KNOWN[name](*read(node["args"], values), **kwargs)
+        if name not in EXACT and isinstance(value, np.ndarray) and value.dtype == float:  # fixed point
+            value = np.round(value * 2.0 ** record["fraction"]) / 2.0 ** record["fraction"]
+        values[node["name"]] = value
     compared = differ = 0
     for name, site in record["sites"].items():
         expected = np.zeros(site["shape"], int)

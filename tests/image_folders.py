@@ -35,6 +35,20 @@ def annotated(folder: Path, file: Path, count: int, names: dict[int, str], kinds
     file.write_text(json.dumps({"images": images, "annotations": objects, "categories": categories}))
 
 
+def vit_folder(path: Path, **changes: Any) -> Path:
+    """A tiny ViT of transformers with its image processor, as `save_pretrained` writes both."""
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32,
+        patch_size=16, **changes,
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(path)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
+    return path
+
+
 def small_vit() -> torch.nn.Module:
     """timm's own class, in a size that converts in a second."""
     from timm.models.vision_transformer import VisionTransformer

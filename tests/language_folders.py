@@ -38,19 +38,22 @@ def tokenizer(size: int | None = None, start: bool = True) -> Any:
     )
 
 
-def llama(
-    path: Path, *, vocabulary: int = 32, words: Any = None, spread: float = 0.3, **changes: Any
-) -> Path:
-    """A random Llama that writes these words."""
+def llama_network(**changes: Any) -> Any:
+    """A random Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     settings = dict(
-        vocab_size=vocabulary, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=32, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, max_position_embeddings=32, bos_token_id=2, eos_token_id=3, pad_token_id=0,
-        initializer_range=spread, tie_word_embeddings=True,
+        initializer_range=0.3, tie_word_embeddings=True,
     )  # fmt: skip
-    LlamaForCausalLM(LlamaConfig(**(settings | changes))).save_pretrained(path)
+    return LlamaForCausalLM(LlamaConfig(**(settings | changes))).eval()
+
+
+def llama(path: Path, *, words: Any = None, **changes: Any) -> Path:
+    """A random Llama that writes these words."""
+    llama_network(**changes).save_pretrained(path)
     (tokenizer() if words is None else words).save_pretrained(path)
     return path
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from comparisons import same_thresholds
 from contract.networks import Transformer
 from language_folders import llama
 from onespike import calibrate, convert, evaluate, preset, spike
@@ -65,12 +66,7 @@ class Inner(Transformer):
         super().__init__()
         self.stem, self.head = nn.Identity(), nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        b, n, c = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1), -1)
-        x = x + self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
-        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
+    forward = Transformer.block
 
 
 def stack() -> nn.Module:
@@ -121,18 +117,7 @@ def test_calibration_reads_every_block_once_and_finds_the_same(reads):
     thresholds = calibrate(model, batches())
     assert set(reads.values()) == {1} and len(reads) == 3 * len(list(plain.blocks[0].parameters()))
     assert most == [blocks_of(model).resident + blocks_of(model).largest.size] * 3
-    assert list(thresholds) == list(expected)
-    for site, threshold in expected.items():
-        for name, value in vars(threshold).items():
-            other = getattr(thresholds[site], name)
-            assert torch.equal(other, value) if isinstance(value, Tensor) else other == value, (site, name)
-    assert in_memory(model) == blocks_of(model).resident
-
-
-def test_any_forward_works_by_itself():
-    plain, model, x = stack(), lie_in_blocks_(stack()), batches()[0]
-    with torch.inference_mode():
-        assert torch.equal(model(x), plain(x))
+    same_thresholds(thresholds, expected)
     assert in_memory(model) == blocks_of(model).resident
 
 
@@ -215,8 +200,7 @@ def test_batches_that_do_not_fit_together_go_one_after_the_other(reads):
     reads.clear()
     thresholds = calibrate(model, batches())
     assert set(reads.values()) == {2}
-    expected = calibrate(stack(), batches())
-    assert all(torch.equal(thresholds[site].positive, expected[site].positive) for site in expected)
+    same_thresholds(thresholds, calibrate(stack(), batches()))
     blocks.memory = blocks.resident + blocks.largest.size + carried - 1
     with refused(r"^blocks: .* for the largest block, blocks\.0, and 2\.05 KB for one batch do not fit"):
         calibrate(model, batches())
@@ -336,7 +320,7 @@ def test_weights_that_exceed_the_memory_of_the_process(tmp_path):
     memory that go back at once.
     """
     size = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 8}
-    folder = llama(tmp_path / "llama", spread=0.02, **size)
+    folder = llama(tmp_path / "llama", initializer_range=0.02, **size)
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(folder)], capture_output=True, text=True, check=False, timeout=600,
         cwd=Path(__file__).parent,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from comparisons import same_thresholds
 from contract.networks import sequences, transformer
 from onespike import calibrate, convert, preset, verify
 from onespike.conversion.network import convert_
@@ -45,8 +46,7 @@ def test_weights_on_disk_give_the_same_network(write, disk):
     assert any(p.is_meta for p in placed.parameters())
     thresholds = calibrate(plain, [x])
     found = calibrate(placed, [x])
-    assert list(found) == list(thresholds)
-    assert all(torch.equal(found[site].positive, thresholds[site].positive) for site in found)
+    same_thresholds(found, thresholds)
     ann, snn = convert(plain, thresholds), convert(placed, found, share_weights=True)
     with torch.inference_mode():
         assert torch.equal(placed(x), plain(x))
@@ -109,5 +109,5 @@ def test_bad_words(given, message):
 
 def test_without_accelerate(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(LoadError, match=r"^device maps need accelerate\. .* 'onespike\[accelerate\]'$"):
+    with pytest.raises(LoadError, match=r"^device map: it needs accelerate\. .* 'onespike\[accelerate\]'$"):
         place_(transformer(), device_map="auto")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from image_folders import noise
 from onespike import Recipe, calibrate, convert, evaluate, kernels, metered, named_neurons, preset
 from onespike.energy.spike_counts import totals
 from onespike.errors import DataError
 from onespike.spikes import SpikeCode
-from onespike.tasks import Accuracy
 
 
 @pytest.fixture
@@ -40,8 +40,10 @@ def test_figures_are_those_of_each_network_alone(networks):
     snn.eval()
     inputs = torch.cat([x for x, _ in data()])
     labels = torch.arange(5).repeat(3)
-    with torch.inference_mode(), metered(snn) as ledger:
-        outputs = {"ann": ann(inputs), "snn": snn(inputs)}
+    with torch.inference_mode():
+        outputs = {"ann": ann(inputs)}
+        with metered(snn) as ledger:
+            outputs["snn"] = snn(inputs)
     for name, output in outputs.items():
         top1 = 100 * float((output.argmax(1) == labels).double().mean())
         assert result.metrics[name]["top1"] == pytest.approx(top1)
@@ -49,19 +51,6 @@ def test_figures_are_those_of_each_network_alone(networks):
     assert result.metrics["kl"] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(1).mean()))
     assert result.ledger.ratios() == pytest.approx(ledger.ratios())
     assert (result.images, result.scale, len(counted)) == (15, 0.25, 3)
-    energy = {
-        "energy",
-        "energy_parts",
-        "profile",
-        "analog_share",
-        "edge_share",
-        "dead_share",
-        "head_share",
-        "original_pj",
-    }
-    paired = {"difference", "standard_error", "kl_standard_error", "intervals"}
-    figures = {"task", "ann", "snn", "agreement", "kl", "images", "scale", "seconds"}
-    assert set(result.to_dict()) == figures | paired | energy
 
 
 def test_each_neuron_of_a_vit_fires_once(monkeypatch):
@@ -140,27 +129,18 @@ def test_refusals(networks):
 
 
 def test_class_folders_are_matched_by_name_and_not_by_their_order(tmp_path):
-    from PIL import Image
-
     from onespike import runs
     from onespike.adapters import load_model
 
     for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (32, 32)).save(tmp_path / name / "a.png")
+        noise(tmp_path / name / "a.png", 0)
     loaded = load_model("bundled:cifar10-vit", random_weights=True)
     items = runs.choose("bundled:cifar10-calibration", 4)
     pair = runs.convert_network(loaded, items, preset("sformer"))
-    seen: list[int] = []
-
-    class Labels(Accuracy):
-        def update(self, ann, snn, labels):
-            seen.extend(labels.tolist())
-            super().update(ann, snn, labels)
-
-    runs.evaluate_pair(pair, runs.choose(str(tmp_path), None), metric=Labels())
-    assert seen == [3, 5]
-    assert [i.label for i in runs.choose_labeled(loaded, str(tmp_path))] == [3, 5]
+    by_name, matched = runs.choose(str(tmp_path), None), runs.choose_labeled(loaded, str(tmp_path))
+    assert [i.label for i in matched] == [3, 5]
+    one, other = (runs.evaluate_pair(pair, items).metrics for items in (by_name, matched))
+    assert one == other
     (tmp_path / "dog").rename(tmp_path / "dragon")
     with pytest.raises(DataError, match=r": the folder 'dragon' is none of the 10 classes"):
         runs.evaluate_pair(pair, runs.choose(str(tmp_path), None))

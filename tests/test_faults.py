@@ -14,14 +14,12 @@ CAMPAIGN = Path(__file__).parents[1] / "benchmarks" / "faults"
 
 
 @pytest.fixture
-def campaign(monkeypatch):
-    """The modules of the campaign, which stand beside each other and not in a package."""
+def damaged(monkeypatch):
+    """A module of the campaign; they stand beside each other and not in a package."""
     monkeypatch.syspath_prepend(str(CAMPAIGN))
-    import commands
     import damaged
-    import mutate
 
-    yield {"commands": commands, "damaged": damaged, "mutate": mutate}
+    yield damaged
     for name in ("commands", "damaged", "mutate", "stage"):
         sys.modules.pop(name, None)
 
@@ -47,19 +45,12 @@ def test_a_small_campaign_finds_no_fault(tmp_path):
     ((-11, "", ""), ["crash"]),
     ((None, "", ""), ["hang"]),
 ])  # fmt: skip
-def test_how_a_command_ends_is_judged(campaign, monkeypatch, tmp_path, ended, kinds):
-    damaged, words = campaign["damaged"], ("inspect", "run")
+def test_how_a_command_ends_is_judged(damaged, monkeypatch, tmp_path, ended, kinds):
+    words = ("inspect", "run")
     (tmp_path / "stage" / "run").mkdir(parents=True)
     (tmp_path / "stage" / "run" / "run.json").write_text("{}", encoding="utf-8")
     (folder := tmp_path / "case").mkdir()
-    monkeypatch.setattr(damaged, "run", lambda *_: campaign["commands"].Outcome(*ended, 0.0))
+    monkeypatch.setattr(damaged, "run", lambda *_: sys.modules["commands"].Outcome(*ended, 0.0))
     monkeypatch.setitem(damaged.WHOLE, words, "right")
     _, faults = damaged.case(tmp_path / "stage", folder, "records", 0, Random(0))
     assert [fault.kind for fault in faults] == kinds
-
-
-def test_damage_depends_on_the_seed_alone_and_always_changes_something(campaign):
-    mutate, data = campaign["mutate"], json.dumps({"version": 1, "sites": [1.5, "a", None]}).encode()
-    for seed in range(200):
-        first, second = (mutate.some_bytes(data, Random(seed)) for _ in range(2))
-        assert first == second and first[1] != data

@@ -12,10 +12,10 @@ import torch
 
 import onespike
 from onespike.adapters import load_model
-from onespike.errors import LoadError, UsageError
+from onespike.errors import LoadError
 from onespike.recipe import Recipe
 from onespike.reports.card import write_card
-from onespike.runs import choose, choose_labeled, convert_network, evaluate_pair, save
+from onespike.runs import choose, choose_labeled, convert_network, evaluate_pair
 
 
 class Folder:
@@ -65,13 +65,7 @@ def test_there_and_back(pair: Any, tmp_path: Path) -> None:
 def test_refusals(pair: Any, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"^me/nothing: neither a folder nor a repository .* connection\.$"):
         onespike.from_pretrained("me/nothing")
-    weights = tmp_path / "w.safetensors"
     onespike.save(tmp_path / "whole", pair)
-    shutil.copy(tmp_path / "whole" / "weights.safetensors", weights)
-    save(tmp_path / "run", pair, reference_weights=weights)
-    with pytest.raises(UsageError, match=r"a checkpoint elsewhere, .* Convert without reference_weights=\.$"):
-        write_card(tmp_path / "run", license="mit")
-    assert not (tmp_path / "run" / "README.md").exists()
     write_card(tmp_path / "whole", license="mit")
     text = (tmp_path / "whole" / "README.md").read_text()
     assert "Not measured." in text and 'onespike.from_pretrained(".")' in text and "OWNER/NAME" not in text

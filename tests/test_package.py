@@ -74,6 +74,16 @@ except SystemExit as end:
 print(onespike.__file__)
 """
 
+COMMANDS = """
+from onespike.cli import main
+for words in ("--help", "list neurons", "reproduce theorems --trials 1"):
+    sys.argv = ["onespike", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+"""
+
 DEMO = """
 from onespike.studies import demo
 from onespike import runs
@@ -129,6 +139,10 @@ def test_the_wheel_runs_with_torch_alone(built, tmp_path):
     done = with_installed(ALONE, {"torch"}, env=environment, cwd=tmp_path)
     assert Path(done.stdout.split()[-1]).is_relative_to(tmp_path)
     assert "pip install 'onespike[all]'" in done.stderr
+
+
+def test_commands_that_load_no_network_need_no_library_of_networks():
+    assert "dual-mtn" in with_installed(COMMANDS, {"torch", "typer", "rich"}).stdout
 
 
 def requirements(extra: str) -> set[str]:

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
 from onespike.errors import LoadError, UsageError
-from onespike.scale_search import LOWEST, Measurement, Search, Trial, grid, search, study
+from onespike.scale_search import LOWEST, Measurement, grid, search, study
 
 
 def parabola(scale, hopeless=None):
@@ -51,14 +51,6 @@ def test_the_budget_is_kept_and_the_best_within_it_is_found():
     best = search(parabola, trials=20, budget=0.1).best
     assert best.energy <= 0.1  # λ ≥ 0.5, and 0.5 is the best of those
     assert best.scale == pytest.approx(0.5, rel=0.1)
-
-
-def test_front():
-    scales, values = (1.0, 0.5, 0.4, 0.2, 0.1, 0.9), (1.0, 3.0, 2.0, 4.0, 3.5, None)
-    rows = zip(scales, values, (0.1, 0.2, 0.3, 0.4, 0.8, None), strict=True)
-    trials = tuple(Trial(*row) for row in rows)
-    assert [t.scale for t in Search(trials, trials[3], True).front()] == [1.0, 0.5, 0.2]
-    assert [t.scale for t in Search(trials, trials[0], False).front()] == [1.0]
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
@@ -167,20 +159,26 @@ def test_a_number_that_changed_in_the_storage_is_refused(url, change):
         search(parabola, trials=3, sampler="grid", storage=url, resume=True)
 
 
-def left_running(url, beaten):
-    """A study whose process died while λ = 1 was running: after its last beat, or before it had left any trace."""
+@contextmanager
+def opened(url):
+    """The study in a storage, and the storage."""
     import optuna
 
-    search(parabola, trials=1, fixed=(0.5,), storage=url)
     storage = optuna.storages.RDBStorage(url)
-    study = optuna.load_study(study_name="scale", storage=storage)
-    study.enqueue_trial({"scale": 1.0})
-    trial = study.ask()
-    if beaten:
-        trial.suggest_float("scale", LOWEST, 1.0, log=True)
-        storage.record_heartbeat(trial._trial_id)
+    yield optuna.load_study(study_name="scale", storage=storage), storage
     storage.remove_session()
     storage.engine.dispose()
+
+
+def left_running(url, beaten):
+    """A study whose process died while λ = 1 was running: after its last beat, or before it had left any trace."""
+    search(parabola, trials=1, fixed=(0.5,), storage=url)
+    with opened(url) as (running, storage):
+        running.enqueue_trial({"scale": 1.0})
+        trial = running.ask()
+        if beaten:
+            trial.suggest_float("scale", LOWEST, 1.0, log=True)
+            storage.record_heartbeat(trial._trial_id)
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
         database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
         database.commit()
@@ -219,14 +217,8 @@ def worker(tmp_path, url, log, trials, sampler="tpe"):
 
 
 def finished(url):
-    import optuna
-
-    storage = optuna.storages.RDBStorage(url)
-    study = optuna.load_study(study_name="scale", storage=storage)
-    result = [t.params["scale"] for t in study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))]
-    storage.remove_session()
-    storage.engine.dispose()
-    return result
+    with opened(url) as (shared, _):
+        return [trial.params["scale"] for trial in shared.trials if trial.state.name == "COMPLETE"]
 
 
 def check_shared(url, processes, trials, log):

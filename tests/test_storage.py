@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from comparisons import same_thresholds
 from onespike.adapters import load_checkpoint_
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.recipe import Recipe
@@ -65,12 +65,8 @@ def lists(tensors: dict[str, torch.Tensor]) -> dict[str, list]:
 
 
 def same(a: Thresholds, b: Thresholds) -> None:
-    assert (list(a), a.uncovered, a.folds, a.provenance) == (list(b), b.uncovered, b.folds, b.provenance)
-    for site in a:
-        for field in fields(SiteThreshold):
-            ours, theirs = getattr(a[site], field.name), getattr(b[site], field.name)
-            assert type(ours) is type(theirs)
-            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+    assert (a.uncovered, a.folds, a.provenance) == (b.uncovered, b.folds, b.provenance)
+    same_thresholds(a, b)
 
 
 def test_the_record_is_the_golden_one(tmp_path):
@@ -90,8 +86,7 @@ def test_the_golden_run_is_read():
         "spec": "test:λ", "weights": "random", "attention": None, "weights_file": "weights.safetensors",
     }  # fmt: skip
     assert run.data == {"source": "images", "names": ["a.png"], "sha256": ["0" * 64]}
-    assert run.holds_weights
-    weights = load_file(run.weights_file)
+    weights = load_file(GOLDEN / storage.WEIGHTS)
     assert lists(weights) == lists(model().state_dict()) and "2.tied" in weights
 
 
@@ -117,7 +112,7 @@ def test_a_language_model_is_half_as_large_and_answers_alike(tmp_path):
     from onespike import runs
     from onespike.adapters import load_model
 
-    llama(tmp_path / "llama", vocabulary=512)
+    llama(tmp_path / "llama", vocab_size=512)
     (tmp_path / "text.txt").write_text(sentence(0, 64))
     loaded = load_model(f"transformers:{tmp_path / 'llama'}", pretrained=True).with_length(16)
     items = runs.choose(str(tmp_path / "text.txt"), 2, loaded.task)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from onespike.errors import DataError, LoadError, UsageError
-from onespike.recipe import Recipe
+from onespike.errors import LoadError, UsageError
 from onespike.runtime.validated import parse, read, read_sealed, sealed, understood
 
 
@@ -37,11 +36,6 @@ def test_damage(text):
     with pytest.raises(LoadError) as error:
         parse(Point, text, "a.json", "Mend it.")
     assert str(error.value) == f"a.json: the file is damaged ({DAMAGES[text]}). Mend it."
-
-
-def test_values_that_a_dataclass_refuses():
-    with pytest.raises(DataError, match=r"^a\.json: the file is damaged: scale must be in \(0, 1\], not 2\."):
-        parse(Recipe, '{"scale": 2}', "a.json", "Mend it.", DataError)
 
 
 def test_files(tmp_path):

@@ -22,3 +22,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *vars(import_module("onespike.public"))})
+
+
+import_module("onespike.registration")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class OnespikeError(Exception):
@@ -69,3 +71,13 @@ def unknown(kind: str, name: str, registered: Iterable[str], listing: str = "") 
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     return UsageError(f"unknown {kind} {name!r}.{hint} {listing or 'Known: ' + ', '.join(names) + '.'}")
+
+
+def require(package: str, extra: str, wanted_by: str) -> Any:
+    """Import an optional package, or raise an error that names its extra."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        elsewhere = error.name is not None and error.name.partition(".")[0] != package.partition(".")[0]
+        reason = f"{package} cannot be imported ({first_line(error)})" if elsewhere else f"it needs {package}"
+        raise LoadError(f"{wanted_by}: {reason}. Install it with: pip install 'onespike[{extra}]'") from error

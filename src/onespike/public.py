@@ -20,6 +20,7 @@ from onespike.recipe import Recipe as Recipe
 from onespike.recipe import preset as preset
 from onespike.reports.card import push_to_hub as push_to_hub
 from onespike.reports.pages import report as report
+from onespike.runs.auto_model import OnespikeConfig as OnespikeConfig
 from onespike.runs.pair import convert as convert
 from onespike.runs.pair import convert_ as convert_
 from onespike.runs.pair import from_pretrained as from_pretrained

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 VERSION = 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
+MOST_BITS = 24  # float32 holds all integers up to 2^24
 MOST_STEPS = 4096  # each is a forward pass
 
 
@@ -43,9 +44,6 @@ class Recipe:
     """Every setting that decides what a converted network computes; weights and data are separate.
 
     `help(onespike.Recipe)` lists the fields; `onespike list fields` says what each of them means.
-
-    >>> Recipe(scale=0.25).levels
-    'mixed:8'
     """
 
     preset: str = declared("sformer", "NAME", "The starting point: see `onespike list presets`.", usual=True)
@@ -75,6 +73,21 @@ class Recipe:
     )
     granularity: str = declared(
         "site", "KIND", "One threshold per site, or per channel.", choices=("site", "channel")
+    )
+    step_digits: int = declared(
+        0,
+        "N",
+        "Reciprocals of steps are sums of N powers of two, so that neurons shift and add; 0: any step.",
+        int,
+    )
+    payload_bits: int = declared(
+        0, "N", "The bits of a spike beside its sign: no level above 2^N − 1; 0: any level.", int
+    )
+    centers: str = declared(
+        "all",
+        "KIND",
+        "all, or biases: centers and offsets only where they add one number to each output; no centers of one-sided values.",
+        choices=("all", "biases"),
     )
     io: str = declared(
         "analog",
@@ -159,6 +172,15 @@ class Recipe:
                 f"a fixed softmax threshold must be {RANGE}, not {self.softmax:g}. The paper uses 0.0035."
             )
         spec = parse_levels(self.levels)
+        if not 0 <= self.payload_bits <= MOST_BITS:
+            raise UsageError(
+                f"payload_bits must be from 1 to {MOST_BITS}, or 0 for any level, not {self.payload_bits}. Chips have 1 to 8."
+            )
+        if spec.integers and not self.payload(spec.integers):
+            raise UsageError(
+                f"levels '{self.levels}' have none of {self.payload_bits} bits. Give more payload_bits, or "
+                f"levels='bits:{self.payload_bits}'."
+            )
         if not 1 <= self.steps <= MOST_STEPS:
             raise UsageError(
                 f"steps must be from 1 to {MOST_STEPS}, not {self.steps}. The paper uses 1 and 2."
@@ -217,6 +239,14 @@ class Recipe:
             )
         return percentile
 
+    def payload(self, levels: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the levels that fit into the bits of a spike.
+
+        >>> Recipe(payload_bits=3).payload((1, 2, 4, 8))
+        (1, 2, 4)
+        """
+        return tuple(y for y in levels if not self.payload_bits or y < 2**self.payload_bits)
+
     @property
     def final_rounding(self) -> str:
         """Return the rounding that levels are placed for: passes that round take precedence over the recipe's rounding."""
@@ -241,11 +271,7 @@ class Recipe:
         return None if sides is None else (torch.tensor(float(sides[0])), torch.tensor(float(sides[1])))
 
     def __repr__(self) -> str:
-        """Return the preset and the fields that differ from it.
-
-        >>> preset("best", scale=0.3)
-        preset('best', scale=0.3)
-        """
+        """Return the preset and the fields that differ from it."""
         changes = [f", {name}={value!r}" for name, value in self.changes().items()]
         return f"preset({self.preset!r}{''.join(changes)})"
 
@@ -286,11 +312,7 @@ def _tuples(value: Any) -> Any:
 
 
 def preset(name: str, **changes: Any) -> Recipe:
-    """Return the recipe of a named preset, with the given changes.
-
-    >>> preset("sformer", scale=0.3).scale
-    0.3
-    """
+    """Return the recipe of a named preset, with the given changes."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return Recipe(**{"preset": name, **PRESETS[name].settings, **changes})

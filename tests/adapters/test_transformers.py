@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,23 +10,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from image_folders import vit_folder
 from onespike.adapters import load_model
 from onespike.errors import LoadError
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("vit")
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32,
-        patch_size=16, id2label={0: "ant", 1: "bee", 2: "cat"},
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(path)
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
-    return path
+    return vit_folder(tmp_path_factory.mktemp("vit"), id2label={0: "ant", 1: "bee", 2: "cat"})
 
 
 IMAGE = Image.effect_mandelbrot((50, 40), (-2, -1, 1, 1), 20).convert("RGB")
@@ -62,21 +52,6 @@ def test_weights_from_files_and_none_at_all(folder, fused, tmp_path):
         assert loaded.weights == file.name and torch.equal(logits(loaded), logits(fused))
     torch.manual_seed(1)  # the folder's weights were drawn from seed 0
     assert not torch.equal(logits(load_model(fused.spec, random_weights=True)), logits(fused))
-
-
-def test_the_configuration_builds_the_network_again(fused, tmp_path):
-    fused.save_configuration(tmp_path / "configuration")
-    again = load_model(f"transformers:{tmp_path / 'configuration'}", random_weights=True)
-    again.model.load_state_dict(fused.model.state_dict())
-    assert again.reading.preprocessing == fused.reading.preprocessing and again.task == fused.task
-    assert torch.equal(logits(again), logits(fused))
-
-
-def test_a_folder_without_a_model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"a": 1}))
-    message = r"holds no network that can be loaded \(.*Write one there with save_pretrained"
-    with pytest.raises(LoadError, match=message):
-        load_model(f"transformers:{tmp_path}", pretrained=True)
 
 
 CLASSIFIER = "classifier.weight"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import CALIBRATION, CONVERT, TEST, VIT, Command, Result
+from command_line import CALIBRATION, CONVERT, TEST, VIT, Command, Result, stored
 
-from image_folders import annotated, noise
+from image_folders import annotated, noise, vit_folder
 from language_folders import llama, text
 from onespike.cli import main
 
@@ -38,6 +38,17 @@ def cli(monkeypatch, capsys) -> Command:
             signal.signal(signal.SIGINT, handler)  # the command is over, the tests are not
         captured = capsys.readouterr()
         return Result(int(exit_.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def figures(cli, tmp_path) -> Callable[..., tuple[Result, Any]]:
+    """Runs a command that ends well, and returns its result and what it wrote with `--json`."""
+
+    def run(*words: object) -> tuple[Result, Any]:
+        file = tmp_path / "figures.json"
+        return cli(*words, "--json", file).good(), stored(file)
 
     return run
 
@@ -101,18 +112,9 @@ def vit_weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def transformers_folder(tmp_path_factory) -> Path:
-    """A tiny transformers ViT as `save_pretrained` writes it; its configuration asks for half precision."""
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
-
-    torch.manual_seed(0)
+    """Its configuration asks for half precision."""
     path = tmp_path_factory.mktemp("transformers")
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32,
-        patch_size=16, num_labels=5, initializer_range=0.5, dtype="float16",
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(path)
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
-    return path
+    return vit_folder(path, num_labels=5, initializer_range=0.5, dtype="float16")
 
 
 @pytest.fixture(scope="session")
@@ -152,19 +154,18 @@ def story(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory) -> Callable[..., Path]:
-    """Converts a network on inputs and returns the run."""
+    """Converts a network on inputs, by the paper's recipe with changes, and returns the run."""
     from onespike import runs
     from onespike.adapters import load_model
     from onespike.recipe import preset
 
-    def convert(
-        model: str, data: object, count: int | None, *, length: int | None = None, **source: Any
-    ) -> Path:
+    def convert(model, data, count, *, length=None, changes=None, **source) -> Path:
         loaded = load_model(model, **source)
         loaded = loaded if length is None else loaded.with_length(length)
         items = runs.choose(str(data), count, loaded.task)
         folder = tmp_path_factory.mktemp("runs") / "run"
-        runs.save(folder, runs.convert_network(loaded, items, preset("sformer"), batch_size=4))
+        recipe = preset("sformer", **changes or {})
+        runs.save(folder, runs.convert_network(loaded, items, recipe, batch_size=4))
         return folder
 
     return convert

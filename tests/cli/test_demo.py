@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from command_line import VIT
+from command_line import VIT, stored
 
 from onespike import runs
 from onespike.adapters import load_model
@@ -24,9 +22,17 @@ def test_demo(cli, monkeypatch, tmp_path, vit_weights):
     assert titles == ["calibrating", "evaluating", "λ = 1", "λ = 0.25", "next"]
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "overview.png", "sites.png"]
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("overview.png", "sites.png"))
-    record = json.loads((out / "demo.json").read_text())
+    record = stored(out / "demo.json")
     assert (record["images"], record["scale"]) == (6, 0.25)
     rows = {row["scale"]: row for row in record["sweep"]}
     assert list(rows) == [1.0, 0.25]
     assert rows[0.25]["counts"] == record["energy"]["counts"]
     assert rows[0.25]["score"] == record["snn"]["top1"]
+
+
+def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
+    choose, out = runs.choose_labeled, tmp_path / "demo"
+    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: choose(loaded, data, None, 6))
+    assert "ANN mask AP" in cli("demo", "segmentation", "--out", out).good().out
+    assert sorted(p.name for p in out.iterdir()) == ["demo.json", "predictions.png", "sites.png"]
+    assert stored(out / "demo.json")["images"] == 6

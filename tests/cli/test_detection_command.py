@@ -1,12 +1,12 @@
-"""Detectors on the command line: convert, search λ by AP, evaluate, draw, report, and the demo."""
+"""Detectors on the command line: convert, search λ by AP, evaluate, draw, report."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from command_line import stored
 from PIL import Image
 
 from image_folders import noise
@@ -29,10 +29,9 @@ def run(scenes, tmp_path) -> Path:
     return shutil.copytree(scenes, tmp_path / "run")
 
 
-def test_evaluate_scores_boxes_and_draws_them(cli, detector_run, coco, tmp_path):
+def test_evaluate_scores_boxes_and_draws_them(figures, detector_run, coco, tmp_path):
     words = f"evaluate {detector_run} --data {coco}/images --annotations {coco}/instances.json --batch-size 3"
-    result = cli(words, "--picture", tmp_path / "both.png", "--json", tmp_path / "result.json").good()
-    record = json.loads((tmp_path / "result.json").read_text())
+    result, record = figures(words, "--picture", tmp_path / "both.png")
     assert record["images"] == 4 and record["objects"] == 8
     assert record["results"] == {"ann": 16, "snn": 16}
     assert set(record["classes"]) == {"cat", "dog"}
@@ -53,11 +52,11 @@ def test_convert_in_the_backbone_alone(cli, detector, coco, tmp_path):
     assert spiking and not any("predictor" in line for line in spiking)
 
 
-def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
-    file = tmp_path / "search.json"
-    words = f"search {run} --data {SCENES} --trials 3 --sampler grid --limit 8 --energy counts --json {file}"
-    assert "best λ" in cli(words).good().out
-    record = json.loads(file.read_text())
+def test_search_finds_the_best_precision_of_masks(figures, run):
+    done, record = figures(
+        f"search {run} --data {SCENES} --trials 3 --sampler grid --limit 8 --energy counts"
+    )
+    assert "best λ" in done.out
     assert (record["objective"], record["images"], record["forwards"]) == ("ap", 8, 3 * 8)
     values = {row["scale"]: row["value"] for row in record["trials"]}
     assert record["best"]["value"] == max(values.values()) > values[1.0]
@@ -70,18 +69,9 @@ def test_search_finds_the_best_precision_of_masks(cli, run, tmp_path):
     assert runs.evaluate_pair(pair, items).to_dict()["snn"]["segm"]["AP"] == record["best"]["value"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "--objective top1",
-            "…the objective of bundled:scenes is ap or kl, not top1. Leave --objective out.",
-        ),
-        ("--compile", "…cannot be compiled as a whole. Leave --compile out."),
-    ],
-)
-def test_what_a_detector_is_not_searched_by(refused, words, message):
-    refused(f"search {{scenes}} --data {SCENES} {words}", message)
+def test_what_a_detector_is_not_searched_by(refused):
+    message = "…the objective of bundled:scenes is ap or kl, not top1. Leave --objective out."
+    refused(f"search {{scenes}} --data {SCENES} --objective top1", message)
 
 
 def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
@@ -97,7 +87,7 @@ def test_a_report_shows_precision_and_pictures(cli, run, monkeypatch):
     monkeypatch.setattr("onespike.reports.record.EXAMPLES", 6)
     cli(f"report {run} --data {OTHERS} --limit 12").good()
     page = run / "report"
-    record = json.loads((page / "report.json").read_text())
+    record = stored(page / "report.json")
     assert list(record["evaluation"]["snn"]) == ["bbox", "segm"]
     assert record["front"]["metric"] == "mask AP, %" and record["front"]["images"] == 12
     assert record["front"]["chosen"] == pytest.approx(runs.load(run).recipe.scale)
@@ -126,25 +116,14 @@ def test_detectors_are_compared_by_precision(cli, run, vit_run, images, tmp_path
     assert cli("report", run, other, "--out", out).message() == message
 
 
-def test_the_doctor_examines_a_detector(cli, run, tmp_path):
-    file, words = tmp_path / "doctor.json", f"doctor {run} --data {OTHERS} --batch-size 4 --json"
-    cli(f"{words} {file} --limit 8 --images 8").good()
-    record = json.loads(file.read_text())
+def test_the_doctor_examines_a_detector(figures, run):
+    words = f"doctor {run} --data {OTHERS} --batch-size 4"
+    _, record = figures(f"{words} --limit 8 --images 8")
     assert record["kl"] > 0 and record["normalizations"] == {}
     assert record["headline"]["title"] == "mask AP, %"
     assert set(record["kinds"].values()) and all(value >= 0 for value in record["kinds"].values())
-    done = cli(f"{words} {tmp_path / 'rows.json'} --limit 6 --passes nearest,allocate").good()
+    done, record = figures(f"{words} --limit 6 --passes nearest,allocate")
     assert "mask AP, %" in done.out and "original: mask AP, %" in done.out
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [row["what"] for row in rows] == ["none", "nearest alone", "allocate alone", "all"]
-    counts = [row["energy"]["counts"] for row in rows]
+    assert [row["what"] for row in record["rows"]] == ["none", "nearest alone", "allocate alone", "all"]
+    counts = [row["energy"]["counts"] for row in record["rows"]]
     assert max(counts) < 1.15 * min(counts)
-
-
-def test_demo_of_segmentation(cli, monkeypatch, tmp_path):
-    choose, out = runs.choose_labeled, tmp_path / "demo"
-    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: choose(loaded, data, None, 6))
-    assert "ANN mask AP" in cli("demo", "segmentation", "--out", out).good().out
-    assert sorted(p.name for p in out.iterdir()) == ["demo.json", "predictions.png", "sites.png"]
-    record = json.loads((out / "demo.json").read_text())
-    assert record["images"] == 6 and record["scale"] == pytest.approx(0.25)

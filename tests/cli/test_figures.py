@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 
 import pytest
-from command_line import CALIBRATION, TEST
+from command_line import TEST, stored
 
 from onespike.runtime.provenance import CHECKOUT, processor
 
@@ -32,15 +31,10 @@ def check(made: dict[str, str], versions: dict[str, str], command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_json_says_how_it_was_made(cli, run, tmp_path, command):
-    file = tmp_path / "figures.json"
-    cli(command.split()[0], run, *COMMANDS[command], "--json", file).good()
-    record = json.loads(file.read_text())
+def test_json_says_how_it_was_made(figures, run, command):
+    _, record = figures(command.split()[0], run, *COMMANDS[command])
     check(record.pop("made"), record.pop("versions"), command.split()[0])
     assert record
-    if command == "inspect":  # it is a recipe still
-        words = ("convert", "bundled:cifar10-vit", "--calibrate", CALIBRATION, "--limit", 2)
-        cli(*words, "--recipe", file, "--out", tmp_path / "again").good()
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tex"])
@@ -60,28 +54,23 @@ def test_tables_have_the_form_of_the_ending(cli, run, tmp_path, ending):
     assert refused.message() == f"{file} exists. Choose another name or remove it."
 
 
-def test_prices_of_another_profile(cli, run, tmp_path):
+def test_prices_of_another_profile(cli, figures, run, tmp_path):
     """In every command that states energy; each also names them."""
     prices = ("--profile", "horowitz-45nm-sram")
     cli("report", run, *FEW, *prices).good()
-    record = json.loads((run / "report" / "report.json").read_text())
-    evaluated = tmp_path / "evaluated.json"
-    cli("evaluate", run, *FEW, *prices, "--json", evaluated).good()
-    figures = json.loads(evaluated.read_text())
-    assert record["evaluation"]["profile"] == figures["profile"] == "horowitz-45nm-sram"
-    assert record["evaluation"]["energy"] == figures["energy"]
+    record = stored(run / "report" / "report.json")
+    _, evaluated = figures("evaluate", run, *FEW, *prices)
+    assert record["evaluation"]["profile"] == evaluated["profile"] == "horowitz-45nm-sram"
+    assert record["evaluation"]["energy"] == evaluated["energy"]
     check(record["made"], record["versions"], "report")
     assert (run / "report" / "report.tex").is_file() and (run / "report" / "report.csv").is_file()
 
     cli("report", run, run, *FEW, *prices, "--out", tmp_path / "both").good()
-    compared = json.loads((tmp_path / "both" / "compare.json").read_text())
+    compared = stored(tmp_path / "both" / "compare.json")
     check(compared["made"], compared["versions"], "report")
-    assert [r["evaluation"]["energy"] for r in compared["runs"]] == [figures["energy"]] * 2
+    assert [r["evaluation"]["energy"] for r in compared["runs"]] == [evaluated["energy"]] * 2
 
     words = ("search", run, *FEW, "--trials", 2, "--objective", "kl", "--budget", 99)
-    dear, cheap = tmp_path / "dear.json", tmp_path / "cheap.json"
-    cli(*words, *prices, "--json", dear).good()
-    cli(*words, "--json", cheap).good()
-    first, second = (json.loads(f.read_text())["trials"] for f in (dear, cheap))
-    assert [t["scale"] for t in first] == [t["scale"] for t in second]
-    assert all(a["energy"] > 1.1 * b["energy"] for a, b in zip(first, second, strict=True))
+    dear, cheap = (figures(*words, *more)[1]["trials"] for more in (prices, ()))
+    assert [t["scale"] for t in dear] == [t["scale"] for t in cheap]
+    assert all(a["energy"] > 1.1 * b["energy"] for a, b in zip(dear, cheap, strict=True))

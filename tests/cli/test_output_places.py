@@ -66,6 +66,10 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_figures_go_to_a_device(cli, vit_run):
-    cli("evaluate", vit_run, "--data", TEST, "--limit", 2, "--json", "/dev/null").good()
-    assert Path("/dev/null").is_char_device()
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+def test_figures_go_to_a_device_and_are_printed_where_the_disk_is_full(cli, vit_run):
+    words = f"evaluate {vit_run} --data {TEST} --limit 2 --json"
+    cli(f"{words} /dev/null").good()
+    full = cli(f"{words} /dev/full")
+    assert full.message() == "/dev/full: the disk is full. Free some space or choose another place."
+    assert "agreement" in full.out  # what was measured is not lost

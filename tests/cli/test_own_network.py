@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CALIBRATION, TEST
+from command_line import CALIBRATION, TEST, reseal, stored
 
 from onespike.neurons import NEURONS
 
@@ -95,7 +94,7 @@ def run(cli, model, tmp_path) -> Path:
 def test_every_command_takes_it(cli, run, model, tmp_path, monkeypatch):
     monkeypatch.setattr("onespike.diagnosis.measurement.PROBED_SCALES", (0.25,))
     monkeypatch.setattr("onespike.diagnosis.measurement.PASSES", ("nearest",))
-    assert json.loads((run / "run.json").read_text())["network"]["spec"] == model
+    assert stored(run / "run.json")["network"]["spec"] == model
     export = tmp_path / "network.pt2"
     for words in (
         ("evaluate", run, *FEW),
@@ -116,7 +115,6 @@ def test_every_command_takes_it(cli, run, model, tmp_path, monkeypatch):
 def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
     """Whatever it says: the code in it is that of a stranger until the user names it."""
     from onespike.adapters.user_file import _run
-    from onespike.runtime.validated import sealed
 
     moved = shutil.copytree(file.parent, tmp_path / "moved")
     record = run / "run.json"
@@ -125,9 +123,7 @@ def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
     ran = (file.with_name("ran").read_text(), (moved / "ran").read_text())
     for words in (("evaluate", run, *FEW), ("inspect", run), ("serve", run, "--address", 0)):
         assert cli(*words).code == 2
-    contents = json.loads(record.read_text())
-    contents.pop("sha256")
-    record.write_text(sealed(contents))
+    reseal(record)
     message = cli("evaluate", run, *FEW).message()
     assert message.endswith("or --model python:FILE.py:FACTORY, which runs that file.")
     assert (file.with_name("ran").read_text(), (moved / "ran").read_text()) == ran

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from command_line import CALIBRATION, TEST, VIT
@@ -16,12 +14,6 @@ from onespike.recipe import preset
 from onespike.tasks import limit, list_images
 
 ALL = ("nearest", "layout", "positions", "center", "allocate")
-
-
-@pytest.fixture(scope="module")
-def few():
-    """Calibrated on as few images as an ablation needs."""
-    return runs.convert_network(load_model(VIT), limit(list_images(CALIBRATION), 8), preset("sformer"))
 
 
 @pytest.fixture(scope="module")
@@ -53,55 +45,41 @@ def test_a_trained_network_loses_less_at_equal_energy(pair):
     assert better["snn"]["top1"] >= literal["snn"]["top1"]
 
 
-def test_ablate_measures_each_choice_once_and_resumes(cli, tmp_path, few, monkeypatch):
-    runs.save(tmp_path / "run", few)
-    words = ("doctor", tmp_path / "run", "--data", TEST, "--limit", 8, "--passes", "nearest,center",
-             "--budget", "0.3", "--json", tmp_path / "rows.json")  # fmt: skip
-    found = cli(*words).good()
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [row["what"] for row in rows] == ["none", "nearest alone", "center alone", "all"]
-    counts = [row["energy"]["counts"] for row in rows]
+def test_ablate_measures_each_choice_once_and_resumes(cli, figures, converted, monkeypatch):
+    run = converted(VIT, CALIBRATION, 8)
+    words = f"doctor {run} --data {TEST} --passes nearest,center --budget 0.3 --limit"
+    done, record = figures(f"{words} 8")
+    assert [row["what"] for row in record["rows"]] == ["none", "nearest alone", "center alone", "all"]
+    counts = [row["energy"]["counts"] for row in record["rows"]]
     assert max(counts) / min(counts) < 1.1
-    kept = (tmp_path / "run" / "ablation" / "ablation.json").read_bytes()
-    again = cli(*words)
-    assert again.out == found.out and (tmp_path / "run" / "ablation" / "ablation.json").read_bytes() == kept
-    other = cli(*words[:5], 4, *words[6:])  # other images: both ablations are kept
-    assert other.code == 0 and other.out != found.out
-    with monkeypatch.context() as patch:
-        patch.setattr("onespike.runs.evaluate_pair", lambda *_, **__: pytest.fail("measured a second time"))
-        assert cli(*words).out == found.out
-        assert cli(*words[:5], 4, *words[6:]).out == other.out
-    (tmp_path / "run" / "ablation" / "ablation.json").write_text("{")
-    message = cli(*words).message()
-    assert message.endswith(
-        "ablation.json: the file is damaged (invalid JSON: EOF while parsing an object at line 1 column 1). "
-        "Remove it to measure again."
-    )
+    other = cli(f"{words} 4").good()  # other images: both ablations are kept
+    assert other.out != done.out
+    before = (run / "ablation" / "ablation.json").read_bytes()
+    monkeypatch.setattr("onespike.runs.evaluate_pair", lambda *_, **__: pytest.fail("measured a second time"))
+    assert figures(f"{words} 8")[0].out == done.out and cli(f"{words} 4").out == other.out
+    assert (run / "ablation" / "ablation.json").read_bytes() == before
 
 
-def test_ablate_takes_as_few_images_as_convert(cli, tmp_path, transformers_folder, images):
+def test_ablate_takes_as_few_images_as_convert(cli, converted, transformers_folder, images):
     """One batch of calibration images is parted there, too, for passes that judge by others."""
-    loaded = load_model(f"transformers:{transformers_folder}", pretrained=True)
-    recipe = preset("sformer", passes=("nearest", "allocate", "weigh"), budget=0.2)
-    pair = runs.convert_network(loaded, limit(list_images(CALIBRATION), 6), recipe)
-    runs.save(tmp_path / "run", pair)
-    found = cli("doctor", tmp_path / "run", "--data", images, "--limit", 4, "--passes", "run")
-    assert found.code == 0 and "weigh alone" in found.out, found.err
+    changes = {"passes": ("nearest", "allocate", "weigh"), "budget": 0.2}
+    run = converted(f"transformers:{transformers_folder}", CALIBRATION, 6, changes=changes, pretrained=True)
+    assert "weigh alone" in cli(f"doctor {run} --data {images} --limit 4 --passes run").good().out
 
 
-def test_ablate_and_convert_refuse_the_same_passes(cli, tmp_path):
-    items = limit(list_images(CALIBRATION), 2)
-    words = ("--data", TEST, "--limit", 2, "--passes")
-    for options, passes, message in (
+@pytest.mark.parametrize(
+    ("changes", "passes", "message"),
+    [
         ({"steps": 2}, "nearest", "passes are for one timestep and neurons at synapses."),
         (
             {"neuron": "mtn"},
             "nearest,center",
-            "the neuron 'mtn' codes no centers, offsets or gains, which the passes",
+            "the neuron 'mtn' codes no centers, offsets or gains, which the",
         ),
-    ):
-        run = tmp_path / "-".join(options)
-        runs.save(run, runs.convert_network(load_model(VIT), items, preset("sformer", **options)))
-        assert cli("doctor", run, *words, passes).message().startswith(message)
-        with pytest.raises(UsageError, match=f"^{message}"):
-            spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **options)
+    ],
+)
+def test_ablate_and_convert_refuse_the_same_passes(cli, converted, changes, passes, message):
+    run = converted(VIT, CALIBRATION, 2, changes=changes)
+    assert cli(f"doctor {run} --data {TEST} --limit 2 --passes {passes}").message().startswith(message)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **changes)

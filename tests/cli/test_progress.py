@@ -32,35 +32,3 @@ def test_a_bar_on_a_terminal(monkeypatch):
     os.close(parent)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert re.search(r"evaluating ━+ 3/3 0:00:00 0:00:00", plain)
-
-
-def test_a_line_stands_for_silence_and_makes_room(monkeypatch):
-    """On a terminal: it appears after a while, goes before others speak, and stays away while there is a bar."""
-    import io
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    running = progress.status
-    with progress.alive():
-        running.tick()
-        assert shown.getvalue().endswith("starting … 0 s")
-        running.clear()
-        assert shown.getvalue().endswith(progress.CLEAR) and not running.visible
-        with running.replaced("sampling"):
-            before = shown.getvalue()
-            running.tick()
-            assert shown.getvalue() == before
-        running.tick()
-        assert shown.getvalue().endswith("sampling: done, working on … 0 s")
-    assert shown.getvalue().endswith(progress.CLEAR) and not running.running
-
-
-def test_no_line_where_nobody_looks(capsys):
-    with progress.alive():
-        assert not progress.status.running
-    assert capsys.readouterr().err == ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from command_line import CALIBRATION, TEST, VIT
+from command_line import CALIBRATION, TEST, VIT, reseal, stored
 
 import onespike.cli.app  # noqa: F401 (commands are registered in their order)
 from onespike.cli.run import searches
@@ -17,7 +16,6 @@ from onespike.recipe import preset
 from onespike.reports import record as report_record
 from onespike.runs import storage
 from onespike.runs.searching import searched
-from onespike.runtime.validated import sealed
 
 SFORMER = ("--calibrate", CALIBRATION, "--preset", "sformer", "--scale", 0.3)
 SMALL = ("run", VIT, "--data", TEST, "--limit", 6, "--images", 4)
@@ -28,6 +26,10 @@ def stages(result) -> list[str]:
     return re.findall(r"^\d/\d: ([\w ]+?)(?: \(done before\))?$", result.err, re.MULTILINE)
 
 
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
 def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = cli(*SMALL, "--calibrate", CALIBRATION, "--passes", "nearest,center", "--budget", "0.3").good()
@@ -35,7 +37,7 @@ def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
     assert "done " in result.out and "top-1 accuracy, %: " in result.out
     assert "difference     " in result.out
     assert result.err.count("next: ") == 1
-    record = json.loads((tmp_path / "cifar10-vit-spiking/report/report.json").read_text())
+    record = stored(tmp_path / "cifar10-vit-spiking/report/report.json")
     assert record["calibration"]["images"] == 4 and record["data"]["images"] == 6
     assert record["recipe"]["passes"] == ["nearest", "center"]
     again = cli(*SMALL, "--calibrate", CALIBRATION, "--passes", "nearest,center", "--budget", "0.3")
@@ -43,45 +45,23 @@ def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
     assert "top-1 accuracy, %: " in again.out
 
 
-def test_without_images_to_calibrate_on_it_takes_a_part_and_measures_on_the_rest(cli, tmp_path, images):
-    out = tmp_path / "run"
-    words = ("run", VIT, "--data", images, "--out", out, "--preset", "sformer", "--scale", 0.3)
-    cli(*words).good()
-    record = json.loads((out / "report/report.json").read_text())
-    assert record["calibration"]["images"] == 2  # a quarter of ten
-    assert record["data"] == {**record["data"], "images": 8, "overlap": 0}
-
-
-def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, images, monkeypatch):
+    """All images come from one folder: a part calibrates, another part is searched on, the rest is measured on."""
     monkeypatch.setattr("onespike.cli.run.TRIALS", 2)
-    result = cli(*SMALL, "--calibrate", CALIBRATION, "--out", "run", "--preset", "sformer")
+    run = tmp_path / "run"
+    result = cli("run", VIT, "--data", images, "--out", run, "--preset", "sformer").good()
     assert stages(result) == ["convert", "search", "report"]
-    assert result.code == 0, result.err
-    found = searched(tmp_path / "run")
-    assert len(found["trials"]) == 2
-    assert storage.load(tmp_path / "run").recipe.scale == found["best"]["scale"]
+    search = searched(run)
+    assert len(search["trials"]) == 2
+    assert storage.load(run).recipe.scale == search["best"]["scale"]
+    record = stored(run / "report/report.json")
+    assert record["calibration"]["images"] == 2  # a quarter of ten
+    assert record["data"] == {**record["data"], "images": 6, "overlap": 0}
 
 
-def test_a_search_leaves_images_to_measure_on(cli, tmp_path, images, monkeypatch):
-    """All of them come from one folder: a part calibrates, another part is searched on, the rest is measured on."""
-    monkeypatch.setattr("onespike.cli.run.TRIALS", 2)
-    cli("run", VIT, "--data", images, "--out", tmp_path / "run", "--preset", "sformer").good()
-    record = json.loads((tmp_path / "run/report/report.json").read_text())
-    assert record["calibration"]["images"] == 2 and record["data"]["images"] == 6
-
-
-@pytest.mark.parametrize(
-    ("recipe", "does"),
-    [
-        (preset("sformer"), True),
-        (preset("sformer", scale=0.3), False),
-        (preset("best"), False),
-        (preset("if"), False),
-    ],
-)
-def test_when_it_searches(recipe, does):
-    assert searches(recipe) is does
+def test_when_it_searches():
+    assert searches(preset("sformer"))
+    assert not any(map(searches, (preset("sformer", scale=0.3), preset("best"), preset("if"))))
 
 
 @pytest.mark.parametrize("stopped", ["before", "after"])
@@ -90,20 +70,15 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     monkeypatch.chdir(tmp_path)
     words = (*SMALL, *SFORMER, "--out", "run")
     with monkeypatch.context() as patched:
-
-        def interrupted(*_, **__):
-            raise KeyboardInterrupt
-
         patched.setattr(report_record, "gather", interrupted)
         result = cli(*words)
         assert result.code == 2
         assert result.err.splitlines()[-1].endswith("Run the same command again to go on.")
     before = (tmp_path / "run/thresholds.safetensors").stat().st_mtime_ns
     journal = tmp_path / ".run.plan.json"
-    record = json.loads(journal.read_text())
-    assert record["done"] == ["convert"]
+    assert stored(journal)["done"] == ["convert"]
     if stopped == "after":
-        journal.write_text(sealed({"request": record["request"], "done": []}))
+        reseal(journal, done=[])
     other = cli(*words, "--set", "percentile=2")
     assert "run: a run with other options is there." in other.message()
     result = cli(*words).good()
@@ -112,17 +87,15 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     plan = tmp_path / "run/plan.json"
     assert not journal.exists()
     # sealed again without its first stage: the folder itself says that it is done
-    changed = json.loads(plan.read_text())
-    plan.write_text(sealed({"request": changed["request"], "done": changed["done"][1:]}))
+    reseal(plan, done=stored(plan)["done"][1:])
     assert cli(*words).err.count("(done before)") == 2
 
 
 @pytest.mark.parametrize("place", [".", "/", ""])
 def test_places_without_a_name(cli, tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
-    assert (
-        cli(*SMALL, "--out", place).message() == f"{place or '.'} exists. Choose another name or remove it."
-    )
+    message = f"{place or '.'} exists. Choose another name or remove it."
+    assert cli(*SMALL, "--out", place).message() == message
 
 
 def test_what_was_refused_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
@@ -130,7 +103,7 @@ def test_what_was_refused_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli(*SMALL, "--out", "run", "--batch-size", 0).code == 2
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(report_record, "gather", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(report_record, "gather", interrupted)
     words = (*SMALL, *SFORMER, "--out", "run")
     for _ in range(2):  # the second time the folder is gone, and its plan is not
         assert "done before" not in cli(*words).err
@@ -145,12 +118,10 @@ def test_damage_is_named(cli, tmp_path, monkeypatch):
     assert message.startswith(".run.plan.json: the file is damaged") and "Remove it and run" in message
 
 
-def test_held_out_images_of_an_evaluation(cli, tmp_path, images):
-    out = tmp_path / "run"
-    cli("convert", VIT, "--preset", "sformer", "--calibrate", images, "--limit", 2, "--out", out).good()
-    shown = cli("evaluate", out, "--data", images, "--held-out")
-    assert shown.code == 0 and ", 8 images" in shown.out and "note: " not in shown.out
-    assert "note: 2 of these images" in cli("evaluate", out, "--data", images).out
+def test_held_out_images_of_an_evaluation(cli, small_run, images):
+    done = cli("evaluate", small_run, "--data", images, "--held-out").good()
+    assert ", 6 images" in done.out and "note: " not in done.out
+    assert "note: 4 of these images" in cli("evaluate", small_run, "--data", images).out
 
 
 def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
@@ -173,14 +144,14 @@ def test_the_network_is_loaded_once_and_images_are_decoded_once(cli, tmp_path, i
 
     loads, decoded = [], []
     load = base.ADAPTERS["bundled"].load
-    monkeypatch.setitem(
-        base.ADAPTERS,
-        "bundled",
-        dataclasses.replace(base.ADAPTERS["bundled"], load=lambda *a: loads.append(a) or load(*a)),
-    )
-    monkeypatch.setattr(
-        Classification, "load", lambda self, item: decoded.append(item.name) or read_image(item)
-    )
+    counting = dataclasses.replace(base.ADAPTERS["bundled"], load=lambda *a: loads.append(a) or load(*a))
+    monkeypatch.setitem(base.ADAPTERS, "bundled", counting)
+
+    def decode(self, item):
+        decoded.append(item.name)
+        return read_image(item)
+
+    monkeypatch.setattr(Classification, "load", decode)
     words = ("--calibrate", images, "--passes", "nearest,allocate", "--budget", 0.2)
     cli(*SMALL, "--images", 10, *words, "--out", tmp_path / "run").good()
     assert len(loads) == 1

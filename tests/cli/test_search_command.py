@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
-
 import pytest
 import torch
-from command_line import CALIBRATION, TEST, VIT
-from torch import nn
+from command_line import CALIBRATION, TEST, VIT, stored
 
-from onespike import calibrate, convert
+from contract import networks
 from onespike.energy.columns import beside
 from onespike.runs import storage
 from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Classification
 
 
-def test_a_search_keeps_its_best_scale_in_the_run(cli, run, tmp_path):
+def test_a_search_keeps_its_best_scale_in_the_run(cli, figures, run):
     words = (f"search {run} --data {TEST} --objective kl --sampler grid --energy counts", "--limit", 6)
-    result = cli(*words, "--trials", 3, "--json", tmp_path / "s.json").good()
-    record = json.loads((tmp_path / "s.json").read_text())
+    result, record = figures(*words, "--trials", 3)
     assert [round(t["scale"], 6) for t in record["trials"]] == [1.0, 0.1, 0.01]
     assert {"trials", "best", "seconds", "forwards"} <= set(record)
     assert record["best"]["value"] == min(t["value"] for t in record["trials"] if t["value"] is not None)
     assert record["forwards"] >= 6 * 3
     assert storage.load(run).recipe.scale == record["best"]["scale"]
-    kept = json.loads((run / "search" / "search.json").read_text())
-    assert len(kept["names"]) == 6
+    assert len(stored(run / "search" / "search.json")["names"]) == 6
     assert (run / "search" / "search.png").read_bytes().startswith(b"\x89PNG")
     assert "best λ" in result.out
     again = cli(*words, "--trials", 3)
@@ -36,40 +30,32 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, run, tmp_path):
     message = cli(*words[:-1], 5, "--trials", 3, "--resume").message()
     assert "belongs to another search (it differs in images)" in message and message.endswith("with --fresh.")
     cli(*words[:-1], 5, "--trials", 3, "--fresh").good()
-    assert len(json.loads((run / "search" / "search.json").read_text())["names"]) == 5
+    assert len(stored(run / "search" / "search.json")["names"]) == 5
 
 
-def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, tmp_path):
-    from onespike import preset, runs
-    from onespike.adapters import load_model
-
-    recipe = preset("sformer", passes=("nearest",), energy="binary", scale=0.5)
-    network, items = load_model(VIT, random_weights=True), runs.choose(CALIBRATION, 8)
-    runs.save(tmp_path / "run", runs.convert_network(network, items, recipe))
-    words = (f"search {tmp_path / 'run'} --data {TEST} --objective kl --sampler grid --limit 4",)
-    dear = cli(*words, "--trials", 2, "--json", tmp_path / "dear.json")
-    spent = json.loads((tmp_path / "dear.json").read_text())["spent"]
+def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, figures, converted, tmp_path):
+    changes = {"passes": ("nearest",), "energy": "binary", "scale": 0.5}
+    run = converted(VIT, CALIBRATION, 8, changes=changes, random_weights=True)
+    words = f"search {run} --data {TEST} --objective kl --sampler grid --limit 4 --trials"
+    dear, record = figures(f"{words} 2")
+    spent = record["spent"]
     assert spent["column"] == "binary" and spent["after"] > 1.05 * spent["before"]
     after = beside("binary", spent["after"], spent["analog_share"])
     assert f"energy    {spent['before']:.3f} → {after} (binary, horowitz-45nm)" in dear.out
     assert "warning   the λ that is kept spends" in dear.out
-    cheap = cli(
-        *words, "--trials", 1, "--storage", f"sqlite:///{tmp_path / 'other.db'}", "--energy", "binary"
-    )
+    cheap = cli(f"{words} 1 --storage sqlite:///{tmp_path / 'other.db'} --energy binary")
     assert "energy (binary)" in cheap.out and "warning" not in cheap.out
 
 
 def test_calibration_images_are_skipped(cli, run, tmp_path):
-    storage_url = f"sqlite:///{tmp_path / 'study.db'}"
     words = f"search {run} --data {CALIBRATION} --objective kl --trials 1 --limit 300"
-    cli(f"{words} --storage {storage_url}").good()
-    kept = json.loads((run / "search" / "search.json").read_text())
-    used = json.loads((run / "run.json").read_text())["data"]["names"]
-    assert len(kept["names"]) == 256 - 4
-    assert not set(kept["names"]) & set(used)
+    cli(f"{words} --storage sqlite:///{tmp_path / 'study.db'}").good()
+    names = stored(run / "search" / "search.json")["names"]
+    assert len(names) == 256 - 4
+    assert not set(names) & set(stored(run / "run.json")["data"]["names"])
 
 
-def test_ctrl_c_keeps_the_finished_trials(cli, run, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_the_finished_trials(cli, figures, run, monkeypatch):
     words = (f"search {run} --data {TEST} --objective kl --sampler grid --trials 3 --limit 2",)
     measure = ScaleObjective.__call__
 
@@ -83,11 +69,10 @@ def test_ctrl_c_keeps_the_finished_trials(cli, run, tmp_path, monkeypatch):
         stopped = cli(*words)
     message = "interrupted, finished trials are kept. Go on with the same command and --resume."
     assert stopped.code == 2 and stopped.err.splitlines()[-1] == f"onespike: {message}"
-    result = cli(*words, "--resume", "--json", tmp_path / "s.json").good()
+    result, record = figures(*words, "--resume")
     trials = [line.split(":")[0] for line in result.err.splitlines() if line.startswith("trial")]
     assert trials == ["trial 3/3"]
-    scales = [round(t["scale"], 6) for t in json.loads((tmp_path / "s.json").read_text())["trials"]]
-    assert scales == [1, 0.1, 0.01]
+    assert [round(t["scale"], 6) for t in record["trials"]] == [1, 0.1, 0.01]
 
 
 def test_evaluate_notes_images_of_the_search(cli, run):
@@ -95,10 +80,6 @@ def test_evaluate_notes_images_of_the_search(cli, run):
     cli(*words).good()
     found = cli("evaluate", run, "--data", TEST, "--limit", 3)
     assert "note: 3 of these images were used for the search, first cifar10-test/00000" in found.out
-    (run / "search" / "search.json").write_text("{")
-    message = cli("evaluate", run, "--data", TEST, "--limit", 3).message()
-    assert "search.json: the file is damaged (invalid JSON" in message
-    assert message.endswith("). Remove it, or search again.")
 
 
 def scale_objective(model, snn, batches, kind, **settings) -> ScaleObjective:
@@ -108,10 +89,8 @@ def scale_objective(model, snn, batches, kind, **settings) -> ScaleObjective:
 
 @pytest.mark.parametrize("kind", ["kl", "top1"])
 def test_a_trial_is_one_forward(kind):
-    torch.manual_seed(0)
-    calls = {"ann": 0, "snn": 0}
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    snn = convert(model, calibrate(model, [torch.randn(16, 4)]))
+    calls, model = {"ann": 0, "snn": 0}, networks.mlp()
+    snn = networks.converted(model, networks.rows(16))
     for name, network in (("ann", model), ("snn", snn)):
         network.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
     batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0])) for _ in range(5)]
@@ -122,21 +101,3 @@ def test_a_trial_is_one_forward(kind):
         assert objective(0.1 * trial, lambda step, value: False).finished
         assert calls == {"ann": before, "snn": 5 * trial}
     assert objective.forwards == 4 * (before + 15)
-
-
-def test_a_compiled_search_measures_the_same(monkeypatch):
-    monkeypatch.setattr(
-        torch, "compile", partial(torch.compile, backend="aot_eager")
-    )  # no C++: it takes long
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    snn = convert(model, calibrate(model, [torch.randn(16, 4)]))
-    batches = [(torch.randn(4, 4), None)]
-    eager, compiled = (
-        scale_objective(model, snn, batches, "kl", compiled=choice) for choice in (False, True)
-    )
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for scale in (1.0, 0.3, 0.05):
-            expected = eager(scale, lambda step, value: False).value
-            assert compiled(scale, lambda step, value: False).value == pytest.approx(expected, abs=1e-6)

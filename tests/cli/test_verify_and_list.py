@@ -11,7 +11,7 @@ from command_line import TEST
 def test_theorems_and_the_neurons_of_a_run(cli, vit_run):
     alone = cli("reproduce", "theorems", "--trials", 2).good()
     names = [line.split("  ")[0] for line in alone.out.splitlines()]
-    assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
+    assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3"]
     examined = cli("doctor", vit_run, "--data", TEST, "--limit", 4).good()
     assert "51 of 51 neurons reached\nsilent: none\n" in examined.out
 

@@ -273,16 +273,6 @@ class ConversionContract:
         assert len(found.reached) == self.spiking
         assert found.dead == ()
 
-    def test_every_neuron_takes_part_when_compiled(self, case: Case, snn: nn.Module) -> None:
-        torch._dynamo.reset()
-        found = where_the_original_can(
-            lambda: onespike.verify(snn, case.batches[0], compiled=True, backend="eager"),
-            lambda: run(torch.compile(case.model, backend="eager"), case.batches[0]),
-            "compile",
-        )
-        assert found.ok, str(found)
-        assert len(found.reached) == self.spiking
-
     def test_copies(self, case: Case, snn: nn.Module) -> None:
         expected = run(snn, case.batches[0])
         twin = copy.deepcopy(snn)

@@ -28,13 +28,14 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+        return self.head(self.block(self.stem(x)).mean(1))
+
+    def block(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         weights = torch.softmax(q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1), -1)
         x = x + self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
-        x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
-        return self.head(x.mean(1))
+        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
 
 
 def transformer(seed: int = 0) -> Transformer:
@@ -108,6 +109,17 @@ def refused(error: type[Exception], text: str) -> Iterator[None]:
     assert str(caught.value) == text
 
 
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """The block runs with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Layers(nn.Module):
     """Named layers and what a forward does with them: `Layers(lambda self, x: self.head(self.stem(x)), stem=…, head=…)`."""
 
@@ -117,5 +129,5 @@ class Layers(nn.Module):
         for name, layer in layers.items():
             setattr(self, name, layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
+    def forward(self, x: Any, *others: Any) -> Any:
+        return self.run(self, x, *others)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from contract.networks import converted, counted, mlp, rows, sequences, transformer
-from onespike import Recipe
+from onespike import Ledger, Recipe
 from onespike.energy.analog_functions import AnalogFunctions
 
 
@@ -52,9 +52,9 @@ def test_every_activation_of_torch_that_computes_is_charged():
     names = [name for name in nn.modules.activation.__all__ if name not in SPECIAL]
     assert len(names) > 15
     for name in [*names, "ReLU", "ReLU6", "Hardtanh"]:
-        with AnalogFunctions(result := {}):
+        with AnalogFunctions(ledger := Ledger()):
             getattr(nn, name)()(torch.randn(4, 8))
-        assert result == ({} if name in COMPARING else {"activation": 32}), name
+        assert ledger.functions == ({} if name in COMPARING else {"activation": 32}), name
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,6 @@ def test_every_activation_of_torch_that_computes_is_charged():
     ],
 )  # fmt: skip
 def test_what_is_written_out_is_charged_too(function, number):
-    with AnalogFunctions(result := {}):
+    with AnalogFunctions(ledger := Ledger()):
         function(torch.randn(4, 8))
-    assert sum(result.values()) == number
+    assert sum(ledger.functions.values()) == number

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from contract.networks import MASKS, Attention, converted, nine
+from contract.networks import MASKS, Attention, converted, nine, threads
 from onespike import Recipe, kernels, metered
 from onespike.conversion.firing import Neurons, named_neurons
-from onespike.neurons import DualMultiThreshold, ScaleFire
+from onespike.neurons import ScaleFire
+from onespike.neurons.baselines import DualMultiThreshold
 from onespike.spikes import mixed_levels
 
 pytestmark = pytest.mark.skipif(
@@ -48,24 +49,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cell: ScaleFire, mask: Tensor | None
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_the_definition(name: str) -> None:
+@pytest.mark.parametrize("shape", [None, (13, 21), (1, 21), (2, 1, 1, 21), (3, 13, 21), (2, 1, 13, 21)])
+def test_the_definition_with_and_without_a_mask(name: str, shape: tuple[int, ...] | None) -> None:
     cell, (q, k, v) = CELLS[name], operands()
-    torch.testing.assert_close(attend(q, k, v, cell), defined(q, k, v, cell))
+    if shape is None:
+        torch.testing.assert_close(attend(q, k, v, cell), defined(q, k, v, cell))
+        return
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    mask = mask.masked_fill(mask > 0.5, -torch.inf)
+    torch.testing.assert_close(attend(q, k, v, cell, mask), defined(q, k, v, cell, mask))
 
 
 @pytest.mark.parametrize(
     "sizes",
     [(1, 1, 1, 1), (6, 16, 16, 16), (7, 17, 3, 1), (50, 40, 64, 64), (3, 5000, 8, 33), (200, 3, 2, 5)],
 )
-@pytest.mark.parametrize("threads", [1, 2])
-def test_any_size_and_number_of_threads(sizes: tuple[int, ...], threads: int) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_any_size_and_number_of_threads(sizes: tuple[int, ...], number: int) -> None:
     (q, k, v), cell = operands(*sizes), ScaleFire(0.11 / sizes[1], levels=LEVELS)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with threads(number):
         found = attend(q, k, v, cell)
-    finally:
-        torch.set_num_threads(before)
     torch.testing.assert_close(found, defined(q, k, v, cell), rtol=1e-4, atol=1e-4)
 
 
@@ -79,14 +82,6 @@ def test_any_strides_and_the_layout_of_torch() -> None:
     assert found.stride() == F.scaled_dot_product_attention(q, k, v).stride()
     odd = q[..., ::2], k.mT[:, :, ::2, ::2], v[:, :, ::2][:, :, :7]
     torch.testing.assert_close(attend(*odd, cell), defined(*odd, cell))
-
-
-@pytest.mark.parametrize("shape", [(13, 21), (1, 21), (2, 1, 1, 21), (3, 13, 21), (2, 1, 13, 21)])
-def test_masks(shape: tuple[int, ...]) -> None:
-    cell, (q, k, v) = CELLS["one step"], operands()
-    mask = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    mask = mask.masked_fill(mask > 0.5, -torch.inf)
-    torch.testing.assert_close(attend(q, k, v, cell, mask), defined(q, k, v, cell, mask))
 
 
 def test_rows_without_a_key_are_zero_and_a_nan_stays_in_its_row() -> None:

@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
+from contract.conversion_contract import run
 from contract.networks import MASKS, Attention, converted, nine
 from onespike import Recipe, calibrate, discover, kernels, metered
 from onespike.conversion.firing import Neurons
 from onespike.energy.survey import Survey
 from onespike.neurons import ScaleFire
-from onespike.sites import Rows, Sites, Visit, attention
+from onespike.sites import Sites, Visit, attention
+from onespike.sites.site import Rows
 
 KINDS = MASKS | {
     "one mask for all rows": {"attn_mask": torch.arange(9).ge(3)[None]},
@@ -30,11 +32,6 @@ def blocks(monkeypatch):
     """Attention through torch's operations, and in blocks of two rows from when the function is called on."""
     monkeypatch.setattr(kernels, "can_attend", lambda *operands: False)
     return lambda: monkeypatch.setattr(attention, "BLOCK", 2 * 3 * 4 * 9)
-
-
-def run(snn: nn.Module, x: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return snn(x)
 
 
 def numbers(ledger: onespike.Ledger) -> dict[str, dict[str, object]]:

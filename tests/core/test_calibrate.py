@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contract.networks import Layers, mlp, rows, sequences, transformer
-from onespike import Recipe, calibrate, convert, preset
+from contract.networks import Layers, converted, mlp, refused, rows, sequences, transformer
+from onespike import Recipe, calibrate, convert, preset, table
+from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import Scale, ScaleFire
 from onespike.passes.axes import axes
 from onespike.sites import Site
@@ -43,10 +44,11 @@ def top(x: np.ndarray, percentile: float) -> float:
     return max(0.0, float(np.quantile(x, 1 - percentile / 100, method="inverted_cdf")))
 
 
-@pytest.mark.parametrize("percentile", [1.0, 2.5, 0.0])
-def test_thresholds_of_the_preset_against_numpy(percentile):
+@pytest.mark.parametrize(("percentile", "domain"), [(1.0, "all"), (2.5, "all"), (0.0, "all"), (1.0, "sided")])
+def test_thresholds_of_the_preset_against_numpy(percentile, domain):
+    """In the sided domain a threshold is a quantile of one sign."""
     model, x = transformer(), sequences(40)
-    found = calibrate(model, x.split(16), preset("sformer", percentile=percentile))
+    found = calibrate(model, x.split(16), preset("sformer", percentile=percentile, domain=domain))
     expected = captured(model, x)
     assert set(found) == set(expected)
     for site, threshold in found.items():
@@ -56,7 +58,8 @@ def test_thresholds_of_the_preset_against_numpy(percentile):
             assert float(threshold.negative) == 0
             continue
         for side, value in ((1, threshold.positive), (-1, threshold.negative)):
-            highest = top(side * expected[site], percentile)
+            values = side * expected[site]
+            highest = top(values if domain == "all" else values[values > 0], percentile)
             assert float(value) == pytest.approx(highest, rel=RESOLUTION + 1e-5)
     assert [str(t.site) for t in found.values() if t.role == "softmax"] == [":matmul1_lhs"]
 
@@ -79,17 +82,6 @@ def test_any_order_and_split_gives_the_same_thresholds(recipe):
                 same.role, same.levels, same.macs, same.calls
             )  # fmt: skip
         assert split.provenance["samples"] == 12
-
-
-def test_the_sided_domain_is_a_quantile_of_one_sign():
-    model, x = transformer(), sequences(40)
-    found = calibrate(model, [x], Recipe(domain="sided"))
-    for site, values in captured(model, x).items():
-        if found[site].role == "softmax":
-            continue
-        for side, threshold in ((1, found[site].positive), (-1, found[site].negative)):
-            one = side * values[side * values > 0]
-            assert float(threshold) == pytest.approx(top(one, 1.0), rel=RESOLUTION + 1e-5)
 
 
 def test_channels_have_thresholds_of_their_own():
@@ -126,8 +118,7 @@ def test_softmax_options():
 @pytest.mark.parametrize(("levels", "largest"), [("linear:8", 16), ("exponential:4", 128), ("1,2,9", 9)])
 def test_the_softmax_step_follows_the_largest_level_in_use(levels, largest):
     found = calibrate(transformer(), [sequences()], Recipe(levels=levels))[":matmul1_lhs"]
-    assert found.levels[-1] == largest
-    assert float(found.positive) == pytest.approx(found.largest / largest)
+    assert (found.levels[-1], float(found.positive)) == (largest, pytest.approx(found.largest / largest))
 
 
 def test_density_levels_are_chosen_for_each_site():
@@ -218,7 +209,7 @@ def test_progress_wraps_the_batches_and_provenance_is_kept():
     assert found.provenance["observer"] == "percentile 1 (all), error ≤ 0.00098"
 
 
-def test_a_module_that_runs_twice_shares_its_site():
+def test_a_module_that_runs_twice_shares_its_site_and_its_neurons_and_says_so():
     twice = Layers(
         lambda self, x: self.head(self.shared(self.shared(self.stem(x)))),
         stem=nn.Linear(4, 8), shared=nn.Linear(8, 8), head=nn.Linear(8, 2),
@@ -227,23 +218,9 @@ def test_a_module_that_runs_twice_shares_its_site():
     assert (found["shared:linear0_input"].calls, found["shared:linear0_input"].macs) == (2, 128)
     assert found["stem:linear0_input"].calls == 1
     assert found.macs == 32 + 128 + 16
-
-
-def test_operands_that_never_change_are_weights_or_constants():
-    table = torch.randn(8, 8)
-    products = Layers(
-        lambda self, x: self.head((table @ table.T)[0] + self.stem(x) @ self.weight),
-        stem=nn.Linear(4, 8), head=nn.Linear(8, 2), weight=nn.Parameter(torch.randn(8, 8)),
-    )  # fmt: skip
-    roles = {str(site): t.role for site, t in calibrate(products, rows().split(32)).items()}
-    assert roles == {
-        "stem:linear0_input": "input",
-        ":matmul0_lhs": "constant",
-        ":matmul0_rhs": "constant",
-        ":matmul1_lhs": "activation",
-        ":matmul1_rhs": "weight",
-        "head:linear0_input": "head",
-    }
+    text = {row["site"]: row["neuron"] for row in table(convert(twice, found))}
+    assert text["shared:linear0_input"].endswith(", shared by 2 calls per forward")
+    assert "shared" not in text["stem:linear0_input"]
 
 
 def test_a_site_needs_two_different_inputs_to_be_constant():
@@ -263,15 +240,6 @@ def test_an_empty_batch_among_others_changes_nothing():
     found, expected = calibrate(mlp(), [torch.zeros(0, 4), rows()]), calibrate(mlp(), [rows()])
     assert all(torch.equal(t.positive, expected[s].positive) for s, t in found.items())
     assert found.provenance == expected.provenance
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_labels_of_an_ordinary_loader_are_left_out(kind):
-    x, labels = rows(), torch.arange(len(rows()))
-    expected = calibrate(mlp(), x.split(16))
-    found = calibrate(mlp(), [kind(pair) for pair in zip(x.split(16), labels.split(16), strict=True)])
-    assert found.provenance["samples"] == len(x)
-    assert {s: t.positive for s, t in found.items()} == {s: t.positive for s, t in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -315,3 +283,117 @@ def test_density_levels_are_chosen_for_the_thresholds_that_will_be_used(changes)
         return float((neuron(observed[0]) - observed[0]).double().pow(2).sum())
 
     assert error(nearest.levels) < error(paper.levels)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_refused_where_they_appear(bad):
+    message = (
+        "calibrate: {} receives NaN or infinite values. "
+        "Check the weights and the preprocessing, or calibrate in float32."
+    )
+    x = rows()
+    x[3, 1] = bad
+    with refused(CalibrationError, message.format("0:linear0_input")):
+        calibrate(mlp(), [rows(), x])
+    model = mlp()
+    with torch.no_grad():
+        model[0].bias[2] = abs(bad)
+    with refused(CalibrationError, message.format("2:linear0_input")):
+        calibrate(model, [rows()])
+
+
+def deaf() -> nn.Module:
+    """Computes, and then answers with a constant."""
+    layers = {"linear": nn.Linear(4, 3), "answer": nn.Parameter(torch.ones(3))}
+    return Layers(lambda self, x: (self.linear(x), self.answer.expand(len(x), -1))[1], **layers)
+
+
+def rounded() -> nn.Module:
+    """No input changes its answer but by rounding."""
+    answer = torch.tensor([1.0, 2.0, 3.0])
+    return Layers(lambda self, x: {"scores": self.linear(x) * 1e-9 + answer}, linear=nn.Linear(4, 3))
+
+
+def with_head(value: float) -> nn.Sequential:
+    model = mlp()
+    nn.init.constant_(model[-1].weight, value)
+    return model
+
+
+EMPTY = "there are no calibration inputs. Give at least one batch."
+IGNORED = "the network's output{} is the same for all {} inputs. Check its weights, and that the calibration inputs differ."
+REFUSALS = {
+    "no batch": (mlp(), [], EMPTY),
+    "empty batch": (mlp(), [torch.zeros(0, 4)], EMPTY),
+    "no product": (
+        nn.ReLU(),
+        [rows()],
+        "this network multiplies nothing by a weight, so there is nothing to convert. "
+        "Check that the right network was loaded.",
+    ),
+    "constant": (deaf(), rows().split(16), IGNORED.format("", 64)),
+    "constant but for rounding": (rounded(), rows().split(16), IGNORED.format("['scores']", 64)),
+    "zero head": (with_head(0.0), rows().split(16), IGNORED.format("", 64)),
+    "inputs that are the same": (mlp(), [torch.ones(3, 4)] * 2, IGNORED.format("", 6)),
+    "NaN": (
+        with_head(torch.nan),
+        [rows()],
+        "the network's output holds NaN. Check the weights, or calibrate in float32.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_calibrated(name):
+    model, batches, message = REFUSALS[name]
+    with refused(CalibrationError, f"calibrate: {message}"):
+        calibrate(model, batches)
+
+
+def test_one_input_and_a_head_of_zeros_are_no_constant_answer():
+    assert len(calibrate(mlp(), [torch.ones(1, 4)])) == 3  # one input has nothing to differ from
+    model = with_head(0.0)
+    nn.init.zeros_(model[-1].bias)
+    assert len(calibrate(model, rows().split(16))) == 3
+
+
+@pytest.mark.parametrize("label", [torch.zeros(4, dtype=torch.long), torch.zeros(4, 3), [{"boxes": 1}]])
+def test_what_may_be_a_label_is_never_fed(label):
+    message = (
+        r"Named.forward\(x, gain\) may take some of them or not: are they inputs or "
+        r"labels\? Give inputs only, \(\(x,\) for x, _ in loader\), or a mapping"
+    )
+    with pytest.raises(UsageError, match=message):
+        calibrate(Named(), [(rows()[:4], label)])
+    assert calibrate(Named(), [(rows(),)]).provenance["samples"] == 64
+
+
+def test_what_is_converted_already():
+    with pytest.raises(UsageError, match=r"is converted already\. Call revert_ on it first"):
+        calibrate(converted(mlp(), rows()), [rows()])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "difference"),
+    [
+        (preset("mtn"), "neuron='sfn', and the recipe has neuron='mtn'"),
+        (Recipe(domain="sided"), "domain='all', and the recipe has domain='sided'"),
+        (Recipe(softmax=0.0035), "softmax='site', and the recipe has softmax=0.0035"),
+        (Recipe(granularity="channel"), "granularity='site', and the recipe has granularity='channel'"),
+        (Recipe(percentile=2.0), "percentile=1.0, and the recipe has percentile=2.0"),
+        (Recipe(levels="linear:8"), "levels='mixed:8', and the recipe has levels='linear:8'"),
+        *((preset(name), "") for name in ("if", "uniform", "ecmt", "paper-vit-base")),
+    ],
+)
+def test_a_recipe_that_asks_for_another_calibration_is_refused(recipe, difference):
+    model, x = transformer(), sequences()
+    with pytest.raises(UsageError) as caught:
+        convert(model, calibrate(model, [x]), recipe)
+    assert difference in str(caught.value)
+    assert str(caught.value).endswith("Calibrate with this recipe: calibrate(model, batches, recipe).")
+    assert converted(model, x, recipe) is not None
+
+
+def test_the_same_calibration_in_other_words_is_taken():
+    model, x = transformer(), sequences()
+    assert table(convert(model, calibrate(model, [x]), Recipe(levels="8"))) == table(converted(model, x))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import threading
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import own_forwards, run, same_state, snapshot
-from contract.networks import Layers, converted, counted, mlp, rows
+from contract.networks import Layers, converted, counted, mlp, refused, rows
 from onespike import Recipe, calibrate, convert, convert_, table
 from onespike.errors import ConversionError
 from onespike.sites import discover, matrix_product
@@ -27,92 +26,64 @@ def weight() -> nn.Parameter:
     return nn.Parameter(torch.randn(8, 8))
 
 
-def custom() -> nn.Module:
-    return Layers(lambda self, x: product(x, self.weight), weight=weight())
-
-
-def bilinear() -> nn.Module:
-    return Layers(lambda self, x: self.inner(x, x), inner=nn.Bilinear(8, 8, 8))
-
-
-def recurrent() -> nn.Module:
-    return Layers(lambda self, x: self.lstm(x[:, None])[0][:, 0], lstm=nn.LSTM(8, 8, batch_first=True))
-
-
-def inner() -> nn.Module:
-    """torch.inner has no rule; its size is known, since it ends in a matrix product."""
-    return Layers(lambda self, x: torch.inner(x, self.weight), weight=weight())
-
-
-def gated_recurrent() -> nn.Module:
-    gru = nn.GRU(8, 8, batch_first=True)
-    return Layers(lambda self, x: self.gru(x[:, None].expand(-1, 3, -1))[0][:, -1], gru=gru)
-
-
-def refusal(model: nn.Module) -> str:
-    with pytest.raises(ConversionError) as caught:
-        converted(model, rows())
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("layer", "operation", "share"),
-    [(custom, r"onespike_test\.product", "an unknown share"), (inner, r"\w+", f"{100 * 64 / 184:.1f} %")],
-)
-def test_a_product_is_refused_by_its_name_and_share(layer, operation, share):
-    assert re.fullmatch(
-        rf"convert: 1 products are not covered: ({operation}) in 4 \({share} of MACs\)\. Add a rule with "
-        r"@onespike\.synaptic, or leave them analog with exclude=\['4:\1'\]\.",
-        refusal(mlp(layer())),
-    )
+UNCOVERED = {
+    "custom": lambda: Layers(lambda self, x: product(x, self.weight), weight=weight()),
+    "bilinear": lambda: Layers(lambda self, x: self.inner(x, x), inner=nn.Bilinear(8, 8, 8)),
+    "recurrent": lambda: Layers(lambda self, x: self.lstm(x[:, None])[0][:, 0], lstm=nn.LSTM(8, 8, batch_first=True)),
+    # torch.inner has no rule; its size is known, since it ends in a matrix product
+    "inner": lambda: Layers(lambda self, x: torch.inner(x, self.weight), weight=weight()),
+    "gated": lambda: Layers(lambda self, x: self.gru(x[None].expand(3, -1, -1))[0][-1], gru=nn.GRU(8, 8)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layers", [1, 4])
 def test_the_remedy_names_every_product(layers):
     """What it says is enough: a GRU has two products."""
-    parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()]
-    model = nn.Sequential(*parts, *(gated_recurrent() for _ in range(layers)), nn.Linear(8, 3))
-    text = refusal(model)
+    model = mlp(*(UNCOVERED["gated"]() for _ in range(layers)))
+    with pytest.raises(ConversionError) as caught:
+        converted(model, rows())
+    text = str(caught.value)
     exclude = ast.literal_eval(text.rpartition("exclude=")[2].removesuffix("."))
     assert len(exclude) == 2, text
     assert convert(model, calibrate(model, [rows()]), Recipe(exclude=exclude)) is not None
 
 
-@pytest.mark.parametrize(("layer", "macs"), [(inner, 64), (bilinear, 512), (recurrent, 4 * 8 * 16)])
-def test_the_size_of_an_uncovered_product(layer, macs):
-    thresholds = calibrate(mlp(layer()), rows().split(16))
-    assert list(thresholds.uncovered.values()) == [macs]
-    assert thresholds.macs == 32 + 64 + 24 + macs
-
-
 @pytest.mark.parametrize(
-    ("layer", "owner"), [(bilinear, "4.inner"), (recurrent, "4.lstm"), (inner, "4"), (custom, "4")]
+    ("layer", "owner", "macs"),
+    [
+        ("bilinear", "4.inner", 512),
+        ("recurrent", "4.lstm", 4 * 8 * 16),
+        ("inner", "4", 64),
+        ("custom", "4", 0),
+    ],
 )
-def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner):
+def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner, macs):
     torch.manual_seed(0)
-    model = mlp(layer())
+    model = mlp(UNCOVERED[layer]())
     before = snapshot(model)
-    thresholds = calibrate(model, [rows()])
-    assert {name for name, _ in thresholds.uncovered} == {owner}
-    with pytest.raises(ConversionError, match=rf" in {re.escape(owner)} \(.* of MACs\)") as caught:
+    thresholds = calibrate(model, rows().split(32))
+    [(name, operation)] = thresholds.uncovered
+    assert (name, thresholds.uncovered[name, operation]) == (owner, macs)
+    assert len(thresholds) == 3 and thresholds.macs == 32 + 64 + 24 + macs
+    site, share = (
+        f"{owner}:{operation}",
+        f"{100 * macs / thresholds.macs:.1f} %" if macs else "an unknown share",
+    )
+    message = (
+        f"convert: 1 products are not covered: {operation} in {owner} ({share} of MACs). Add a rule with "
+        f"@onespike.synaptic, or leave them analog with exclude=['{site}']."
+    )
+    with refused(ConversionError, message):
         convert_(model, thresholds)
     assert own_forwards(model) == set() and same_state(model, before)
-    remedy = re.search(r"exclude=\['(.*)'\]", str(caught.value)).group(1)
-    assert remedy in {f"{o}:{operation}" for o, operation in thresholds.uncovered}
-    excluded = tuple(f"{o}:{operation}" for o, operation in thresholds.uncovered)
-    snn = convert(model, thresholds, Recipe(exclude=excluded))
+    snn = convert(model, thresholds, Recipe(exclude=(site,)))
     assert not torch.equal(run(snn, rows()), run(model, rows()))
-    assert len(calibrate(model, [rows()])) == 3
-    analog = {row["site"]: row["neuron"] for row in table(snn) if not row["spikes"]}
-    assert all(
-        analog[name].startswith("analog: excluded, no rule reaches it")
-        for name in analog
-        if name.startswith(f"{owner}:")
-    )
+    listed = [row["neuron"] for row in table(snn) if row["site"].startswith(f"{owner}:")]
+    assert [text.startswith("analog: excluded, no rule reaches it") for text in listed] == [True]
     assert onespike.verify(snn, rows()).ok
     ledger = counted(snn, rows())
     assert ledger.macs == thresholds.macs * len(rows())
-    assert ledger.analog_products >= sum(thresholds.uncovered.values()) * len(rows())
+    assert ledger.analog_products >= macs * len(rows())
 
 
 def weighted() -> nn.Module:
@@ -148,7 +119,7 @@ def test_a_rule_makes_it_pass():
         return torch.matmul(visit(product, "lhs"), visit(product, "rhs"))
 
     try:
-        model = mlp(inner())
+        model = mlp(UNCOVERED["inner"]())
         thresholds = calibrate(model, rows().split(32))
         assert thresholds.uncovered == {}
         assert thresholds["4:matmul0_rhs"].role == "weight"

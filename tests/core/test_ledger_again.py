@@ -18,7 +18,7 @@ from contract.networks import converted, counted
 from onespike import Recipe
 from onespike.neurons import Neuron
 
-ADD, MAC, INTEGER_ADD, INT8, INT4 = 0.9, 4.6, 0.1, 0.3, 0.15
+ADD, MAC, INTEGER_ADD, INT8, INT4, INT32 = 0.9, 4.6, 0.1, 0.3, 0.15, 3.2
 HEADS, TOKENS, WIDTH, HIDDEN, CLASSES = 2, 10, 16, 24, 5
 
 
@@ -99,6 +99,9 @@ class Sheet:
         self.first = dict.fromkeys(READ, 0.0)  # products of two activations, by their first operand
         self.beyond = dict.fromkeys(READ, 0.0)  # pairs, where a product has more of them
         self.joined, self.compared = dict.fromkeys(READ, 0.0), 0.0
+        self.left = self.values = self.coded = (
+            0  # functions and values that no threshold takes in, codes of 8-bit edges
+        )
 
     def fire(self, site: str, outputs: int) -> Tensor:
         """Count what the neuron does, and what its sums need."""
@@ -147,12 +150,15 @@ class Sheet:
         self.macs += macs
         if self.eight_bits:
             self.edges, self.updates = self.edges + macs, self.updates + elements
+            self.coded += elements
         else:
             self.analog, self.others = self.analog + macs, self.others + elements
 
     def columns(self) -> dict[str, float]:
         whole = self.macs * MAC
         rest = (self.analog + self.functions + self.updates) * MAC + self.edges * INT8
+        fixed = self.analog * MAC + (self.left + self.coded) * INT32 + self.edges * INT8
+        shifted = 3 * self.values * INTEGER_ADD
         beside = (self.functions + self.updates + self.others) / self.macs
         result = {r: (self.driven[r] + self.first[r]) * ADD / whole for r in READ}
         for name, reading in (("strict", "counts"), ("strict-binary", "binary")):
@@ -160,7 +166,7 @@ class Sheet:
                 self.driven[reading] + self.first[reading] + self.beyond[reading] + self.joined[reading]
             )
             result[name] = ((additions + self.compared) * ADD + rest) / whole
-            result[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + rest) / whole
+            result[f"{name}-int8"] = ((additions + self.compared) * INTEGER_ADD + fixed + shifted) / whole
             result[f"{reading}-int8"] = (self.driven[reading] + self.first[reading]) * INTEGER_ADD / whole
         for name, price in (("w8a8", INT8), ("w4a4", INT4)):
             result |= {name: price / MAC, f"strict-{name}": price / MAC + beside}
@@ -198,7 +204,11 @@ def test_a_vision_transformer(name):
         sheet.functions += 2 * n * HEADS * TOKENS * TOKENS  # softmax
         sheet.functions += n * TOKENS * WIDTH  # layer scale
         sheet.functions += n * TOKENS * HIDDEN  # gelu
+        # thresholds take in gelu and the division of a softmax; scores and what is added to the row are values
+        sheet.left += 2 * 2 * n * TOKENS * WIDTH + n * HEADS * TOKENS * TOKENS + n * TOKENS * WIDTH
+        sheet.values += n * HEADS * TOKENS * TOKENS + 2 * n * TOKENS * WIDTH
     sheet.functions += 2 * n * TOKENS * WIDTH  # the last norm
+    sheet.left, sheet.values = sheet.left + 2 * n * TOKENS * WIDTH, sheet.values + n * 9 * WIDTH
     assert ledger.macs == sheet.macs
     assert ledger.analog_share == pytest.approx((sheet.analog + sheet.edges) / sheet.macs)
     assert ledger.ratios() == pytest.approx(sheet.columns(), rel=1e-9)
@@ -221,5 +231,6 @@ def test_a_convolutional_network_with_groups_and_stride(name):
         sheet.weighted(f"{i}:conv0_input", snn[i])
     sheet.weighted("7:linear0_input", snn[7])
     sheet.functions += n * (8 * 11 * 9 + 12 * 2 * 2 + 9)  # silu, silu, sigmoid
+    sheet.left, sheet.values = n * 9, n * 9  # the sigmoid before the head, which reads values
     assert ledger.macs == sheet.macs
     assert ledger.ratios() == pytest.approx(sheet.columns(), rel=1e-9)

@@ -30,28 +30,23 @@ def written_out(scores: Tensor) -> Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
 
-class Attention(nn.Module):
+def attention(self: Layers, x: Tensor) -> Tensor:
     """One head; its two products, or both and the softmax, as one writes them."""
-
-    def __init__(self, product=torch.matmul, softmax=lambda x: x.softmax(-1), fused: bool = False) -> None:
-        super().__init__()
-        self.product, self.softmax, self.fused = product, softmax, fused
-        self.stem, self.qkv, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.stem(x)).chunk(3, -1)
-        if self.fused:
-            return self.head(F.scaled_dot_product_attention(q, k, v, scale=1.0).mean(1))
-        return self.head(self.product(self.softmax(self.product(q, k.mT)), v).mean(1))
+    q, k, v = self.qkv(self.stem(x)).chunk(3, -1)
+    if self.fused:
+        return self.head(F.scaled_dot_product_attention(q, k, v, scale=1.0).mean(1))
+    return self.head(self.product(self.softmax(self.product(q, k.mT)), v).mean(1))
 
 
 def ledger_of(model: nn.Module, x: Tensor, recipe: Recipe | None = None) -> Ledger:
     return counted(converted(model, x, recipe), x)
 
 
-def network(**kwargs) -> tuple[nn.Module, Tensor]:
+def network(softmax=lambda x: x.softmax(-1), fused: bool = False) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    return Attention(**kwargs).eval(), torch.randn(5, TOKENS, 4)
+    layers = {"stem": nn.Linear(4, WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH), "head": nn.Linear(WIDTH, 3)}
+    model = Layers(attention, **layers, product=torch.matmul, softmax=softmax, fused=fused)
+    return model.eval(), torch.randn(5, TOKENS, 4)
 
 
 @pytest.mark.parametrize("name", list(PRODUCTS)[1:])

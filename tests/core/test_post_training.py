@@ -32,10 +32,8 @@ def test_a_grid_holds_zero_and_so_many_points(bits):
 
 
 def test_a_weight_has_a_scale_per_output_channel():
-    weight = (
-        torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(0))
-        * torch.logspace(-3, 3, 6)[:, None, None]
-    )
+    weight = torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(0))
+    weight *= torch.logspace(-3, 3, 6)[:, None, None]
     actual = rounded_weight(weight, 8)
     for row, original in zip(actual, weight, strict=True):
         steps = row.flatten() / row.abs()[row != 0].min()

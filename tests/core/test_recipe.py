@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
-import torch
 
 from contract.networks import converted, mlp, rows
-from onespike import NEURONS, Recipe, preset
+from onespike import Recipe, preset
 from onespike.errors import UsageError
-from onespike.neurons import Scale
 from onespike.presets import PRESETS
-from onespike.spikes import parse_levels
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -42,9 +38,22 @@ def test_words_are_read_as_on_the_command_line():
     assert not given.chooses("fc1:linear0_input") and given.chooses("fc2:linear0_input")
 
 
+SMALL = r"must be (0 or )?from 1\.2e-38"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        *(({"scale": x}, rf"^scale must be in \(0, 1\] .* not {x:g}\. The paper uses") for x in (1e-300, 1e-46, 1e-40)),
+        *(({"factors": (("*", x),)}, rf"^the factor of '\*' {SMALL}") for x in (0.0, 1e-300, 1e-40, 1e300, math.nan)),
+        *(({"fixed": (("*", 1.0, x),)}, rf"^the fixed threshold of '\*' {SMALL}") for x in (-1.0, 1e-300, math.inf, math.nan)),
+        ({"steps": 0}, r"^steps must be from 1 to 4096, not 0\. The paper uses 1 and 2\.$"),
+        ({"steps": 10**11}, r"^steps must be from 1 to 4096, not 100000000000\. The paper uses 1 and 2\.$"),
+        ({"neuron": "if", "steps": 4}, r"'if' fires one spike per step, and levels 'mixed:8' are .*use levels='1,'\.$"),
+        ({"neuron": "uniform", "levels": "bits:4", "steps": 2}, r"'uniform' is plain quantization and has one step\. Use steps=1\.$"),
+        ({"placement": "relu"}, r"^unknown placement 'relu'\. Known: activation, synapse\.$"),
+        ({"max_drop": 0.01}, "there are no passes"),
+        ({"max_drop": 2.0, "passes": "nearest"}, "a share from 0 to 1"),
         ({"scale": "much"}, "scale must be a number, not 'much'"),
         ({"scale": None}, "scale must be a number, not None"),
         ({"percentile": True}, "percentile must be a number, not True"),
@@ -55,51 +64,10 @@ def test_words_are_read_as_on_the_command_line():
         ({"neuron": None}, "unknown neuron None"),
         ({"budget": "none at all", "passes": "nearest"}, "'none at all' is not a number"),
     ],
-)
-def test_fields_of_other_types_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        Recipe(**changes)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_presets_sentence_counts_its_levels(name):
-    recipe, sentence = preset(name), PRESETS[name].about
-    levels = len(parse_levels(recipe.levels).levels())
-    rate_coded = recipe.neuron in ("if", "mtn")  # one spike per step, or all at once (Theorem 1: N = T)
-    counted = {
-        "bit": (levels + 1).bit_length() - 1,
-        "thresholds": levels,
-        "steps": recipe.steps * (levels if rate_coded else 1),
-    }
-    stated = re.findall(r"(\d+)[- ](?:exponential )?(bit|thresholds|steps)", sentence)
-    assert all(counted[what] == int(number) for number, what in stated), sentence
-    assert stated or name not in ("if", "mtn", "ecmt", "uniform")
-
-
-def test_the_multi_threshold_preset_equals_integrate_and_fire_over_its_steps():
-    levels = parse_levels(preset("mtn").levels).levels()
-    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
-    one, many = NEURONS["mtn"](1.0, levels=levels), NEURONS["if"](1.0, levels=tuple(range(1, 17)))
-    assert torch.equal(one.spikes(x), many.spikes(x))
-
-
-SMALL = r"must be (0 or )?from 1\.2e-38"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *(({"scale": x}, rf"^scale must be in \(0, 1\] .* not {x:g}\. The paper uses") for x in (1e-300, 1e-46, 1e-40)),
-        *(({"factors": (("*", x),)}, rf"^the factor of '\*' {SMALL}") for x in (0.0, 1e-300, 1e-40, 1e300, math.nan)),
-        *(({"fixed": (("*", 1.0, x),)}, rf"^the fixed threshold of '\*' {SMALL}") for x in (-1.0, 1e-300, math.inf, math.nan)),
-    ],
 )  # fmt: skip
-def test_what_float32_does_not_hold_is_refused_at_once(changes, message):
+def test_what_cannot_be_meant_is_refused_at_once(changes, message):
     with pytest.raises(UsageError, match=message):
         Recipe(**changes)
-    if "scale" in changes:
-        with pytest.raises(UsageError, match=r"^scale must be in"):
-            Scale(changes["scale"])
 
 
 def test_a_step_that_vanishes_is_refused_with_its_site():

@@ -10,56 +10,35 @@ from torch.utils.flop_counter import FlopCounterMode
 from onespike.sites import fan_out as synapses
 
 CONVOLUTIONS = [
-    (dict(), (2, 4, 7, 6), (6, 4, 3, 3)),
-    (dict(padding=1), (2, 4, 7, 6), (6, 4, 3, 3)),
-    (dict(padding=1, stride=2), (2, 4, 7, 6), (6, 4, 3, 3)),
-    (dict(padding=(2, 1), stride=(3, 2), dilation=(2, 1)), (1, 4, 9, 8), (6, 4, 3, 3)),
-    (dict(padding=1, groups=2), (1, 4, 5, 5), (6, 2, 3, 3)),
-    (dict(padding=1, groups=4), (1, 4, 5, 5), (4, 1, 3, 3)),
-    (dict(padding="same", dilation=2), (1, 2, 6, 6), (3, 2, 4, 3)),
-    (dict(padding="valid"), (1, 2, 6, 6), (3, 2, 4, 3)),
-    (dict(stride=4), (1, 3, 8, 8), (5, 3, 4, 4)),
+    (F.conv2d, dict(), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (F.conv2d, dict(padding=1), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (F.conv2d, dict(padding=1, stride=2), (2, 4, 7, 6), (6, 4, 3, 3)),
+    (F.conv2d, dict(padding=(2, 1), stride=(3, 2), dilation=(2, 1)), (1, 4, 9, 8), (6, 4, 3, 3)),
+    (F.conv2d, dict(padding=1, groups=2), (1, 4, 5, 5), (6, 2, 3, 3)),
+    (F.conv2d, dict(padding=1, groups=4), (1, 4, 5, 5), (4, 1, 3, 3)),
+    (F.conv2d, dict(padding="same", dilation=2), (1, 2, 6, 6), (3, 2, 4, 3)),
+    (F.conv2d, dict(padding="valid"), (1, 2, 6, 6), (3, 2, 4, 3)),
+    (F.conv2d, dict(stride=4), (1, 3, 8, 8), (5, 3, 4, 4)),
+    (F.conv2d, dict(stride=2, padding=2), (3, 5, 5), (2, 3, 3, 3)),  # an image without a batch dimension
+    (F.conv1d, dict(stride=2, padding=2), (2, 3, 9), (4, 3, 5)),
+    (F.conv3d, dict(stride=2, padding=2), (1, 2, 4, 5, 6), (3, 2, 3, 3, 3)),
+    (F.conv_transpose2d, dict(), (2, 4, 5, 6), (4, 3, 3, 3)),
+    (F.conv_transpose2d, dict(stride=2, padding=1, output_padding=1), (2, 4, 5, 6), (4, 3, 3, 3)),
+    (F.conv_transpose2d, dict(groups=2, dilation=2), (2, 4, 5, 6), (4, 3, 3, 3)),
 ]
 
 
-def reference(operation, y, weight, **settings):
-    return float(operation(y, torch.ones_like(weight), None, **settings).sum())
-
-
-@pytest.mark.parametrize(("settings", "shape", "kernel"), CONVOLUTIONS)
-def test_convolution(settings, shape, kernel):
+@pytest.mark.parametrize(("operation", "settings", "shape", "kernel"), CONVOLUTIONS)
+def test_convolution(operation, settings, shape, kernel):
     y = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(0)).double()
-    weight = torch.randn(kernel).double()
-    found = synapses.convolution(y, weight, None, **settings)
-    assert float((y * found.fan_out).sum()) == reference(F.conv2d, y, weight, **settings)
+    weight, transposed = torch.randn(kernel).double(), operation is F.conv_transpose2d
+    count = synapses.transposed_convolution if transposed else synapses.convolution
+    found = count(y, weight, None, **settings)
+    expected = operation(y, torch.ones_like(weight), None, **settings)
+    assert float((y * found.fan_out).sum()) == float(expected.sum())
     with FlopCounterMode(display=False) as counter:
-        F.conv2d(y, weight, None, **settings)
+        operation(y, weight, None, **settings)
     assert 2 * found.macs == counter.get_total_flops()
-
-
-@pytest.mark.parametrize(
-    "settings", [dict(), dict(stride=2, padding=1, output_padding=1), dict(groups=2, dilation=2)]
-)
-def test_transposed_convolution(settings):
-    y = torch.randint(0, 9, (2, 4, 5, 6), generator=torch.Generator().manual_seed(0)).double()
-    weight = torch.randn(4, 3, 3, 3).double()
-    found = synapses.transposed_convolution(y, weight, None, **settings)
-    assert float((y * found.fan_out).sum()) == reference(F.conv_transpose2d, y, weight, **settings)
-
-
-@pytest.mark.parametrize(
-    ("operation", "shape", "kernel"),
-    [
-        (F.conv1d, (2, 3, 9), (4, 3, 5)), (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 3, 3, 3)),
-        (F.conv2d, (3, 5, 5), (2, 3, 3, 3)),  # an image without a batch dimension
-    ],
-)  # fmt: skip
-def test_other_dimensions(operation, shape, kernel):
-    y, weight = torch.ones(shape).double(), torch.ones(kernel).double()
-    found = synapses.convolution(y, weight, None, stride=2, padding=2)
-    assert float((y * found.fan_out).sum()) == reference(operation, y, weight, stride=2, padding=2)
-    outputs = operation(y, weight, stride=2, padding=2).numel()
-    assert found.macs == outputs * weight[0].numel()
 
 
 MATRICES = (

@@ -10,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onespike
-from contract.networks import Layers, converted, mlp, refused, rows, sequences, transformer
+from contract.networks import Layers, converted, counted, mlp, rows, sequences, transformer
 from onespike import NEURONS, Recipe, calibrate, metered, preset, revert_
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import steps_of
 from onespike.conversion.timesteps import Clock
 from onespike.errors import UsageError
-from onespike.neurons import IntegrateFire, Neuron, ScaleFire
+from onespike.neurons import Neuron, ScaleFire
+from onespike.neurons.baselines import IntegrateFire
 from onespike.sites import Site
 
 LEVELS = (1, 2, 3, 5, 9)
-
-
 SITE = Site("", "linear", 0, "input")
 
 
@@ -208,40 +207,6 @@ def _sums(snn: nn.Module, key: str, counts: list[Tensor]) -> Tensor:
     return (sum(neuron.decode(y) for y in counts).abs() > 1e-5).double()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": 0}, "steps must be from 1 to 4096, not 0. The paper uses 1 and 2."),
-        ({"steps": 10**11}, "steps must be from 1 to 4096, not 100000000000. The paper uses 1 and 2."),
-        (
-            {"neuron": "if", "steps": 4},
-            "neuron 'if' fires one spike per step, and levels 'mixed:8' are steps of their own. "
-            "With steps above 1 use levels='1,'.",
-        ),
-        (
-            {"neuron": "uniform", "levels": "bits:4", "steps": 2},
-            "neuron 'uniform' is plain quantization and has one step. Use steps=1.",
-        ),
-        ({"placement": "relu"}, "unknown placement 'relu'. Known: activation, synapse."),
-    ],
-)
-def test_recipes_that_cannot_be_meant(changes, message):
-    with refused(UsageError, message):
-        Recipe(**changes)
-
-
-def test_uniform_is_plain_quantization():
-    snn = converted(mlp(), rows(), preset("uniform", levels="bits:4"))
-    cells = [n for _, n in named_neurons(snn) if isinstance(n, Neuron)]
-    assert cells
-    for cell in cells:
-        value, signed = torch.randn(200), float(cell.negative) > 0
-        number = 7 if signed else 15
-        delta = max(float(cell.positive), float(cell.negative)) / number
-        codes = (value / delta).add(0.5 * value.sign()).trunc().clamp(-number if signed else 0, number)
-        torch.testing.assert_close(cell(value), codes * delta)
-
-
 def test_relu_sites_of_every_spelling():
     """Functions, methods and in-place forms: each is replaced, and the shortcut sees the neuron's output."""
 
@@ -263,8 +228,7 @@ def test_relu_sites_of_every_spelling():
     assert spiking == [":relu0_input", ":relu1_input", ":relu2_input", ":relu3_input", ":relu4_input"]
     torch.testing.assert_close(snn(x), network(x), atol=0.02, rtol=0.02)
     assert not torch.equal(snn(x), network(x))
-    with metered(snn) as ledger:
-        snn(x)
+    ledger = counted(snn, x)
     assert ledger.ratio("counts") != ledger.ratio("counts")  # NaN: no product receives plain counts
     with pytest.raises(onespike.errors.CalibrationError, match="this network has none"):
         calibrate(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), [torch.randn(4, 2)], recipe)

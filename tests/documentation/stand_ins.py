@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,6 @@ TEXTS = ("text.txt", "other.txt", "calibration.txt", "val.txt", "start.txt", "en
 SENTENCES = ("sentences.txt", "others.txt")
 CLASSIFIED = ("DIR", "imagenet/train", "imagenet/val", "imagenet/calibration")
 RUNS = ("RUN", "run", "run-a", "run-b")
-QUESTION = """task: mine
-dataset_path: json
-dataset_kwargs: {data_files: {test: questions.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: ["cat", "dog"]
-doc_to_target: label
-"""
 
 
 def small_detector(**settings: Any) -> torch.nn.Module:
@@ -66,8 +56,4 @@ def made(folder: Path) -> Path:
         (folder / name).write_text("".join(sentence(100 * place + n, 8) + "\n" for n in range(40)))
     for name in ("vit.safetensors", "vit_tiny.safetensors"):
         save_file(small_vit().state_dict(), folder / name)
-    (folder / "tasks").mkdir()
-    (folder / "tasks/mine.yaml").write_text(QUESTION)
-    questions = [{"question": "the cat sat on the", "label": n % 2} for n in range(4)]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
     return folder

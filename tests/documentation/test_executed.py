@@ -1,7 +1,7 @@
 """Every command of README and documentation runs, word for word, on tiny stand-ins for what it names.
 
 A command is given as it is printed, in the order of its page, with options behind it that keep it small. Words that a
-reader replaces are replaced. What cannot run here is listed by name, with the reason.
+reader replaces are replaced. What cannot run here is listed with the reason, and is parsed.
 """
 
 from __future__ import annotations
@@ -18,69 +18,31 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from pages import PAGES, ROOT, commands
 from stand_ins import RUNS, made, small_detector
-from test_typed import whole
 
 from image_folders import small_vit
 from onespike.cli import main
+from onespike.cli.app import app
 from onespike.presets import DEFAULT, PRESETS, Preset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 
-HOURS = "takes minutes to hours on weights or images that the tests do not have: its figures stand in docs/"
-LAUNCHED = "starts processes of its own: tests/cli/test_shared_work.py launches two"
-CAMPAIGN = "takes long: tests/test_faults.py runs it in small"
 ELSEWHERE = {
-    "make demo": "makes an environment, then runs `onespike demo`",
-    "make demo TORCH=cpu TORCH_INDEX=URL": "the same, from an index of the reader's",
-    "make test": "runs this very test",
-    "make matrix": "runs many of these tests again",
-    "make check": "is a part of `make test`, which .github/workflows/ci.yml runs",
-    "make format": "writes into the sources; `make check` is the same without writing",
-    "make help": "prints the targets, which tests/documentation/test_typed.py reads",
-    "make docs": "tests/test_docs.py builds the pages by the same command",
-    "make bench": HOURS,
-    "make bench BENCH=--quick": HOURS,
-    'make bench BENCH="--goals --budget 1400"': HOURS,
-    'make bench BENCH="--budget 1500"': HOURS,
-    "onespike demo": "takes the bundled networks whole: tests/cli/test_demo.py runs it on few images",
-    "onespike demo segmentation": "likewise: tests/cli/test_detection_command.py",
-    "onespike search run --data DIR --trials 50 --resume --storage postgresql+psycopg://USER@HOST/DATABASE": (
-        "needs a server: tests/test_postgresql.py starts one"
-    ),
-    "onespike evaluate run --tasks piqa,arc_easy --limit 200 --batch-size 8": (
-        "fetches questions: tests/cli/test_language_command.py asks some of its own"
-    ),
-    "onespike evaluate run --tasks mine --data tasks": (
-        "needs lm_eval: tests/cli/test_language_command.py runs it where that is installed"
-    ),
-    "onespike push RUN OWNER/NAME --license apache-2.0": (
-        "needs an evaluation of that run: tests/test_hub.py pushes one"
-    ),
-    "onespike doctor run --data bundled:cifar10-test --passes run --budget 0.12": (
-        "is about the bundled network: tests/cli/test_pass_runs.py takes it on few images"
-    ),
-    "onespike convert detectron2:configs/mask_rcnn_R_50_FPN_3x.yaml --weights model.pth --calibrate coco/train2017 --limit 64 --out run": (
-        "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it"
-    ),
-    "onespike evaluate RUN --data DIR --limit 64 --format all": (
-        "makes every form, one by one: tests/cli/test_evaluate_command.py makes some, tests/exports/test_matrix.py all"
-    ),
-    "accelerate launch --num_processes 4 -m onespike convert MODEL --calibrate DIR --out run": LAUNCHED,
-    "accelerate launch --num_processes 4 -m onespike evaluate run --data DIR --json result.json": LAUNCHED,
-    "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --main_process_ip HOST --main_process_port 29500 -m onespike evaluate run --data imagenet/val --json result.json": LAUNCHED,
-    "python benchmarks/faults --json faults.json": CAMPAIGN,
-    "python benchmarks/faults --only records --mutations 500": CAMPAIGN,
-    "python benchmarks/faults --seed 1 --work DIR --case records:17": CAMPAIGN,
+    "make ": "needs an environment of its own: .github/workflows/ci.yml runs `make test`, tests/test_docs.py builds the pages",
+    "python benchmarks/faults": "takes long: tests/test_faults.py runs it in small",
+    r"python benchmarks/(?!faults|fronts_figure\.py|language\.py)": "takes minutes to hours, or fetches weights",
+    "accelerate launch": "starts processes of its own: tests/cli/test_shared_work.py launches two",
+    "onespike demo": "takes bundled networks whole: tests/cli/test_demo.py runs it on few images",
+    "onespike reproduce (?!NAME)": "takes long: tests/test_reproduce.py runs every study",
+    ".* --storage postgresql": "needs a server: tests/test_postgresql.py starts one",
+    "onespike push .* apache": "needs an evaluation of that run: tests/test_hub.py pushes one",
+    "onespike doctor run .* 0.12": "is about the bundled network: tests/cli/test_pass_runs.py takes it on few images",
+    ".* detectron2:": "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it",
+    ".* --format all": "makes every form, one by one: tests/exports/test_matrix.py",
 }
-"""Command → why it does not run here. An entry that no page has any more fails."""
-SCRIPTS = (
-    "detector_memory.py", "exports.py", "fetch_language.py", "foreign_ledgers.py", "front.py", "headline.py",
-    "integer_accuracy.py", "pass_cost.py", "processors.py", "rotation.py", "scale.py",
-    "search_vit_tiny.py", "speed.py", "yolo11_coco.py",
-)  # fmt: skip
-"""Benchmarks that take HOURS or fetch weights, with any options."""
+"""Beginnings of commands → why these do not run here. An entry that no page has any more fails."""
 FEW = "--limit 6"
 SIZES = {
     "run": "--limit 8 --images 4",
@@ -96,27 +58,61 @@ SIZES = {
 """Command → options that keep it small; of an option that is given twice the last counts."""
 REPLACED = {"MODEL": "timm:vit_small_patch16_224 --weights pretrained", "TEXT": "'the cat'", "FORMAT": "onnx"}
 NAMES = {"export": "onnx", "reproduce": "table-percentile"}
+TYPED = {"NAME": "onnx", "FORMAT": "onnx", "N": "4", "COLUMN": "binary"}
+"""What stands for words that a reader replaces, where a command checks them at once."""
+EVERY = list({command: None for page in PAGES for command in commands(page)})
 
 
-def reason(line: str) -> str | None:
-    """Why a command does not run here."""
-    script = re.match(r"python benchmarks/(\S+)", line)
-    if line.startswith("onespike reproduce ") and "NAME" not in line:
-        return "takes long: tests/test_reproduce.py runs every study"
-    return HOURS if script and script[1] in SCRIPTS else ELSEWHERE.get(line)
+def elsewhere(line: str) -> list[str]:
+    """What says that a command does not run here."""
+    return [start for start in ELSEWHERE if re.match(start, line)]
+
+
+def whole(line: str) -> bool:
+    """The command exists and has these options; whether nothing that it needs is missing."""
+    words = shlex.split(line)
+    words = words[words.index("onespike") + 1 :]
+    command = typer.main.get_command(app).commands[words[0]]
+    options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    assert [w for w in words if w.startswith("--") and w not in options] == []
+    try:
+        command.make_context(words[0], [TYPED.get(word, word) for word in words[1:]])
+    except Exception as error:  # typer has exceptions of its own
+        if type(error).__name__ != "MissingParameter":
+            raise
+        return False
+    return True
 
 
 def lines(page: Path) -> list[str]:
     """The commands of a page that run, without those that a sentence only names; every script of a page once."""
-    chosen = [command for command in commands(page) if reason(command.line) is None]
-    whole_lines = [c.line for c in chosen if not c.inline or _whole(shlex.split(c.line))]
+    chosen = [command for command in commands(page) if not elsewhere(command.line)]
+    whole_lines = [c.line for c in chosen if not c.inline or _whole(c.line)]
     script = {line: " ".join(line.split()[:2]) if line.startswith("python") else line for line in whole_lines}
     first = {name: line for line, name in reversed(script.items())}
     return [line for line in whole_lines if first[script[line]] == line]
 
 
-def _whole(words: list[str]) -> bool:
-    return whole(words[1:]) if words[0] == "onespike" else len(words) > 2
+def _whole(line: str) -> bool:
+    return whole(line) if line.startswith("onespike") else len(line.split()) > 2
+
+
+@pytest.mark.parametrize("command", EVERY, ids=[command.line[:60] for command in EVERY])
+def test_it_can_be_typed(command, tmp_path, monkeypatch):
+    """Also what does not run here: commands, targets and scripts are there, with these options."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.line)
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert [w for w in words[1:] if "=" not in w and w not in targets] == []
+    elif words[0] == "python":
+        script = ROOT / words[1]
+        sources = [script] if script.is_file() else sorted(script.rglob("*.py"))
+        text = "\n".join(s.read_text(encoding="utf-8") for s in sources)
+        assert text, words[1]
+        assert [w for w in words[2:] if w.startswith("--") and w.partition("=")[0] not in text] == []
+    else:
+        assert whole(command.line) or command.inline, "it misses what it needs"
 
 
 @pytest.fixture(scope="session")
@@ -222,8 +218,6 @@ def test_commands_run(page, stand_ins, stand_in_runs, tmp_path, monkeypatch, cap
 
 
 def test_what_does_not_run_is_still_there_and_so_is_what_runs_it_instead():
-    every = {command.line for page in PAGES for command in commands(page)}
-    assert sorted(set(ELSEWHERE) - every) == []
-    assert [name for name in SCRIPTS if not any(f"python benchmarks/{name}" in line for line in every)] == []
+    assert {start for command in EVERY for start in elsewhere(command.line)} == set(ELSEWHERE)
     places = {place for text in ELSEWHERE.values() for place in re.findall(r"[\w./]+\.(?:py|yml)", text)}
     assert places and [place for place in places if not (ROOT / place).is_file()] == []

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from exports.small import installed
 from onespike.deploy.exports.graph import Site, trace
 from onespike.deploy.exports.onnx_file import _session, translated
-from onespike.neurons import DualMultiThreshold, Neuron, ScaleFire
+from onespike.neurons import Neuron, ScaleFire
+from onespike.neurons.baselines import DualMultiThreshold
 from onespike.spikes.fire_functions import bounds
-from onespike.spikes.levels import exponential_levels, linear_levels, mixed_levels
+from onespike.spikes.levels import mixed_levels
 
 installed("onnx")
 
 LEVELS = {
-    "linear": linear_levels(5),
-    "exponential": exponential_levels(4),
+    "linear": mixed_levels(10, 0),
+    "exponential": mixed_levels(1, 7),
     "mixed": mixed_levels(8),
     "long tail": mixed_levels(2, 14),
     "own": (1, 2, 5, 6, 17),
@@ -72,7 +73,7 @@ class All(nn.Module):
 def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     graph = trace(All(), X)
     file: Path = tmp_path_factory.mktemp("onnx") / "all.onnx"
-    translated(graph, list(NEURONS)).save(str(file))
+    translated(graph, list(NEURONS), {}, {}).save(str(file))
     values = _session(file).run(None, {"input": X.numpy()})
     return {name: torch.from_numpy(value) for name, value in zip(NEURONS, values, strict=True)}
 
@@ -87,7 +88,7 @@ def test_every_level_and_every_edge(name: str, fired: dict[str, Tensor]) -> None
 
 
 def test_a_neuron_whose_half_is_within_the_quotient() -> None:
-    neuron = DualMultiThreshold(1.0, 2.0, levels=linear_levels(4))
+    neuron = DualMultiThreshold(1.0, 2.0, levels=mixed_levels(8, 0))
     site = Site("mtn", neuron, [])
     x = torch.linspace(-3, 3, 1001)
     apart = (site.counts(x) - neuron.counts(x)).abs()

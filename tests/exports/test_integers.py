@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +21,6 @@ from torch import nn
 
 import onespike
 from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, InPlace, small
-from exports.small import SHAPES as SMALL_SHAPES
 from onespike.deploy.exports import Exported
 from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
 from onespike.errors import LoadError
@@ -56,8 +57,8 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
 
     written(Deep, None, tmp_path / "a")
     tensors = load_file(tmp_path / "a" / "network.safetensors")
-    name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.int8)
-    tensors[name] = tensors[name] + 1
+    weights = {name: -tensor for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    tensors |= weights
     save_file(tensors, tmp_path / "a" / "network.safetensors")
     assert "its SHA-256 differs" in refused(tmp_path / "a")
     assert "a SHA-256 differs" in replayed(tmp_path / "a")
@@ -136,57 +137,67 @@ def test_a_record_runs_operations_only(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-class Signed(nn.Sequential):
-    """Linear maps with nothing between, so that neurons fire counts of both signs."""
+class Chain(nn.Sequential):
+    """A linear map, a function, and linear maps whose neurons fire behind it, on both signs."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 16), nn.Linear(16, 12), nn.Linear(12, 8), nn.Linear(8, 3))
+    def __init__(self, *functions: nn.Module) -> None:
+        super().__init__(nn.Linear(6, 16), nn.Sequential(*functions), nn.Linear(16, 12), nn.Linear(12, 3))
 
 
-SMALL_SHAPES[Signed] = (6,)
-CHANNEL = Recipe(granularity="channel", io="spiking")
-CENTERED = Recipe(passes=("nearest", "center"), io="spiking")
-DECIDED = {
-    "a chain": (Deep, None, 1),
-    "convolutions": (Convolutions, None, 1),
-    "steps by channel": (Deep, CHANNEL, 3),
-    "centers": (Deep, CENTERED, 3),
-    "both signs": (Signed, Recipe(io="spiking"), 3),
-    "both signs, centers": (Signed, CENTERED, 3),
-    "centers in convolutions": (Convolutions, CENTERED, 1),
+FUNCTIONS: dict[str, Callable[[], list[nn.Module]]] = {
+    "nothing": list,
+    "ReLU": lambda: [nn.ReLU()],
+    "GELU": lambda: [nn.GELU()],
+    "GELU by tanh": lambda: [nn.GELU("tanh")],
+    "SiLU": lambda: [nn.SiLU()],
+    "Mish": lambda: [nn.Mish()],
+    "sigmoid": lambda: [nn.Sigmoid()],
+    "tanh": lambda: [nn.Tanh()],
+    "Hardswish": lambda: [nn.Hardswish()],
+    "Hardsigmoid": lambda: [nn.Hardsigmoid()],
+    "ELU, LeakyReLU": lambda: [nn.ELU(), nn.LeakyReLU()],
+    "BatchNorm, GELU": lambda: [nn.BatchNorm1d(16), nn.GELU()],
+    "views, ReLU6": lambda: [nn.Unflatten(1, (4, 4)), nn.ReLU6(), nn.Flatten()],
 }
-"""Network, recipe, and how many of its neurons are decided by sums alone."""
+CODES = {
+    "one step": Recipe(io="spiking", levels="linear:4"),
+    "by channel": Recipe(io="spiking", levels="linear:4", granularity="channel"),
+    "centers": Recipe(io="spiking", levels="linear:4", passes=("nearest", "center")),
+}
 
 
-@pytest.mark.parametrize(("kind", "recipe", "decided"), DECIDED.values(), ids=DECIDED)
-def test_integer_thresholds_decide_as_neurons_do(
-    kind: type[nn.Module], recipe: Recipe | None, decided: int, tmp_path: Path
-) -> None:
-    written(kind, recipe, tmp_path / "a")
-    replay = Replay.read(tmp_path / "a")
-    sites = [site for site in replay.record["sites"].values() if site["of"] is not None]
-    assert len(sites) == decided
-    for site in sites:
-        nodes = {node["name"]: node for node in replay.record["nodes"]}
-        product = nodes[site["of"]]
-        scale, bias = (replay.tensors[arg["value"]] for arg in product["args"][2:4])
-        sides = {name: replay.tensors[site[name]].long() for name in ("thresholds", "below") if site[name]}
-        first = torch.cat(list(sides.values()), 1)
-        # at every threshold and beside it, [outputs, sums]; sums end before ±2³¹, which stand for never and always
-        near = torch.cat([first - 1, first, first + 1], 1).clamp(-(2**30), 2**30)
-        rectified = nodes[nodes[site["fires"]]["args"][0]["value"]]["op"] != product["op"]
-        value = near * scale[:, None] + bias[:, None]
-        constants = [
-            name and replay.tensors[name].reshape(-1, 1) for name in (*site["steps"], site["center"])
-        ]
-        facts = (site["sides"], site["levels"], site["bounds"], "")
-        fired = torch.ops.spikes.fire(value.clamp(min=0) if rectified else value, *constants, None, *facts)
-        table, passed = torch.tensor([0, *site["levels"]]), torch.zeros_like(near)
-        if "thresholds" in sides:
-            passed += table[(near[:, :, None] >= sides["thresholds"][:, None, :]).sum(-1)]
-        if "below" in sides:
-            passed -= table[(near[:, :, None] <= sides["below"][:, None, :]).sum(-1)]
-        assert torch.equal(passed, fired.long()) and fired.count_nonzero() > 0
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_thresholds_fire_as_the_neuron_behind_the_function(function: str, code: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Chain(*FUNCTIONS[function]()).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):  # also channels that it turns over
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
+    batches = [torch.randn(16, 6) for _ in range(2)]
+    snn = onespike.spike(model, batches, CODES[code])
+    done = onespike.export(snn, "integers", tmp_path / "a", batches)
+    assert done.comparison.differ <= done.comparison.counts // 500
+    record, replay = Replay.read(tmp_path / "a").record, Replay.read(tmp_path / "a")
+    site = record["sites"]["2:linear0_input"]
+    assert site["fraction"] == 0, "it compares the sums of the product themselves"
+    assert not any(node["op"].startswith("aten.gelu") for node in record["nodes"])
+    thresholds = replay.tensors[site["thresholds"]].expand(1, 16, -1)[0]
+    # at every threshold and beside it, [sums, channels]; ±2³¹ stand for always and never
+    near = torch.cat([thresholds + offset for offset in (-1, 0, 1)], -1).clamp(-(2**30), 2**30).t().double()
+    sign = None if site["sign"] is None else replay.tensors[site["sign"]]
+    fired = torch.ops.spikes.compare(near, replay.tensors[site["thresholds"]], sign, site["values"], 0, "")
+    integer = onespike.optimize(snn, integer_units=True)
+    product, expected = integer[0].integer_linear0_input, integer[2].neurons.linear0_input.code()
+    value = near * product.scale.double() + product.bias.double()
+    with torch.no_grad():
+        behind = copy.deepcopy(snn[1]).double()(value)
+        marks = expected._replace(
+            **{part: v.double() for part, v in expected._asdict().items() if torch.is_tensor(v)}
+        )
+        assert torch.equal(fired, marks.fire(behind))
+    assert fired.unique().numel() > 2
 
 
 def test_record_and_schema(tmp_path: Path) -> None:
@@ -197,11 +208,11 @@ def test_record_and_schema(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
     published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
     assert json.loads(published.read_text()) == schema()
-    assert record["version"] == 2 and record["facts"] == {"scale": 0.25}
+    assert record["version"] == 3 and record["facts"] == {"scale": 0.25}
     ops = {node["op"] for node in record["nodes"]}
-    assert {"spikes.fire", "spikes.linear", "spikes.conv"} <= ops
+    assert {"spikes.compare", "spikes.conv", "spikes.conv_sums"} <= ops
     events = Replay.read(tmp_path / "a")(small(Convolutions)[1][0]).counts
     assert np.prod(record["sites"][events[0][0]]["shape"]) == events[0][1].numel()
-    (tmp_path / "a" / "network.json").write_text('{"version": 2, "format": 1}')
+    (tmp_path / "a" / "network.json").write_text('{"version": 3, "format": 1}')
     with pytest.raises(LoadError, match="the file is damaged"):
         Replay.read(tmp_path / "a")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ ANALOG = "export: nir has no ReLU, and the input of the product before the outpu
 RULE = (
     "export: the neuron 'mean' at {} fires by a rule of its own, which no format but pt2 can write. "
     "Convert with neuron='sfn', or export with format='pt2'."
+)
+MANY = (
+    "export: qonnx has no thresholds for *: it has * levels. Convert with fewer and without the pass layout, or try "
+    "format='onnx'."
 )
 FIRST = {
     "cnn": "5:linear0_input",
@@ -66,11 +71,14 @@ def refused(kind: str, name: str, form: str) -> str | None:
         return ALONE.format("this network takes more than one tensor")
     if name == "w8aspike" and not form.startswith("pt2"):
         return RULE.format(FIRST[kind])
+    passes = name in ("fast", "best", "text")
+    if form == "qonnx" and passes:  # which site has how many levels, the pass allocate decides
+        return MANY
     if form != "nir":
         return None
-    passes = name in ("fast", "best", "text")
+    passes = name in ("fast", "best", "text", "chip")
     if kind == "cnn":
-        return PASSES.format("2:conv0_input has a center or gains") if passes else ANALOG
+        return PASSES.format("0:conv0_input has a center or gains") if passes else ANALOG
     if passes:  # its edges are in 8 bits
         return ALONE.format("embed:linear0_input codes an input of 2 dimensions")
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")
@@ -79,7 +87,10 @@ def refused(kind: str, name: str, form: str) -> str | None:
 # presets of the paper differ from one another in numbers alone
 NAMES = [name for name in PRESETS if preset(name).steps == 1 and not name.startswith("paper-")]
 FORMS = {
-    name + ("-integer" if integer and len(chosen.forms) > 1 else ""): (name, integer)
+    name + ("-integer" if integer and len(chosen.forms) > 1 else ""): (
+        name,
+        integer if len(chosen.forms) > 1 else None,
+    )
     for name, chosen in FORMATS.items()
     for integer in chosen.forms
 }
@@ -110,7 +121,7 @@ def test_matrix(kind: str, name: str, form: str, tmp_path: Path) -> None:
     if words is not None:
         with pytest.raises(UsageError) as error:
             onespike.export(snn, format_name, out, batches, integer=integer)
-        assert str(error.value) == words and list(tmp_path.iterdir()) == []
+        assert fnmatchcase(str(error.value), words) and list(tmp_path.iterdir()) == []
         return
     done = onespike.export(snn, format_name, out, batches, integer=integer)
     comparison = done.comparison

@@ -31,7 +31,7 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snn, batches = small(Deep)
     out = tmp_path / "a.onnx"
     assert refusal(snn, "onyx", out, batches).startswith(
-        "unknown format 'onyx'. Did you mean 'onnx'? Known: "
+        "unknown format 'onyx'. Did you mean 'onnx' or 'qonnx'? Known: "
     )
     assert refusal(Deep(), "onnx", out, batches) == "export: this network has no neurons. Convert it first."
     assert refusal(snn, "onnx", out, batches[0][:1]) == (

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onespike
+from language_folders import llama_network
 from onespike.conversion.firing import named_neurons
 from onespike.energy.metering import metered
 from onespike.neurons import Neuron
@@ -70,14 +71,7 @@ def test_the_causal_half_is_counted_once(kind, blocks, monkeypatch):
 
 def test_a_cached_token_costs_what_it_costs_in_a_whole_text():
     """Prefill of seven tokens counts what prefill of six and one decoded token do."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=24, initializer_range=0.3,
-    )  # fmt: skip
-    model, ids = LlamaForCausalLM(config).eval(), torch.randint(32, (1, 7))
+    model, ids = llama_network(), torch.randint(32, (1, 7))
     snn = onespike.convert(model, onespike.calibrate(model, [{"input_ids": ids, "use_cache": False}]))
     with torch.inference_mode():
         with metered(snn) as whole:

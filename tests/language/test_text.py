@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,7 +12,7 @@ import torch
 
 from language_folders import sentence, tokenizer
 from onespike.adapters.writing import Tokens
-from onespike.errors import DataError
+from onespike.errors import DataError, LoadError
 from onespike.tasks.embedding import texts
 from onespike.tasks.text import documents, pack
 
@@ -39,19 +38,16 @@ def test_words_and_bytes_are_those_of_the_text(tmp_path):
     said = file.read_text(encoding="utf-8")
     assert item.content.words == len(said.split()) == 8
     assert item.content.bytes == len(said.encode())
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": list(range(4, 24))}))
-    window = pack(str(tmp_path / "rows.jsonl"), TOKENS, 5)[0].content
-    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [4, 5, 6, 7, 8])
 
 
 def test_documents_of_every_kind(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
-        '{"text": "the cat"}\n\n{"input_ids": [4, 5]}\n{"sentence1": "a", "sentence2": "b", "score": 2}\n'
+        '{"text": "the cat"}\n\n{"text": "a dog"}\n{"sentence1": "a", "sentence2": "b", "score": 2}\n'
     )
     found = documents(str(rows))
     assert [d.name for d in found] == ["rows.jsonl:1", "rows.jsonl:3", "rows.jsonl:4"]
-    assert (found[0].text, found[1].ids, found[2].other, found[2].score) == ("the cat", (4, 5), "b", 2.0)
+    assert (found[0].text, found[1].text, found[2].other, found[2].score) == ("the cat", "a dog", "b", 2.0)
     (tmp_path / "pairs.tsv").write_text("the cat\tthe dog\t0.5\nred ball\tblue ball\t0.9\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe cat")  # a mark of the byte order is no text
     assert documents(str(tmp_path / "a.txt"))[0].text == "the cat"
@@ -68,14 +64,12 @@ def test_documents_of_every_kind(tmp_path):
         ("a.txt", b" \n\n", "there is no text in it. Give a file with some."),
         ("a.txt", b"the cat \xff", "byte 8 is not UTF-8. Give a text in UTF-8."),
         ("a.txt", b"the cat", r"3 tokens, fewer than one window of 8. Give a longer text, or a shorter window: length=3."),
-        ("a.jsonl", b'{"text": 3}', 'a row holds {"text": …} or {"input_ids": […]}, and this one does not.'),
+        ("a.jsonl", b'{"text": 3}', 'a row holds {"text": …} or {"sentence1": …, "sentence2": …}, and this one does not.'),
         ("a.jsonl", b"{", "a.jsonl:1: this row is not JSON"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "a.jsonl:1: this row is not JSON (maximum recursion"),
         ("a.jsonl", b'{"text": "\\ud800 cat"}', "a.jsonl:1: half a character (\\ud800 to \\udfff) stands alone."),
-        ("a.jsonl", b'{"text1": "a", "text2": "b", "score": NaN}', "a.jsonl:1: the score nan is not a number."),
-        ("a.jsonl", b'{"text1": "a", "text2": "b", "score": 1' + b"0" * 400 + b"}", "a.jsonl:1: the score 1000"),
-        ("a.jsonl", b'{"input_ids": [1, 99]}', "token 1 has the number 99, and the network knows 32 tokens (0 to 31)."),
-        ("a.jsonl", b'{"input_ids": [1, -1]}', "token 1 has the number -1"),
+        ("a.jsonl", b'{"sentence1": "a", "sentence2": "b", "score": NaN}', "a.jsonl:1: the score nan is not a number."),
+        ("a.jsonl", b'{"sentence1": "a", "sentence2": "b", "score": 1' + b"0" * 400 + b"}", "a.jsonl:1: the score 1000"),
         ("a.tsv", b"a", "a.tsv:1: 1 columns. Give two texts and perhaps a score, tabs between."),
         ("a.tsv", b"a\tb\tc", "a.tsv:1: the score 'c' is not a number."),
     ],
@@ -106,13 +100,13 @@ def test_a_dataset_of_the_library(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="the dataset cannot be read"):
         documents("datasets:nobody/nothing@test")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs datasets. Install it: pip install 'onespike\[language\]'"):
+    with pytest.raises(LoadError, match=r"it needs datasets. Install .* 'onespike\[language\]'"):
         documents("datasets:wikitext")
 
 
 def test_both_perplexities_by_hand(tmp_path):
     """Uniform guesses among V tokens: perplexity V per token, V^(tokens/words) per word."""
-    from onespike.tasks.perplexity import Perplexity
+    from onespike.tasks.language import Perplexity
 
     file = tmp_path / "story.txt"
     file.write_text(sentence(1, 63), encoding="utf-8")
@@ -143,3 +137,22 @@ def test_perplexity_is_transformers_own_loss(tmp_path):
         ids = torch.stack([item.content.ids for item in items])
         expected = float(loaded.model(input_ids=ids, labels=ids).loss)
     assert metric.compute()["ann"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+def test_a_tokenizer_of_another_network_and_one_that_knows_no_places(tmp_path):
+    class Numbers:
+        size, decode = 32, None
+
+        def encode(self, text):
+            return [int(word) for word in text.split()], None
+
+    file = tmp_path / "a.txt"
+    file.write_text("1 2 3 4")
+    window = pack(str(file), Numbers(), 3)[0].content
+    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [1, 2, 3])
+    for number in (99, -1):
+        file.write_text(f"1 {number}")
+        with pytest.raises(
+            DataError, match=rf"token 1 has the number {number}, and the network knows 32 tokens \(0"
+        ):
+            pack(str(file), Numbers(), 2)

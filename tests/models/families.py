@@ -14,7 +14,6 @@ from contract.conversion_contract import ConversionContract, randomize_
 class Uncompiled(ConversionContract):
     """Networks that are tested as they run, not as one graph."""
 
-    test_every_neuron_takes_part_when_compiled = None
     test_compiles_as_one_graph_and_follows_the_scale = None
     test_exports = None
 

@@ -102,10 +102,6 @@ def one_stage(kind: type[nn.Module], width: int, generator: AnchorGenerator) -> 
     return kind(Pyramid(width), anchor_generator=generator, score_thresh=0.0, detections_per_img=4, **SIZES)
 
 
-TestFasterRCNN = contract(
-    lambda: two_stage(FasterRCNN, Pyramid()), pictures, Uncompiled,
-    inputs=FIRST, heads=(ROI_HEAD,), analog=(ROI_POOL,), spiking=11, softmax=0,
-)  # fmt: skip
 TestMaskRCNN = contract(
     mask_rcnn, pictures, Uncompiled,
     inputs=FIRST, heads=(ROI_HEAD, "roi_heads.mask_predictor.mask_fcn_logits:conv0_input"),
@@ -225,15 +221,8 @@ TestMask2Former = contract(
     heads=(f"{MASKS}:einsum0_0", f"{MASKS}:einsum0_1", "class_predictor:linear0_input"),
     analog=deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn"),
 )  # fmt: skip
-TestVitDet = contract(  # its weights are tables of relative positions
-    vit_det,
-    named,
-    Uncompiled,
-    inputs=("embeddings.projection:conv0_input",),
-    spiking=20,
-    softmax=2,
-    weights=4,
-)
+VIT_DET = dict(inputs=("embeddings.projection:conv0_input",), spiking=20, softmax=2)
+TestVitDet = contract(vit_det, named, Uncompiled, **VIT_DET, weights=4)  # tables of relative positions
 TestScenes = contract(
     lambda: SceneDetector(32, detections=4), lambda: images(64), Uncompiled, inputs=("backbone.stage1.0:conv0_input",),
     heads=("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs"), spiking=36, softmax=3,
@@ -263,7 +252,7 @@ def test_a_detector_that_finds_nothing_goes_on():
 
 
 def test_images_in_a_list_are_counted_one_by_one():
-    model, batches = TestFasterRCNN.build()
+    model, batches = TestMaskRCNN.build()
     assert onespike.calibrate(model, batches).provenance["samples"] == 4
 
 

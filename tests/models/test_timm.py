@@ -1,4 +1,4 @@
-"""timm networks keep the contract."""
+"""Networks of timm and torchvision keep the contract."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import timm
 from families import contract
+from torchvision.models import resnet18
+from torchvision.models.vision_transformer import VisionTransformer
 
 from contract.conversion_contract import Case, check_folding, images
 
@@ -46,17 +48,23 @@ def unfused() -> Any:
 
 
 TestViTUnfused = contract(unfused, partial(images, 32), inputs=PATCH, heads=HEAD, spiking=8, softmax=1)
-ResNet = network(
-    "resnet18",
-    32,
-    11,
-    0,
-    {"layers": (1, 1, 1, 1)},
-    inputs=("conv1:conv0_input",),
-    heads=("fc:linear0_input",),
+ENDS = dict(inputs=("conv1:conv0_input",), heads=("fc:linear0_input",))
+ResNet = network("resnet18", 32, 11, 0, {"layers": (1, 1, 1, 1)}, **ENDS)
+TorchvisionResNet = contract(
+    partial(resnet18, num_classes=7), partial(images, 32), **ENDS, spiking=19, softmax=0
 )
+VIT = dict(image_size=32, patch_size=8, num_layers=1, num_heads=2, hidden_dim=24, mlp_dim=48, num_classes=7)
+TestTorchvisionViT = contract(
+    partial(VisionTransformer, **VIT), partial(images, 32),
+    inputs=("conv_proj:conv0_input",), heads=("heads.head:linear0_input",), spiking=8, softmax=1,
+)  # fmt: skip
 
 
 class TestResNet(ResNet):
+    def test_batchnorm_is_folded(self, case: Case) -> None:
+        check_folding(case)
+
+
+class TestTorchvisionResNet(TorchvisionResNet):
     def test_batchnorm_is_folded(self, case: Case) -> None:
         check_folding(case)

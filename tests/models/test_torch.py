@@ -11,10 +11,7 @@ import torch
 from families import contract
 from torch import Tensor, nn
 
-import onespike
-from contract.conversion_contract import Case, ConversionContract, randomize_
-from onespike.errors import ConversionError
-from onespike.sites import Operand, Site, Sites, Visit
+from contract.conversion_contract import randomize_
 from onespike.sites.unfused import encoder_layer, multi_head_attention, plain
 
 
@@ -167,46 +164,3 @@ def test_plain_encoder_is_torchs_own(norm_first, batch_first, padded):
             with plain(model):
                 close(model(x, **kwargs)[real], expected[real])
             assert "forward" not in model.__dict__
-
-
-def test_fused_modules_hide_their_products_and_plain_ones_do_not():
-    """Why the plain definitions exist: this fails on the day torch's own modules can be visited."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-    model = randomize_(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
-    sites: list[Site] = []
-
-    def visit(operand: Operand, x: Tensor) -> Tensor:
-        sites.append(operand.site)
-        return x
-
-    with torch.no_grad(), Sites(Visit(visit)):
-        model(rand(3, 5, 8))
-    assert not any(site.operation == "matmul" for site in sites)
-    sites.clear()
-    with torch.no_grad(), plain(model), Sites(Visit(visit)):
-        model(rand(3, 5, 8))
-    assert sum(not site.is_activation for site in sites) == 8
-
-
-class Opaque(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.inner(self.head(self.middle(self.stem(x).relu())), self.stem.weight)
-
-
-def test_the_contract_can_fail():
-    """A network with a product that no rule reaches breaks the promise of coverage, and cannot be converted."""
-
-    class Broken(ConversionContract):
-        spiking, softmax = 1, 0
-
-    model, batches = randomize_(Opaque()), [rand(3, 8), rand(5, 8)]
-    case = Case(model, batches, onespike.calibrate(model, batches), Broken.recipe, rand(1))
-    with pytest.raises(AssertionError):
-        Broken().test_every_product_is_at_a_site(case)
-    with pytest.raises(ConversionError, match="not covered"):
-        case.convert()
-    assert case.convert(exclude=("*:mm",)) is not None

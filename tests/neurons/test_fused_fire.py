@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from contract.networks import threads
 from contract.neuron_contract import DTYPES, bits, inputs
+from neurons.test_fire import neighbors
 from onespike.kernels import build as native
 from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire
-from onespike.spikes import bounds, mixed_levels
+from onespike.spikes import mixed_levels
+from onespike.spikes.fire_functions import bounds
 
 LEVELS = {
     "mixed:8": mixed_levels(8),
@@ -63,17 +65,11 @@ def same(found: Tensor, expected: Tensor) -> bool:
     )
 
 
-def around(points: Tensor) -> Tensor:
-    """The points, and the two float32 numbers on either side of each."""
-    below, above = (torch.nextafter(points, torch.full_like(points, to)) for to in (-torch.inf, torch.inf))
-    return torch.cat([points, below, above, torch.nextafter(above, torch.full_like(above, torch.inf))])
-
-
 def sweep(cell: Neuron, dtype: torch.dtype) -> Tensor:
     """Dense values, the neighbors of every threshold, zeros, infinities and NaN, in a shape that channels fit."""
     jumps = torch.tensor(bounds(cell.levels, cell.rounding)) - 0.5
     steps = [s for side in cell.steps() for s in side.flatten().tolist() if s > 0]
-    edges = torch.cat([around(step * jumps) for step in steps])
+    edges = torch.cat([neighbors(step * jumps) for step in steps])
     special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -1e-45, 3.4e38, -3.4e38])
     dense = torch.linspace(-12, 12, 5001)
     x = torch.cat([edges, -edges, special, dense, inputs()])
@@ -189,12 +185,11 @@ def test_what_the_kernel_does_not_know_goes_the_plain_way() -> None:
 
 
 @needs_kernels
-def test_several_threads_give_the_same_bits(request: pytest.FixtureRequest) -> None:
+def test_several_threads_give_the_same_bits() -> None:
     cell = ScaleFire(0.5, 0.3, levels=LEVELS["mixed:8"])
     x = torch.randn(3, 100_003, generator=torch.Generator().manual_seed(5))
-    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
-    torch.set_num_threads(2)
-    fused = cell.fused(x, decoded=True)
+    with threads(2):
+        fused = cell.fused(x, decoded=True)
     assert fused is not None and same(fused, plain(cell, x, decoded=True))
 
 
@@ -236,7 +231,6 @@ def test_kernels_can_be_switched_off_and_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(native.SWITCH, "plain")
-    native.library.cache_clear()
     native._attempt.cache_clear()
     try:
         with caplog.at_level(logging.INFO, "onespike"):
@@ -244,5 +238,4 @@ def test_kernels_can_be_switched_off_and_say_so(
         assert native.note() == "plain (ONESPIKE_KERNELS=plain)"
         assert "neurons run in their plain form" in caplog.text
     finally:
-        native.library.cache_clear()
         native._attempt.cache_clear()

@@ -9,20 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onespike.errors import CalibrationError, UsageError
-from onespike.spikes import density_levels, fire, mixed_levels, parse_levels
-from onespike.spikes.levels import check_levels
+from onespike.spikes import fire, mixed_levels, parse_levels
+from onespike.spikes.levels import check_levels, density_levels
 
 
-def test_mixed_is_equation_12() -> None:
+def test_mixed_is_equation_12_and_its_largest_is_the_denominator_of_equation_16() -> None:
     assert mixed_levels(8) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 23, 39, 71, 135, 263)
     assert mixed_levels(1) == (1, 2)
     assert mixed_levels(3, tail=0) == (1, 2, 3)
-
-
-@pytest.mark.parametrize("size", range(1, 24))
-def test_the_largest_is_the_denominator_of_equation_16(size: int) -> None:
-    assert mixed_levels(size)[-1] == size - 1 + 2**size
-    assert len(mixed_levels(size)) == 2 * size
+    for size in range(1, 24):
+        assert mixed_levels(size)[-1] == size - 1 + 2**size
+        assert len(mixed_levels(size)) == 2 * size
 
 
 @pytest.mark.parametrize(
@@ -35,20 +32,16 @@ def test_the_largest_is_the_denominator_of_equation_16(size: int) -> None:
         ("exponential:2", (1, 2, 4, 8), "exponential:2"),
         ("1,2,4,9", (1, 2, 4, 9), "1,2,4,9"),
         ("5,", (5,), "5,"),
+        ("bits:4", tuple(range(1, 16)), "bits:4"),
+        ("1,16777216", (1, 2**24), "1,16777216"),  # the largest integer up to which float32 has all
+        ("exponential:12", tuple(2**k for k in range(24)), "exponential:12"),
+        ("density:4", None, "density:4"),
     ],
 )
-def test_parse(text: str, levels: tuple[int, ...], canonical: str) -> None:
+def test_parse(text: str, levels: tuple[int, ...] | None, canonical: str) -> None:
     spec = parse_levels(text)
-    assert spec.levels() == levels
-    assert str(spec) == canonical and parse_levels(str(spec)) == spec
-
-
-def test_density_waits_for_its_histogram() -> None:
-    spec = parse_levels("density:4")
-    assert spec.integers is None and str(spec) == "density:4"
-    with pytest.raises(CalibrationError, match=r"density:4.*Calibrate first, or use mixed:4"):
-        spec.levels()
-    assert len(spec.levels((torch.arange(100.0), torch.ones(100)))) == 8
+    assert spec.integers == levels
+    assert spec.name == canonical and parse_levels(spec.name) == spec
 
 
 @pytest.mark.parametrize(
@@ -75,11 +68,6 @@ def test_density_waits_for_its_histogram() -> None:
 def test_refusals_say_why_and_what_to_do(text: str, reason: str, remedy: str) -> None:
     with pytest.raises(UsageError, match=f"{re.escape(reason)}.*{re.escape(remedy)}"):
         parse_levels(text)
-
-
-def test_the_largest_float32_integer_is_allowed() -> None:
-    assert parse_levels("1,16777216").levels()[-1] == 2**24
-    assert parse_levels("exponential:12").levels()[-1] == 2**23
 
 
 def error(values: torch.Tensor, counts: torch.Tensor, levels: tuple[int, ...], rounding: str) -> float:

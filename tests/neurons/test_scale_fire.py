@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.neuron_contract import bits, inputs, needs_cpp
+from onespike import kernels
+from onespike.energy.columns import READINGS
+from onespike.energy.spike_counts import totals
 from onespike.errors import OnespikeError, UsageError
 from onespike.neurons import Scale, ScaleFire
 from onespike.spikes import SpikeCode, fire_function, mixed_levels
@@ -28,16 +31,6 @@ def test_table_of_equations_11_to_14() -> None:
     assert cell.spikes(-x / 2).tolist() == [-c for c in counts]
     assert cell(x).tolist() == [c / 4 for c in counts]
     assert cell(-x / 2).tolist() == [-c / 8 for c in counts]
-
-
-def test_module_is_the_function() -> None:
-    x = inputs()
-    cell = ScaleFire(0.8, 0.7, levels=LEVELS, rounding="nearest", scale=Scale(0.25))
-    up, down, scale = torch.tensor(0.8), torch.tensor(0.7), torch.tensor(0.25)
-    code = SpikeCode(up, down, fire_function(LEVELS, "nearest"), scale)
-    assert torch.equal(bits(cell.counts(x)), bits(code.fire(x)))
-    assert (code._replace(positive=None).fire(x)[x > 0] == 0).all()
-    assert (code._replace(negative=None).fire(x)[x < 0] == 0).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,7 +101,7 @@ def test_scale_is_shared_and_validated() -> None:
     a, b = (ScaleFire(1.0, levels=LEVELS, scale=shared) for _ in range(2))
     shared.set_(0.25)
     assert a(torch.tensor(0.3)) == b(torch.tensor(0.3)) == 0.25
-    for wrong in (0.0, -1.0, 1.5, math.nan):
+    for wrong in (0.0, -1.0, 1.5, float("nan"), 1e-300, 1e-46, 1e-40):
         with pytest.raises(UsageError, match=r"scale must be in \(0, 1\].*The paper uses"):
             shared.set_(wrong)
     assert shared.value == 0.25
@@ -159,3 +152,29 @@ def test_a_damaged_state_is_refused(name: str, value: float, message: str) -> No
     state = cell.state_dict() | {name: torch.tensor(value)}
     with pytest.raises(OnespikeError, match=message):
         cell.load_state_dict(state)
+
+
+def test_populations_offsets_and_gains_add_up() -> None:
+    gain, center = 2.0 ** torch.arange(-1.0, 3.0)[:, None], torch.linspace(-1, 1, 6)
+    cell = ScaleFire(torch.rand(6) + 0.1, 0.4, levels=(1, 2, 4), center=center, offset=center / 2, gain=gain)
+    x = 3 * torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    code, spikes = cell.code(), cell.spikes(x)
+    by_hand = sum(sign * (spikes * sign).clamp(min=0) * unit for sign, unit in code.populations)
+    assert code.gain is not None and code.offset is not None
+    torch.testing.assert_close(by_hand * code.gain + code.offset, cell(x))
+    assert torch.equal(code.coordinate(x), (x - center) / gain)
+
+
+def test_a_constant_that_is_zero_is_no_offset() -> None:
+    cell = ScaleFire(0.5, levels=(1,), center=torch.tensor(0.5), offset=torch.tensor(0.0))
+    assert cell.code().offset is None
+    assert ScaleFire(0.5, levels=(1,)).code() == SpikeCode(torch.tensor(0.5), None, fire_function((1,)))
+
+
+def test_two_branches_that_fire_in_one_step_are_counted() -> None:
+    """The sum of both can be above the largest level of one step."""
+    spikes, active, _, *additions = totals(1, torch.tensor([2.0, -1.0, 0.0])).tolist()
+    assert (spikes, active, dict(zip(READINGS, additions, strict=True))["binary"]) == (3, 2, 2)
+    many = torch.ones(3 * kernels.PART)  # counted in parts, of which one holds the larger sum
+    many[-1] = 2
+    assert totals(1, many)[0] == len(many) + 1

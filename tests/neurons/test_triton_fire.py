@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from neurons.test_fused_fire import LEVELS, SIDES, plain, same, sweep
-from onespike.neurons import DualMultiThreshold, Scale, ScaleFire
+from onespike.neurons import Scale, ScaleFire
+from onespike.neurons.baselines import DualMultiThreshold
 
 pytest.importorskip("triton", reason="Triton is not installed: GPUs run the plain form")
 

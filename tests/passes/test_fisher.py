@@ -10,6 +10,7 @@ from small_networks import attention, passed, start, tokens
 from torch import nn
 
 import onespike
+from contract.networks import Layers, mlp
 from onespike import Recipe, calibrate, convert
 from onespike.passes import PassContext, PassState, chain
 from onespike.passes.budget import spending
@@ -20,13 +21,8 @@ RECIPE = Recipe(io="spiking")
 QUICK = ("nearest", "layout", "center", "allocate", "correct", "refit")
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
-
-
 def test_information_is_the_mean_squared_gradient():
-    model, x = network(), torch.randn(32, 4)
+    model, x = mlp(), torch.randn(32, 4)
     state = PassState(calibrate(model, [x], RECIPE), RECIPE)
     result = fisher(state, PassContext(model, [x], seed=3))[Site.parse("4:linear0_input")]
     with torch.no_grad():
@@ -41,7 +37,7 @@ def test_information_is_the_mean_squared_gradient():
 
 
 def test_factors_of_a_recipe_reach_the_neurons():
-    model, x, factors = network(), torch.randn(64, 4), {"2:linear0_input": 0.5, "4:linear0_input": 3.0}
+    model, x, factors = mlp(), torch.randn(64, 4), {"2:linear0_input": 0.5, "4:linear0_input": 3.0}
     thresholds = calibrate(model, [x], RECIPE)
     snn = convert(model, thresholds, RECIPE.replace(factors=tuple(factors.items())))
     for site, neuron in onespike.named_neurons(snn):
@@ -61,17 +57,15 @@ class Named(nn.Module):
         return self.inner(torch.cat([x, x], 1) if twice else x)
 
 
-class OfLists(Named):
+def of_lists() -> nn.Module:
     """And as a list of images that it stacks by itself."""
-
-    def forward(self, images):
-        return self.inner(torch.stack(images))
+    return Layers(lambda self, images: self.inner(torch.stack(images)), inner=attention())
 
 
 FORMS = {
     "tuple": (Named, lambda x: (x[:, :3], x[:, 3:])),
     "mapping": (Named, lambda x: {"first": x[:, :3], "second": x[:, 3:], "twice": False}),
-    "list of images": (OfLists, lambda x: (list(x),)),
+    "list of images": (of_lists, lambda x: (list(x),)),
 }
 
 
@@ -87,21 +81,14 @@ def test_passes_take_every_form_of_batch(form):
         assert torch.equal(threshold.positive, other.positive), site
 
 
-class Depth(nn.Module):
+def depth() -> nn.Module:
     """A picture for each picture: no classes anywhere, and channels that matter more and less."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        inner = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.GELU())]
-        self.net = nn.Sequential(
-            nn.Conv2d(2, 8, 3, padding=1), nn.GELU(), *inner, nn.Conv2d(8, 1, 3, padding=1)
-        )
-        for part in self.net[::2]:
-            part.weight.data *= 3 * torch.logspace(-1, 0.5, part.in_channels).view(1, -1, 1, 1)
-
-    def forward(self, x):
-        return {"depth": self.net(x)}
+    torch.manual_seed(0)
+    inner = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.GELU())]
+    net = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.GELU(), *inner, nn.Conv2d(8, 1, 3, padding=1))
+    for part in net[::2]:
+        part.weight.data *= 3 * torch.logspace(-1, 0.5, part.in_channels).view(1, -1, 1, 1)
+    return Layers(lambda self, x: {"depth": self.net(x)}, net=net).eval()
 
 
 def error(model, snn, batches) -> float:
@@ -111,7 +98,7 @@ def error(model, snn, batches) -> float:
 
 
 def test_passes_improve_a_network_of_which_nothing_is_known():
-    model = Depth().eval()
+    model = depth()
     x = torch.randn(64, 2, 8, 8, generator=torch.Generator().manual_seed(0))
     batches, others = x[:48].split(8), x[48:].split(8)
     state, context = start(model, batches)
@@ -124,7 +111,7 @@ def test_passes_improve_a_network_of_which_nothing_is_known():
 def test_pictures_of_several_sizes_are_sampled_at_evenly_spaced_places():
     torch.manual_seed(0)
     batches = [torch.randn(16, 2, *size) for size in ((8, 8), (8, 12), (16, 8))]
-    state, context = start(Depth().eval(), batches, budget=0.3)
+    state, context = start(depth(), batches, budget=0.3)
     result = chain(state, context, QUICK)
     assert spending(result, context) == pytest.approx(0.3, rel=0.02)
     for part in batches:

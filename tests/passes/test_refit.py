@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_networks import ALL, divergence, passed, ready, start, tokens
+from small_networks import ALL, divergence, passed, start, tokens
 from torch import nn
 
 from onespike import convert, revert_
@@ -52,19 +52,6 @@ def test_refit_keeps_the_budget_and_lowers_the_divergence_on_other_inputs():
     assert all(site.key == "linear0_input" for site in changed)
 
 
-def test_a_refit_that_is_worse_on_held_out_inputs_is_not_kept(monkeypatch):
-    judged = []
-
-    def worse_each_time(states, context, batches):
-        judged.append((len(states), len(batches)))
-        return torch.arange(2.0)[:, None]
-
-    monkeypatch.setattr("onespike.passes.statistics.divergences", worse_each_time)
-    chosen = chain(*ready(budget=0.08), (*ALL, "refit"))
-    assert judged == [(2, 2)]  # two parts of eight
-    assert all(t.change is None for t in chosen.thresholds.values())
-
-
 def test_a_refitted_network_goes_back_to_its_own_weights():
     fitted, context = passed((*ALL, "refit"), 128, budget=0.08)
     model, snn = context.model, fitted.network(context.model)
@@ -78,18 +65,17 @@ def test_a_refitted_network_goes_back_to_its_own_weights():
     assert torch.equal(original.state_dict()[name], model.state_dict()[name])
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.Conv2d(4, 6, 3, padding=1),
-        nn.Conv2d(4, 6, 1, stride=2),
-        nn.Conv2d(4, 4, 3, padding=1, groups=4),
-        nn.Conv2d(4, 6, 3, padding=2, dilation=2, groups=2),
-    ],
-    ids=["dense", "pointwise", "depthwise", "dilated"],
-)
-def test_the_rows_of_a_convolution_give_its_outputs(module):
-    x = torch.randn(2, 4, 7, 5)
+CONVOLUTIONS = {
+    "dense": nn.Conv2d(4, 6, 3, padding=1),
+    "pointwise": nn.Conv2d(4, 6, 1, stride=2),
+    "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4),
+    "dilated": nn.Conv2d(4, 6, 3, padding=2, dilation=2, groups=2),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_the_rows_of_a_convolution_give_its_outputs(kind):
+    module, x = CONVOLUTIONS[kind], torch.randn(2, 4, 7, 5)
     rows = rows_of(module, torch.stack((x, -x)), torch.Generator().manual_seed(0))
     weight = weight_of(module).reshape(module.groups, -1, rows.shape[-1])
     result = (rows[0] @ weight.mT).transpose(0, 1).flatten(1) + module.bias

@@ -8,6 +8,8 @@ from small_networks import attention, tokens
 from torch.utils.data import DataLoader, TensorDataset
 
 import onespike
+from contract.conversion_contract import run
+from contract.networks import counted
 from onespike import calibrate, convert, preset, spike
 from onespike.errors import UsageError
 from onespike.passes import improve, statistics
@@ -16,22 +18,12 @@ from onespike.presets import PRESETS
 QUICK = ("nearest", "layout", "allocate")
 
 
-@pytest.fixture
-def few_held(monkeypatch):
-    monkeypatch.setattr(statistics, "HELD", 16)
-
-
 def test_it_is_calibration_passes_and_conversion():
     model, inputs = attention(), tokens()
     recipe = preset("best", passes=QUICK)
     result = spike(model, inputs, recipe)
     by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
-    literal = spike(model, inputs, "sformer")
-    x = inputs[0]
-    with torch.inference_mode():
-        assert torch.equal(result(x), by_hand(x))
-        assert torch.equal(literal(x), convert(model, calibrate(model, inputs))(x))
-        assert not torch.equal(result(x), literal(x))
+    assert torch.equal(run(result, inputs[0]), run(by_hand, inputs[0]))
     assert type(result) is type(model) and not hasattr(model.head, "neurons")
 
 
@@ -43,15 +35,13 @@ def test_any_preset_and_changes_of_it(name):
     snn = spike(model, inputs, name, exclude=("blocks.0.*",))
     expected = preset(name, exclude=("blocks.0.*",))
     by_hand = convert(model, calibrate(model, inputs, expected), expected)
-    with torch.inference_mode():
-        assert torch.equal(snn(inputs[0]), by_hand(inputs[0]))
+    assert torch.equal(run(snn, inputs[0]), run(by_hand, inputs[0]))
     assert not any(row["spikes"] for row in onespike.table(snn) if row["site"].startswith("blocks.0."))
 
 
-def test_the_best_preset_runs_all_of_its_passes(few_held, monkeypatch):
-    import importlib
-
-    monkeypatch.setattr(importlib.import_module("onespike.passes.tune"), "STEPS", 2)
+def test_the_best_preset_runs_all_of_its_passes(monkeypatch):
+    monkeypatch.setattr(statistics, "HELD", 16)
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 2)
     model, inputs, stages = attention(), tokens(), []
 
     def progress(title, total):
@@ -60,19 +50,14 @@ def test_the_best_preset_runs_all_of_its_passes(few_held, monkeypatch):
 
     snn = spike(model, inputs, "best", energy="counts", progress=progress)
     assert stages[0] == ("calibrating", 6) and ("tuning", 2) in stages
-    with torch.inference_mode(), onespike.metered(snn) as ledger:
-        for x in inputs:
-            snn(x)
-    assert ledger.ratio("counts") == pytest.approx(0.2, rel=0.05)
+    assert counted(snn, *inputs).ratio("counts") == pytest.approx(0.2, rel=0.05)
 
 
 def test_an_ordinary_loader_serves_with_passes_too():
     model, inputs = attention(), tokens()
-    labels = torch.arange(48)
-    loader = DataLoader(TensorDataset(torch.cat(inputs), labels), batch_size=16)
-    with torch.inference_mode():
-        x, result = inputs[0], spike(model, loader, passes=QUICK)
-        assert torch.equal(result(x), spike(model, inputs, passes=QUICK)(x))
+    loader = DataLoader(TensorDataset(torch.cat(inputs), torch.arange(48)), batch_size=16)
+    result, expected = (spike(model, batches, passes=QUICK) for batches in (loader, inputs))
+    assert torch.equal(run(result, inputs[0]), run(expected, inputs[0]))
 
 
 def test_passes_that_never_ran_are_refused():

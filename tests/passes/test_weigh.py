@@ -6,9 +6,10 @@ from math import log
 
 import pytest
 import torch
-from small_networks import divergence, passed, start
+from small_networks import divergence, start
 from torch import nn
 
+from contract.networks import Layers
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.passes import PASSES, chain
@@ -19,31 +20,6 @@ from onespike.sites import Site
 from onespike.tasks import limit
 
 FAST = ("nearest", "layout", "center", "allocate")
-
-
-class Pooled(nn.Module):
-    """Tokens that are averaged in the end, so that errors of one sign add up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.hidden, self.out = nn.Linear(6, 24), nn.Linear(24, 24), nn.Linear(24, 24)
-        self.head = nn.Linear(24, 5)
-
-    def forward(self, x):
-        x = self.out(self.hidden(self.embed(x).relu()).relu()).relu()
-        return self.head(x.mean(1)) * 6
-
-
-def pooled() -> nn.Module:
-    torch.manual_seed(3)
-    return Pooled().eval()
-
-
-def pictures(count: int, seed: int) -> list[torch.Tensor]:
-    """Each input has a mean of its own, which all of its 32 tokens share."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 1, 6, generator=generator) + 0.5 * torch.randn(count, 32, 6, generator=generator)
-    return list(x.split(16))
 
 
 def test_sums_are_those_by_hand():
@@ -59,7 +35,12 @@ def test_sums_are_those_by_hand():
 
 def test_gradients_meet_errors_at_every_site():
     """Σ J·e by automatic differentiation along the error itself."""
-    model, inputs = pooled(), pictures(8, 0)[0].split(4)
+    torch.manual_seed(3)
+    model = Layers(  # tokens that are averaged in the end, so that errors of one sign add up
+        lambda self, x: self.head(self.out(self.hidden(self.embed(x).relu()).relu()).relu().mean(1)) * 6,
+        embed=nn.Linear(6, 24), hidden=nn.Linear(24, 24), out=nn.Linear(24, 24), head=nn.Linear(24, 5),
+    ).eval()  # fmt: skip
+    inputs = torch.randn(8, 32, 6).split(4)
     state, context = start(model, list(inputs), budget=0.2)
     site = Site.parse("out:linear0_input")
     result = coherence(state, context)[site]
@@ -100,12 +81,3 @@ def test_a_trained_transformer_at_equal_energy():
     better = PASSES["weigh"](plain, context)
     assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
     assert spending(better, context) == pytest.approx(spending(plain, context), rel=0.02)
-
-
-def test_what_is_worse_on_other_inputs_is_not_kept(monkeypatch):
-    plain, context = passed(FAST, budget=0.2)
-    monkeypatch.setattr(
-        "onespike.passes.statistics.divergences",
-        lambda states, context, judges: torch.tensor([[float(each is not plain)] for each in states]),
-    )
-    assert PASSES["weigh"](plain, context) is plain

@@ -22,7 +22,7 @@ from onespike import runs
 from onespike.adapters import load_model
 from onespike.errors import OnespikeError
 from onespike.recipe import preset
-from onespike.reports.live import Session, picture
+from onespike.reports.live import Session
 from onespike.reports.server import LARGEST, LiveServer
 
 
@@ -80,14 +80,6 @@ def test_an_answer_is_that_of_the_run(session, png, tmp_path):
     for site in reply["sites"]:
         shape = site["picture"]["width"], site["picture"]["height"]
         assert len(base64.b64decode(site["picture"]["bytes"])) == shape[0] * shape[1] and max(shape) <= 24
-
-
-def test_the_picture_of_spikes():
-    fired = torch.zeros(1, 2, 48, 10, dtype=torch.int32)
-    fired[0, :, 2:4, 5] = 3
-    seen = picture(fired)
-    assert seen.shape == (24, 10) and seen.dtype == torch.uint8
-    assert seen[1, 5] == 255 and int(seen.sum()) == 255
 
 
 def test_another_scale_for_one_answer_only(session):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onespike.adapters.base import imagenet_synsets
+from onespike.adapters.base import classifier
 from onespike.errors import DataError
 from onespike.tasks import Item, Items, match_classes
 
@@ -65,8 +65,8 @@ def test_numbers_and_images_without_folders_are_left_alone():
 def test_imagenet_folders_by_wordnet_id():
     info = pytest.importorskip("timm.data").ImageNetInfo()
     names = [info.index_to_description(i) for i in range(1000)]
-    assert imagenet_synsets(names) == tuple(info.label_names())
-    assert imagenet_synsets(names[:999]) is imagenet_synsets(None) is None
+    assert classifier(names).class_ids == tuple(info.label_names())
+    assert classifier(names[:999]).class_ids is classifier(None).class_ids is None
 
 
 @pytest.mark.parametrize("spec", ["timm:resnet18", "torchvision:resnet18"])

@@ -17,7 +17,7 @@ from onespike.tasks.intervals import (
     ratio_error,
     span,
 )
-from onespike.tasks.perplexity import Perplexity, window_perplexity
+from onespike.tasks.language import Perplexity, window_perplexity
 from onespike.tasks.text import Window
 
 DRAWS = 400

@@ -3,31 +3,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from onespike.studies.theory import check, check_all, claims
-from onespike.studies.theory.check import check_claim, check_fire
+from onespike.studies.theory import check_all, claims
+from onespike.studies.theory.check import check_claim
 from onespike.studies.theory.claims import Claim, theorem_1, theorem_2, theorem_3
 
 ONE = Fraction(1)
 HALF = Fraction(1, 2)
-POSITIVE = st.fractions(Fraction(1, 20), 20, max_denominator=30)
-BELOW = st.integers(0, 23).map(lambda k: Fraction(k, 24))
-SIGNED = st.fractions(-4, 4, max_denominator=24)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(SIGNED, min_size=1, max_size=20), POSITIVE, POSITIVE, BELOW, BELOW)
-def test_theorem_3(
-    x: list[Fraction], positive: Fraction, negative: Fraction, up: Fraction, down: Fraction
-) -> None:
-    initial = (up * positive, down * negative)
-    claim = theorem_3(x, (positive, negative), initial)
-    assert claim.holds
-    mirrored = theorem_3([-v for v in x], (negative, positive), (initial[1], initial[0]))
-    if sum(x) != 0:
-        assert (mirrored.left, mirrored.right) == (claim.left, claim.right)
 
 
 def test_both_sides_by_hand() -> None:
@@ -53,7 +35,7 @@ def test_each_theorem_fails_without_its_condition() -> None:
 
 def test_check_all_holds_and_repeats_itself() -> None:
     rows = check_all(trials=300, seed=4)
-    assert [row.name for row in rows] == ["eq. 5", "theorem 1", "theorem 2", "theorem 3", "fire function"]
+    assert [row.name for row in rows] == ["eq. 5", "theorem 1", "theorem 2", "theorem 3"]
     for row in rows:
         assert row.holds and row.tried == row.held >= 300, row.counterexample
         assert row.margin >= 0 and row.statement and not row.counterexample
@@ -69,7 +51,6 @@ def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row.tried, row.held) == (5, 0)
     assert row.margin == pytest.approx(-1 / 3)
     assert row.counterexample == "x=[1 1 1] θ=1 v(0)=1 N=4: not 1 = 4/3"
-    assert not check_claim("nothing", boundary, trials=0, seed=0).holds
 
     # A neuron that needs more than its threshold to fire is another neuron, and the draws notice.
     monkeypatch.setattr(claims, "heaviside", lambda x: int(x > 0))
@@ -78,13 +59,4 @@ def test_the_checker_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         "theorem 1": False,
         "theorem 2": False,
         "theorem 3": True,
-        "fire function": True,
     }
-
-
-def test_the_fire_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "fire_mixed", lambda a, **_: a.floor())
-    row = check_fire(50, 0)
-    assert not row.holds
-    assert row.margin < 0
-    assert row.counterexample.startswith("mixed:1 at a=")

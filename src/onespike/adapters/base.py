@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -83,7 +83,6 @@ class LoadedModel:
         return next(((f"{name}[.:]*",) for name in BACKBONES if name in names), ())
 
     def with_length(self, length: int) -> LoadedModel:
-        """Return the same network for this many tokens per input."""
         if self.reading.of_length is None:
             raise UsageError(f"{self.spec} reads no text, and length= is for text. Leave it out.")
         reading, task = self.reading.of_length(length)
@@ -184,26 +183,20 @@ def load_model(
         loaded = load_from_disk(ADAPTERS[kind].load, name, source, files)
     else:
         loaded = ADAPTERS[kind].load(name, source)
-        # last bits of a product depend on where its weights lie, and a mapped file has them anywhere
-        for weight in loaded.model.parameters():
-            plain = type(weight.data) is Tensor and weight.device.type == "cpu"
-            if plain and weight.data_ptr() % ALIGNMENT:
-                weight.data = weight.data.clone()
+        align_(loaded.model)
     loaded.model.eval()
     return loaded
 
 
+def align_(model: nn.Module) -> None:
+    """Copy weights that a mapped file has anywhere: the last bits of a product depend on where its weights lie."""
+    for weight in model.parameters():
+        plain = type(weight.data) is Tensor and weight.device.type == "cpu"
+        if plain and weight.data_ptr() % ALIGNMENT:
+            weight.data = weight.data.clone()
+
+
 OPTIONS = "weights=FILE, pretrained=True (the published weights) or random_weights=True (untrained)"
-
-
-def require(package: str, extra: str, wanted_by: str) -> ModuleType:
-    """Import an optional package, or raise an error that names its extra."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        elsewhere = error.name is not None and error.name.partition(".")[0] != package.partition(".")[0]
-        reason = f"{package} cannot be imported ({first_line(error)})" if elsewhere else f"it needs {package}"
-        raise LoadError(f"{wanted_by}: {reason}. Install it with: pip install 'onespike[{extra}]'") from error
 
 
 def cannot_download(spec: str, error: Exception) -> LoadError:
@@ -213,21 +206,14 @@ def cannot_download(spec: str, error: Exception) -> LoadError:
     )
 
 
-def imagenet_synsets(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the WordNet ids of ImageNet-1K's classes as timm lists them; None for other classes, or without timm."""
-    if names is None or len(names) != 1000 or not names[0].startswith("tench"):
-        return None
-    try:
-        info = importlib.import_module("timm.data").ImageNetInfo()
-    except ImportError:
-        return None
-    return tuple(info.label_names()) if names[-1].startswith("toilet") else None
+def classifier(names: tuple[str, ...] | None) -> Classification:
+    """Return the task of these classes; those of ImageNet-1K have WordNet ids, too, where timm lists them."""
+    ids = None
+    if names and len(names) == 1000 and names[0].startswith("tench") and names[-1].startswith("toilet"):
+        with suppress(ImportError):
+            ids = tuple(importlib.import_module("timm.data").ImageNetInfo().label_names())
+    return Classification(names, ids)
 
 
 def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Return mean and standard deviation as readable text.
-
-    >>> describe_normalization((0.5, 0.5, 0.5), (0.229, 0.224, 0.225))
-    'mean 0.5 0.5 0.5, std 0.229 0.224 0.225'
-    """
     return f"mean {' '.join(f'{m:g}' for m in mean)}, std {' '.join(f'{s:g}' for s in std)}"

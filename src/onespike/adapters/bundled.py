@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.adapters import scenes
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, require
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import Records, listed
 from onespike.adapters.preprocessing import NORMALIZATIONS, normalized, pixels_of
 from onespike.adapters.timm import set_attention_
-from onespike.errors import LoadError, unknown
+from onespike.errors import LoadError, require, unknown
 from onespike.tasks import Classification, Detection
 from onespike.tasks.objects import Objects
 
@@ -81,7 +81,8 @@ def load(name: str, source: Source) -> LoadedModel:
     if file := shipped or source.file:
         load_checkpoint_(model, file)
     if name == SCENES:
-        reading = Reading(to_scene, f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5")
+        words = f"resize {scenes.SIDE}×{scenes.SIDE} bilinear, mean 0.5, std 0.5"
+        reading = Reading(lambda image: pixels_of(image, scenes.SIDE) / 127.5 - 1, words)
         objects = Detection(scene_results, scene_objects, masks=True, class_names=scenes.SCENE_CLASSES)
         return LoadedModel(model, source.spec, reading, objects, weights, "sdpa")
     normalization = describe_normalization(CIFAR10_MEAN, CIFAR10_STD)
@@ -114,11 +115,6 @@ def _recorded_accuracy(file: Path) -> float | None:
 def to_input(image: Image) -> Tensor:
     """Turn an RGB image into a normalized 3×32×32 tensor; images of that size are not resampled."""
     return normalized(pixels_of(image, SIDE), CIFAR10_MEAN, CIFAR10_STD)
-
-
-def to_scene(image: Image) -> Tensor:
-    """Turn an RGB image into a 3×64×64 tensor with values from −1 to 1."""
-    return pixels_of(image, scenes.SIDE) / 127.5 - 1
 
 
 def scene_objects(output: dict[str, Tensor]) -> list[Objects]:

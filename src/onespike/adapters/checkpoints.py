@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import Load, LoadedModel, Source, cannot_download, require
-from onespike.errors import LoadError, first_line
+from onespike.adapters.base import Load, LoadedModel, Source, cannot_download
+from onespike.errors import LoadError, first_line, require
 from onespike.runtime.offload import Stored, built_without_weights, stored_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -126,7 +126,6 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a safetensors file, one by one."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

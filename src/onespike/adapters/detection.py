@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.errors import LoadError
+from onespike.errors import require
 from onespike.tasks import Detection
 from onespike.tasks.objects import Objects, boxes_around
 
@@ -16,23 +16,14 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def box(corners: Tensor) -> list[float]:
-    """Turn corners (x0, y0, x1, y1) into COCO's (x, y, width, height).
-
-    >>> box(torch.tensor([1.0, 2.0, 4.0, 8.0]))
-    [1.0, 2.0, 3.0, 6.0]
-    """
+    """Turn corners (x0, y0, x1, y1) into COCO's (x, y, width, height)."""
     x0, y0, x1, y1 = (float(v) for v in corners)
     return [x0, y0, x1 - x0, y1 - y0]
 
 
 def run_lengths(mask: Tensor) -> dict[str, Any]:
     """Return a mask (height, width) of zeros and ones as COCO stores it."""
-    try:
-        from pycocotools.mask import encode
-    except ImportError as error:
-        raise LoadError(
-            "masks are stored with pycocotools. Install it with: pip install 'onespike[detection]'"
-        ) from error
+    encode = require("pycocotools.mask", "detection", "mask").encode
     encoded = encode(mask.to(torch.uint8).cpu().t().contiguous().numpy().T)  # in Fortran's order
     return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
 

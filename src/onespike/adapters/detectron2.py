@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,9 @@ from torch.utils import _pytree
 
 from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
 from onespike.adapters.checkpoints import load_checkpoint_
-from onespike.adapters.detection import Records, as_list, listed, objects_in
+from onespike.adapters.detection import as_list, listed, objects_in
 from onespike.errors import LoadError, UsageError, first_line
 from onespike.tasks import Detection
-from onespike.tasks.objects import Objects
 
 TRUST = "ONESPIKE_TRUST_CONFIG"
 """The variable that, set to 1, allows a lazy configuration: it is a program, and a run may name one."""
@@ -58,7 +57,12 @@ def load(name: str, source: Source) -> LoadedModel:
     masks = bool(getattr(getattr(built.model, "roi_heads", None), "mask_on", False))
     preprocessing = f"{built.resizing}, {built.colors}, {describe_normalization(mean, std)}"
     reading = Reading(_transform(library, built.augmentations, built.colors), preprocessing, as_list)
-    task = Detection(_results, _objects, masks, _class_names(library, built.dataset, built.model))
+    task = Detection(
+        lambda output, images: listed(map(_entry, output), images),
+        lambda output: objects_in(map(_entry, output)),
+        masks,
+        _class_names(library, built.dataset, built.model),
+    )
     spec = f"detectron2:{file.resolve()}" if lazy else spec
     return LoadedModel(built.model, spec, reading, task, source.describe(), save_configuration=built.save)
 
@@ -136,14 +140,6 @@ def _transform(library: Any, augmentations: list[Any], colors: str) -> Callable[
         return {"image": torch.from_numpy(changed), "height": image.height, "width": image.width}
 
     return transform
-
-
-def _results(output: Any, images: Records) -> Iterator[dict[str, Any]]:
-    return listed(map(_entry, output), images)
-
-
-def _objects(output: Any) -> list[Objects]:
-    return objects_in(map(_entry, output))
 
 
 def _entry(one: Any) -> dict[str, Any]:

@@ -80,7 +80,6 @@ def _with_reading(loaded: LoadedModel, **changes: Any) -> LoadedModel:
 
 
 def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
-    """Return the same network with another mean and standard deviation."""
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
             "a normalization is three means and three positive deviations, such as mean=0.5,0.5,0.5."

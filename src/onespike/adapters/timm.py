@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization, require
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
 from onespike.adapters.checkpoints import built
-from onespike.errors import LoadError, UsageError, unknown
+from onespike.errors import LoadError, UsageError, require, unknown
 from onespike.tasks import Classification
 
 

@@ -7,19 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import (
-    LoadedModel,
-    Reading,
-    Source,
-    adapter,
-    describe_normalization,
-    imagenet_synsets,
-    require,
-)
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, classifier, describe_normalization
 from onespike.adapters.checkpoints import built
 from onespike.adapters.detection import as_list, listed, objects_in
-from onespike.errors import UsageError, unknown
-from onespike.tasks import Classification, Detection, Task
+from onespike.errors import UsageError, require, unknown
+from onespike.tasks import Detection, Task
 
 
 def names() -> Sequence[str]:
@@ -60,11 +52,11 @@ def _doubt(every: Any) -> str:
 
 
 def _classifier(published: Any, doubt: str) -> tuple[Reading, Task]:
-    transform, names = published.transforms(), tuple(published.meta["categories"])
+    transform = published.transforms()
     resize = f"resize {transform.resize_size[0]} {transform.interpolation.value}"
     normalization = describe_normalization(transform.mean, transform.std)
     preprocessing = f"{resize}, center crop {transform.crop_size[0]}, {normalization}"
-    return Reading(transform, preprocessing, doubt=doubt), Classification(names, imagenet_synsets(names))
+    return Reading(transform, preprocessing, doubt=doubt), classifier(tuple(published.meta["categories"]))
 
 
 def _detector(model: Any, published: Any) -> tuple[Reading, Task]:

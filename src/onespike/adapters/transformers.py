@@ -19,16 +19,15 @@ from onespike.adapters.base import (
     Source,
     adapter,
     cannot_download,
+    classifier,
     describe_normalization,
-    imagenet_synsets,
-    require,
 )
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import padded, processed
 from onespike.adapters.writing import FIRST, POOLING, Pooled, takes_first, text_reader
-from onespike.errors import LoadError, UsageError, first_line, out_of_memory
+from onespike.errors import LoadError, UsageError, first_line, out_of_memory, require
 from onespike.runtime.validated import understood
-from onespike.tasks import Classification, Task
+from onespike.tasks import Task
 
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 HEADS = {
@@ -105,7 +104,7 @@ def _image_reader(spec: str, config: Any, processor: Any, model: nn.Module) -> t
         return pixels
 
     if kind is None:
-        return Reading(transform, _describe(processor)), Classification(names, imagenet_synsets(names))
+        return Reading(transform, _describe(processor)), classifier(names)
     collate = padded(list(inspect.signature(type(model).forward).parameters))
     return Reading(transform, _describe(processor), collate), processed(processor, kind == "masks", names)
 
@@ -172,18 +171,16 @@ def _failures(spec: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         if out_of_memory(error):
-            what, remedy = (
-                "its weights do not fit into memory",
-                "Read them one block at a time: device_map=blocks.",
-            )
-        elif Path(name).is_dir():
-            what = "the folder holds no network that can be loaded"
-            remedy = (
-                "Write one there with save_pretrained, of the model and of its image processor or tokenizer."
-            )
-        else:
-            raise cannot_download(spec, error) from error
-        raise LoadError(f"{spec}: {what} ({first_line(error)}). {remedy}") from error
+            raise LoadError(
+                f"{spec}: its weights do not fit into memory ({first_line(error)}). "
+                "Read them one block at a time: device_map=blocks."
+            ) from error
+        if Path(name).is_dir():
+            raise LoadError(
+                f"{spec}: the folder holds no network that can be loaded ({first_line(error)}). Write one there with "
+                "save_pretrained, of the model and of its image processor or tokenizer."
+            ) from error
+        raise cannot_download(spec, error) from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -64,7 +65,7 @@ def decoding_sites(model: Any, batch: Any, trace: Trace, observe: Observe) -> di
     finally:
         logging.disable(level)
     return {  # what varies while one text is written says nothing of what varies between inputs
-        site: replace(facts, macs=0, calls=trace.forwards, first=trace.forwards, varies=False)
+        site: replace(facts, macs=0, calls=trace.forwards, first=math.inf, varies=False)
         for site, facts in tracer.trace.sites.items()
         if site in reached
     }

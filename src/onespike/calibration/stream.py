@@ -23,9 +23,10 @@ from onespike.runtime.forward import check_network, device_of, evaluating, in_me
 from onespike.runtime.processes import ALONE, Processes
 from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
-from onespike.sites.tracer import Trace, Tracer, joined, merge_traces
+from onespike.sites.tracer import Trace, Tracer, joined
 from onespike.sites.unfused import plain
 from onespike.spikes import mixed_levels, parse_levels
+from onespike.spikes.levels import density_levels
 
 CHANNELS = 4
 """Inputs with at most so many channels are images: each channel has its range."""
@@ -167,12 +168,12 @@ def calibrate(
         works = (partial(observed, batch) for batch in inputs if count(batch))
         for number, (size, of_batch) in enumerate(in_turn(model, works)):
             for facts in of_batch.sites.values():
-                facts.first = number
+                facts.first = number * processes.count + processes.rank
             samples, trace = samples + size, joined(trace, of_batch)
             varying.update(site for site, facts in trace.sites.items() if facts.varies)
         if first and in_memory(model):
             trace.sites |= decoding_sites(model, first[0], trace, partial(observe, None))
-    trace = merge_traces(processes.exchange(trace))
+    trace = joined(*processes.exchange(trace))
     samples, outputs = sum(processes.exchange(samples)), reduce(_Variation.merge, processes.exchange(outputs))
     if not samples:
         raise CalibrationError("calibrate: there are no calibration inputs. Give at least one batch.")
@@ -281,7 +282,10 @@ def _thresholds(
             step = max(float(positive.max()), float(negative.max())) * recipe.scale
             if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
                 step = observer.largest / mixed_levels(spec.M)[-1]
-            levels = spec.levels((values / step, counts), recipe.final_rounding) if step > 0 else (1,)
+            levels = (1,)
+            if step > 0:
+                levels = density_levels(values / step, counts, 2 * spec.M, recipe.final_rounding)
+        levels = recipe.payload(levels)
         if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":

@@ -14,14 +14,14 @@ from onespike.spikes import parse_levels
 
 EDGES = ("input", "head")
 """The roles of the network's input and of its output layer's input."""
-CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity", "io")
+CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity", "io", "payload_bits")
 """The recipe's fields that act in calibration alone: other values take other thresholds."""
 
 
 def calibrated_by(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe says about calibration; thresholds keep it, and `convert` compares."""
     fields = {name: getattr(recipe, name) for name in CALIBRATED}
-    return fields | {"levels": str(parse_levels(recipe.levels))}
+    return fields | {"levels": parse_levels(recipe.levels).name}
 
 
 @dataclass(frozen=True)

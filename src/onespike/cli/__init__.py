@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -21,18 +21,14 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     try:
         _check_words(sys.argv)
-        _application()()
+        with loading():
+            from onespike.cli.app import app
+        app()
     except KeyboardInterrupt as late:  # the command had ended, and was about to say how
         sys.exit(getattr(late.__context__, "code", 0))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _flush()
-
-
-def _application() -> Callable[[], None]:
-    with loading():
-        from onespike.cli.app import app
-    return app
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
 from onespike.cli import interruptible, loading, output, refuse, renamed, say
-from onespike.cli.options import RECIPE_OPTIONS, Word, recipe_of, typed
-from onespike.cli.progress import alive
+from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import Recipe
 from onespike.runtime.devices import check_device
@@ -122,16 +121,13 @@ ARGUMENT = re.compile(
 """An argument in a message of the library, as Python writes it: `name=value`, or `name=` alone."""
 
 
-@cache
 def option_names() -> dict[str, str]:
-    """Return how each argument of the library is typed: an option of some command, or --set for a recipe's field."""
-    import_module("onespike.cli.app")
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    names = [option for command in commands for param in command.params for option in param.opts]
-    typed = {name.removeprefix("--").replace("-", "_"): name for name in names if name.startswith("--")}
-    typed = {name: f"--set {name}" for name, field in fields_of(Recipe).items() if not field.usual} | typed
-    typed |= {name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")}
-    return typed | {"pretrained": "--weights pretrained", "random_weights": "--weights random"}
+    """Return how each argument of the library is typed: as an option, or by --set for a recipe's field."""
+    fields = {name: f"--set {name}" for name in fields_of(Recipe)}
+    options = {name: f"--{name.replace('_', '-')}" for name in (*OPTIONS, *RECIPE_OPTIONS)}
+    preprocess = {name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")}
+    weights = {"pretrained": "--weights pretrained", "random_weights": "--weights random"}
+    return fields | options | preprocess | weights
 
 
 def as_options(message: str) -> str:
@@ -241,7 +237,7 @@ def command(
             declared["model"] = inspect.Parameter("model", keyword, default=None, annotation=str | None)
 
         def run(**values: Any) -> None:
-            with alive(), loading():
+            with loading():
                 import_module(needs)
             interruptible()  # not before: an import that an exception stops leaves half a library
             COMMAND.set(shlex.join(("onespike", *sys.argv[1:])))
@@ -249,7 +245,8 @@ def command(
                 return
             model = values.pop("model", None) if takes_run else values.get("model")
             own = model is not None and model.startswith("python:")
-            with alive(), output.collected(), ExitStack() as stack:
+            output.PRINTED.clear()
+            with ExitStack() as stack:
                 if (profile := values.get("profile")) is not None:  # every ratio then has its prices
                     from onespike.energy.profiles import priced
 

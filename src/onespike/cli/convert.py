@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PREPROCESS = {"resize": "256", "crop": "224", "mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
 """What --preprocess takes, each with an example."""
+BITS = 8
+"""The bits of a spike that chips with graded spikes have."""
 
 
 @command(
@@ -39,7 +41,6 @@ def convert(
     out: Path,
     recipe: Recipe,
     weights: str | None = None,
-    reference_weights: bool = False,
     attention: str | None = None,
     data: str | None = None,
     preprocess: list[str] | None = None,
@@ -60,8 +61,6 @@ def convert(
 
     if data is not None and recipe.max_drop is None:
         raise UsageError("--data judges --max-drop, and there is none. Give for example --max-drop 1%.")
-    if reference_weights and weights in (None, "pretrained", "random"):
-        raise UsageError("--reference-weights needs a checkpoint to refer to. Give it with --weights FILE.")
     loaded = load_network(model, weights, length, attention=attention, on_disk=in_blocks(device_map))
     items = runs.choose(calibrate, limit, loaded.task)
     loaded = _preprocessed(loaded, preprocess or [])
@@ -70,7 +69,6 @@ def convert(
         items,
         recipe,
         out,
-        Path(str(weights)) if reference_weights else None,
         batch_size=batch_size,
         device=device,
         device_map=device_map,
@@ -81,14 +79,9 @@ def convert(
 
 
 def convert_and_show(
-    loaded: LoadedModel,
-    items: Items,
-    recipe: Recipe,
-    out: Path,
-    checkpoint: Path | None = None,
-    **options: Any,
+    loaded: LoadedModel, items: Items, recipe: Recipe, out: Path, **options: Any
 ) -> NetworkPair:
-    """Convert a network, write the run, which may refer to a checkpoint, and print what it is and spends."""
+    """Convert a network, write the run, and print what it is and spends."""
     from onespike import runs
     from onespike.cli import show
 
@@ -98,14 +91,41 @@ def convert_and_show(
     options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
     pair = runs.convert_network(loaded, items, recipe, **options)
     if processes.is_main:
-        runs.save(out, pair, reference_weights=checkpoint)
+        runs.save(out, pair)
         shutil.rmtree(work, ignore_errors=True)
     show.network(pair)
     show.sites(pair.snn)
     output.line(f"calibrated on  {len(pair.data['names'])} {pair.loaded.task.unit} of {pair.data['source']}")
     show.spent(pair)
     output.line(f"written to     {out}")
+    _warn_of_chips(pair)
     return pair
+
+
+def _warn_of_chips(pair: NetworkPair) -> None:
+    """Warn of spikes that few chips can carry, or that cost more than the products they replace."""
+    from onespike.conversion.firing import is_spiking, named_neurons
+    from onespike.neurons import Neuron
+
+    counts = pair.thresholds.provenance.get("energy", {}).get("ratios", {}).get("counts", 0.0)
+    fired = (place for _, place in named_neurons(pair.snn) if is_spiking(place) and isinstance(place, Neuron))
+    largest, reasons, remedies = (
+        max(neuron.code().largest for neuron in fired),
+        list[str](),
+        ["--preset chip"],
+    )
+    if counts > 1:
+        reasons.append(f"they add {counts:.2f} times per MAC of the original (counts)")
+        remedies += ["--energy counts --budget 0.1"] if pair.recipe.passes else []
+    if largest >= 2**BITS:
+        reasons.append(f"the largest level, {largest}, has {largest.bit_length()} bits")
+        remedies.append(f"--set payload_bits={BITS}")
+    if reasons:
+        warnings.warn(
+            f"{pair.loaded.spec}: these spikes are not for chips: {' and '.join(reasons)}. Take {', or '.join(remedies)}.",
+            OnespikeWarning,
+            stacklevel=2,
+        )
 
 
 def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:

@@ -36,7 +36,6 @@ def doctor(
     annotations: Path | None = None,
     limit: int | None = None,
     images: int | None = None,
-    sites: bool = False,
     passes: str | None = None,
     budget: float | None = None,
     energy: str | None = None,
@@ -57,6 +56,7 @@ def doctor(
     from onespike.diagnosis.measurement import PROBE_IMAGES
     from onespike.evaluation.participation import verify
     from onespike.passes import parse_passes
+    from onespike.reports.tables import figure, minus
     from onespike.runs.recipe_text import recipe_text
     from onespike.studies.ablate import FOLDER, ablate_run
 
@@ -73,7 +73,7 @@ def doctor(
         chosen = None if passes == "run" else parse_passes(passes)
         options: Any = {"budget": budget, "energy": energy, "batch_size": batch_size, "progress": progress}
         for row in ablate_run(run, pair, items, passes=chosen, **options):
-            output.note(f"{row.what}: " + ", ".join(_cells(row, [])[1:]))
+            output.note(f"{row.what}: {figure(row.headline.spiking)}, {minus(row.headline, error=True)}")
             rows.append(row)
         output.figures(json_file, [row.to_dict() for row in rows])
         _ablated(rows)
@@ -88,8 +88,6 @@ def doctor(
     show.network(pair)
     output.line(str(taking_part), "")
     _figures(measured)
-    if sites:
-        _sites(measured)
     for name, reason in measured.refused.items():
         output.line(f"not measured   {name}: {reason}")
     if not findings:
@@ -109,26 +107,19 @@ def _ablated(rows: list[Row]) -> None:
     """Print each pass of a run alone, left out, and all together."""
     from onespike.energy.columns import OF_ALL_MACS, holdable
     from onespike.energy.profiles import DEFAULT
+    from onespike.reports.tables import comparison, figure
 
-    columns, first, figures = holdable(), rows[0].headline, rows[0].figures
-    headers = ("passes", first.title, "difference", *(["KL, nats"] if "kl" in figures else []), *columns)
-    output.rows(headers, [_cells(row, columns) for row in rows])
+    first, figures = rows[0].headline, rows[0].figures
+    more = {"KL, nats": [figure(row.figures["kl"], 4) for row in rows]} if "kl" in figures else {}
+    for column in holdable():
+        more[column] = [figure(row.figures["energy"].get(column), 3) for row in rows]
+    output.rows(*comparison("passes", [row.what for row in rows], [row.headline for row in rows], more))
     if first.original is not None:
-        paired = "" if first.error is None else "; the difference has its paired standard error"
-        output.line(f"original: {first.title} {first.original:.2f}{paired}")
+        output.line(f"original: {first.title} {first.original:.2f}")
     output.line(
         f"energy {OF_ALL_MACS}, {100 * (1 - figures['analog_share']):.1f} % of which spike, "
         f"at the prices of {figures.get('profile', DEFAULT)}"
     )
-
-
-def _cells(row: Row, columns: list[str]) -> tuple[str, ...]:
-    from onespike.reports.tables import figure, minus
-
-    figures = row.figures
-    kl = [f"{figures['kl']:.4f}"] if "kl" in figures else []
-    energies = (figure(figures["energy"].get(column), 3) for column in columns)
-    return row.what, figure(row.headline.spiking), minus(row.headline, error=True), *kl, *energies
 
 
 def _figures(measured: Checkup) -> None:
@@ -155,28 +146,3 @@ def _figures(measured: Checkup) -> None:
         cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", figure(r["energy"], 3)) for r in measured.scales]
         output.rows(("λ", "KL", f"energy ({measured.energy})"), cells)
         output.line()
-
-
-COLUMNS = {
-    "fine %": "fine",
-    "tail %": "tail",
-    "clipping %": "clipping",
-    "saturated %": "saturated",
-    "dead ch. %": "dead_channels",
-    "outlier ch. %": "outlier_channels",
-    "above θ %": "above",
-}
-
-
-def _sites(measured: Checkup) -> None:
-    cells = []
-    for site, row in measured.sites.items():
-        shares = [f"{100 * row[key]:.1f}" for key in COLUMNS.values()]
-        if row["role"] == "softmax":  # the threshold of a softmax site is its step
-            shares[-1] = "–"
-        cells.append((site, f"{row['snr_db']:.1f}", *shares))
-    output.rows(("site", "SNR dB", *COLUMNS), cells)
-    output.line(
-        "error of a site: fine = between consecutive levels, tail = between sparse ones, clipping = beyond the last",
-        "",
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +59,13 @@ def generate(
     task: Any = pair.loaded.task
     check(task, "generate")
     batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
-    screen = _Stream(task)
-    streamed: Any = {"report": screen.took, "streamer": screen} if stream else {}
+    streamer = None
+    if stream:
+        from transformers import TextStreamer  # a network that writes was loaded with it
+
+        streamer = TextStreamer(task.tokenizer.tokenizer, skip_special_tokens=True)
     drawn: Any = {"temperature": temperature, "seed": seed or 0}
-    written = write(pair.snn, batch, length, column=column, cache=cache, **drawn, **streamed)
+    written = write(pair.snn, batch, length, column=column, cache=cache, streamer=streamer, **drawn)
     texts, other = [task.said(ids) for ids in written.ids], []
     if original:
         moved = {k: v.to(written.ids.device) for k, v in batch.items()}
@@ -75,7 +77,7 @@ def generate(
         "forwards": [dataclasses.asdict(spent) for spent in written.forwards],
     }  # fmt: skip
     output.figures(json_file, record)
-    for text in (*(texts if not stream else ()), *(f"original: {text}" for text in other)):
+    for text in (*([] if stream else texts), *(f"original: {text}" for text in other)):
         output.line(text, "")
     cells = [_cells("prefill", written.prefill, column), _cells("decode", written.decode, column)]
     energies = "µJ/token", "original µJ/token", f"ratio ({column})", "of what spikes"
@@ -97,41 +99,3 @@ def _cells(name: str, spent: Spent, column: str) -> tuple[str, ...]:
     spiking = of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj)
     energies = f"{each:.4g}", f"{original:.4g}", f"{each / original:.3f}", figure(spiking, 3)
     return name, str(tokens), f"{spent.spikes / tokens:,.0f}", *energies, f"{tokens / spent.seconds:.1f}"
-
-
-ERASE = "\033[J"
-BELOW = "\033D\033[A\0337\033[B\r{}\0338"
-"""Terminals: the line below is made where the screen ends, written, and left again for the place before."""
-
-
-class _Stream:
-    """Print tokens as transformers delivers them: the prompt first, then one at a time, its figures below."""
-
-    def __init__(self, task: Any) -> None:
-        self.task, self.printed = task, ""
-        self.ids: list[int] = []
-        self.last: Spent | None = None
-
-    def took(self, spent: Spent) -> None:
-        self.last = spent
-
-    def put(self, value: Any) -> None:
-        self.ids += value.flatten().tolist()
-        text = self.task.said(self.ids)
-        if text.endswith("�"):  # part of a character
-            return
-        self._say(ERASE)
-        print(text.removeprefix(self.printed), end="", flush=True)
-        self.printed = text
-        if self.last is not None:
-            tokens = max(self.last.tokens, 1)
-            each = self.last.energy_pj / tokens / 1e6
-            self._say(BELOW.format(f"{self.last.spikes / tokens:,.0f} spikes, {each:.3g} µJ"))
-
-    def end(self) -> None:
-        self._say(ERASE)
-        print("\n", flush=True)
-
-    def _say(self, text: str) -> None:
-        if sys.stderr.isatty():
-            print(text, end="", file=sys.stderr, flush=True)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, try_json, unused
 
+if TYPE_CHECKING:
+    from onespike.runs import NetworkPair
+
 
 @command(
     "onespike inspect run",
     "onespike inspect run --recipe > recipe.yaml",
+    "onespike inspect run --hardware --json sheet.json",
     json_file=Word(
-        "FILE", "Write its recipe to this file, as JSON for the same.", None, try_json, ("--json",)
+        "FILE", "Write its recipe to this file, as JSON for the same; with --hardware, the sheet.", None, try_json, ("--json",)
     ),
-)
-def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -> Next:
+)  # fmt: skip
+def inspect(
+    run: Path, *, recipe: bool = False, hardware: bool = False, json_file: Path | None = None
+) -> Next:
     """Show a run and the table of its sites.
 
-    It prints the recipe, the source of the thresholds, what spikes, and what stays analog and why.
+    It prints the recipe, the source of the thresholds, what spikes, and what stays analog and why. With --hardware it is
+    the sheet of the integer form: bytes, bits and spikes of every site, and every operation that is no spike.
     """
     from onespike import runs
     from onespike.cli import show
@@ -28,6 +37,8 @@ def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -
     from onespike.runs.recipe_text import convert_command, recipe_record, recipe_text
 
     pair = runs.load(run)
+    if hardware:
+        return _hardware(pair, run, json_file)
     output.figures(json_file, recipe_record(pair.recipe))
     if recipe:
         print(recipe_text(pair.recipe), end="")
@@ -45,3 +56,38 @@ def inspect(run: Path, *, recipe: bool = False, json_file: Path | None = None) -
     listed = show.sites(pair.snn)
     output.rows(("site", "what stands there"), [(row["site"], row["neuron"]) for row in listed], left=(0, 1))
     return "report", run
+
+
+def _hardware(pair: NetworkPair, run: Path, json_file: Path | None) -> Next:
+    from onespike.deploy.exports.sheet import sheet
+    from onespike.runs.forms import real_inputs
+
+    made = sheet(pair.snn, real_inputs(pair, None, 8, 4))
+    output.figures(json_file, asdict(made))
+    headers = (
+        "site",
+        "decides by",
+        "payload bits",
+        "weight bytes",
+        "threshold bytes",
+        "sum bits",
+        "spikes per input",
+        "at most",
+    )
+    rows = [
+        (*map(str, list(asdict(row).values())[:6]), f"{row.events:.0f}", str(row.most_events))
+        for row in made.sites
+    ]
+    sums = [
+        sum(getattr(row, name) for row in made.sites)
+        for name in ("weight_bytes", "threshold_bytes", "events")
+    ]
+    output.rows(
+        headers, [*rows, ("all", "", "", str(sums[0]), str(sums[1]), "", f"{sums[2]:.0f}", "")], left=(0, 1)
+    )
+    output.line()
+    listed = [(row.layer or "(network)", row.name, str(row.number), row.width) for row in made.operations]
+    output.rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
+    left = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in made.floats)
+    output.line("", f"products in floats: {left or 'none'}")
+    return "export", run, "--format", "integers", "--out", f"{run}-integers"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from onespike.cli.progress import status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +28,6 @@ def _console(stderr: bool) -> Console:
 
 
 def _print(what: Any, stderr: bool = False) -> None:
-    status.clear()
     _console(stderr).print(what)
 
 
@@ -46,17 +41,8 @@ def note(text: str) -> None:
     _print(text, stderr=True)
 
 
-_printed: ContextVar[list[tuple[Sequence[str], list[tuple[str, ...]]]]] = ContextVar("_printed")
-
-
-@contextmanager
-def collected() -> Iterator[None]:
-    """Keep the tables that are printed within this context, for `tables`."""
-    before = _printed.set([])
-    try:
-        yield
-    finally:
-        _printed.reset(before)
+PRINTED: list[tuple[Sequence[str], list[tuple[str, ...]]]] = []
+"""The tables of this command, for `tables`."""
 
 
 def rows(headers: Sequence[str], cells: Iterable[tuple[str, ...]], left: Sequence[int] = ()) -> None:
@@ -69,7 +55,7 @@ def rows(headers: Sequence[str], cells: Iterable[tuple[str, ...]], left: Sequenc
     for row in body:
         table.add_row(*row)
     _print(table)
-    _printed.get([]).append((headers, body))
+    PRINTED.append((headers, body))
 
 
 def figures(file: Path | None, record: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -88,4 +74,4 @@ def tables(*files: Path | None) -> None:
 
     for file in files:
         if file is not None and file.suffix in FORMS:
-            write_tables(file, _printed.get())
+            write_tables(file, PRINTED)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Word
-from onespike.cli.report import FOLDER, RECORD, evaluated, reported
+from onespike.cli.report import FOLDER, RECORD, reported
 
 
 @command(
     "onespike push run OWNER/NAME --license apache-2.0",
     "onespike push run --license mit",
     interrupted="the card may have been written. Run the same command again.",
-    json_file=Word(
-        "FILE",
-        "What `onespike evaluate --json` wrote; else the figures of the run's report.",
-        names=("--json",),
-    ),
 )
 def push(
     run: Path,
     repository: str | None = None,
     *,
     license: str = "",
-    json_file: Path | None = None,
     public: bool = False,
 ) -> Next:
     """Write a model card into a run and upload it to the Hub.
 
-    The card holds the figures with their 95 % intervals, the energy table, the recipe and the citation.
+    The card holds the figures of the run's report with their 95 % intervals, the energy table, the recipe and the citation.
     `onespike.from_pretrained("OWNER/NAME")` loads the run again.
     """
     from onespike.errors import UsageError
@@ -39,13 +31,11 @@ def push(
 
     if not license:
         raise UsageError("a card names the license of the original network. Give it with --license NAME.")
-    measured: Any = None
-    if json_file is not None:
-        measured = evaluated(json_file)
-    elif (run / FOLDER / RECORD).exists():
+    measured = None
+    if (run / FOLDER / RECORD).exists():
         measured = reported(run)["evaluation"]
     else:
-        output.note("figures: none. Measure first: onespike report RUN --data DIR, or give --json FILE")
+        output.note("figures: none. Measure first: onespike report RUN --data DIR")
     if repository is None:
         write_card(run, license=license, evaluation=measured, repository=None)
         output.line(f"card           {run / CARD}")

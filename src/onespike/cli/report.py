@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from onespike.cli.options import Word, words
 from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
-from onespike.runtime.validated import parse, read, read_sealed, understood
+from onespike.runtime.validated import read_sealed, understood
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
@@ -62,15 +61,10 @@ def report(
         raise unknown("energy column", energy, COLUMNS)
     if energy is not None and not several:
         raise UsageError("--energy draws several runs, and there is one. Leave it out.")
-    if data is None:
-        if annotations is not None:
-            raise UsageError("--annotations says what is on the images of --data. Give both.")
-        if held_out:
-            raise UsageError("--held-out says which images of --data to take. Give both.")
-        if several and profile is not None:
-            raise UsageError(
-                "--profile prices what is measured, and the reports are priced already. Give --data DIR."
-            )
+    wanted = {"--annotations": annotations, "--held-out": held_out, "--profile": profile}
+    for option, value in wanted.items() if data is None else ():
+        if value:
+            raise UsageError(f"{option} is for what is measured, and nothing is. Give --data DIR, too.")
 
     def items(run: Path, pair: NetworkPair) -> Items:
         return measurable(run, pair, str(data), annotations, limit, held_out=held_out)
@@ -132,11 +126,6 @@ def _compare(names: list[str], records: list[dict[str, Any]], out: Path, energy:
 
 
 @dataclass(frozen=True)
-class _Network:
-    spec: str
-
-
-@dataclass(frozen=True)
 class _Evaluation:
     task: str
     ann: dict[str, Any]
@@ -153,17 +142,7 @@ class _Report:
     """The schema of a report, as far as it is read again."""
 
     version: int
-    network: _Network
-    recipe: dict[str, Any]
     evaluation: _Evaluation | None
-
-
-def evaluated(file: Path) -> dict[str, Any]:
-    """Return what `onespike evaluate --json` wrote."""
-    remedy = "Measure again: onespike evaluate RUN --data DIR --json FILE"
-    record = read(dict[str, Any], file, remedy)
-    parse(_Evaluation, json.dumps(record), file, remedy)
-    return record
 
 
 def reported(run: Path) -> dict[str, Any]:

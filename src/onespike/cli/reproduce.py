@@ -55,9 +55,9 @@ def reproduce(
 ) -> Next:
     """Measure a table or figure of the paper again.
 
-    CSV, LaTeX, JSON, Markdown and figures are written to the --out folder, with the paper's numbers beside ours. Every
-    finished row is kept there, so that the same command resumes an interrupted study. `theorems` tests equation 5,
-    Theorems 1 to 3 and the fire function on random cases in exact arithmetic; the exit code is 1 if one does not hold.
+    CSV, LaTeX, JSON and figures are written to the --out folder, with the paper's numbers beside ours. Every
+    finished row is kept there, so that the same command resumes an interrupted study. `theorems` tests equation 5
+    and Theorems 1 to 3 on random cases in exact arithmetic; the exit code is 1 if one does not hold.
     """
     from onespike import runs
     from onespike.runtime.devices import place_

@@ -14,8 +14,7 @@ from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
-    from onespike.runs.searching import Outcome
-    from onespike.scale_search import Trial
+    from onespike.scale_search import Search, Trial
 
 
 @command(
@@ -40,7 +39,6 @@ def search(
     storage: str | None = None,
     resume: bool = False,
     fresh: bool = False,
-    compiled: bool = False,
     limit: int | None = None,
     batch_size: int = 16,
     device: str = "cpu",
@@ -57,7 +55,7 @@ def search(
     search_and_show(
         run, runs.load(run, device=device), data, json_file=json_file, annotations=annotations, trials=trials,
         objective=objective, sampler=sampler, budget=budget, energy=energy, limit=limit, batch_size=batch_size,
-        compiled=compiled, url=storage, resume=resume, fresh=fresh,
+        url=storage, resume=resume, fresh=fresh,
     )  # fmt: skip
     images = held_out(data)
     return ("inspect", run) if images is None else ("evaluate", run, "--data", images)
@@ -67,7 +65,6 @@ def search_and_show(
     run: Path, pair: NetworkPair, data: str, *, json_file: Path | None = None, **options: Any
 ) -> NetworkPair:
     """Search λ of a loaded run, write and print the result, and return the pair with the λ that is kept."""
-    from onespike.energy.columns import PAPER
     from onespike.reports import plots
     from onespike.runs.searching import FOLDER, search_run
 
@@ -76,48 +73,53 @@ def search_and_show(
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
         output.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
-    outcome, pair = search_run(run, pair, data, report=report, progress=progress, **options)
-    output.figures(json_file, outcome.to_dict())
-    figure = plots.scale_search(outcome.search, outcome.title, outcome.energy or PAPER)
-    write_atomically(run / FOLDER / "search.png", plots.saved(figure))
-    _show(run, data, outcome)
+    result, record, pair = search_run(run, pair, data, report=report, progress=progress, **options)
+    output.figures(json_file, record)
+    title, column = pair.loaded.task.objectives[record["objective"]].title, record["energy"]
+    if column is not None:
+        points: Any = [trial for trial in record["trials"] if None not in (trial["value"], trial["energy"])]
+        drawn = plots.front(points, result.best.scale, title, column, result.maximize)
+        write_atomically(run / FOLDER / "search.png", plots.saved(drawn))
+    _show(run, data, title, result, record)
     return pair
 
 
-def _show(run: Path, data: str, outcome: Outcome) -> None:
+def _show(run: Path, data: str, title: str, result: Search, record: dict[str, Any]) -> None:
     """Print the front, the best λ, its cost, and the energy before and after, with a warning if it rises."""
-    from onespike.energy.columns import PAPER, beside, of_what_spikes
+    from onespike.energy.columns import beside, of_what_spikes
     from onespike.energy.profiles import profile
     from onespike.reports.tables import figure
     from onespike.runs.searching import FOLDER
 
-    best, column, spent = outcome.search.best, outcome.energy or PAPER, outcome.spent
-    if outcome.energy is not None:
+    best, column, spent = result.best, record["energy"], record["spent"]
+    analog, before, after, budget = (spent[name] for name in ("analog_share", "before", "after", "budget"))
+    cost = ""
+    if column is not None:
         cells = []
-        for trial in outcome.search.front():
-            ratios = trial.energy, of_what_spikes(column, trial.energy, spent.analog_share)
+        for trial in result.front():
+            ratios = trial.energy, of_what_spikes(column, trial.energy, analog)
             cells.append(
                 (f"{trial.scale:.4f}", f"{trial.value:.4g}", *(figure(ratio, 3) for ratio in ratios))
             )
-        output.rows(("λ", outcome.title, f"energy ({column})", "of what spikes"), cells)
-    cost = ""
-    if best.energy is not None:
-        cost = f", energy {beside(column, best.energy, spent.analog_share)} ({column})"
+        output.rows(("λ", title, f"energy ({column})", "of what spikes"), cells)
+        if best.energy is not None:
+            cost = f", energy {beside(column, best.energy, analog)} ({column})"
     output.line(
-        f"best λ    {best.scale:.4f}: {outcome.title} {best.value:.4g}{cost}",
-        f"cost      {outcome.forwards} forward passes in {outcome.seconds:.0f} s; evaluating the whole folder once "
-        f"takes {outcome.available}",
-        f"kept in   {run}; figure and trials in {run / FOLDER}",
+        f"best λ    {best.scale:.4f}: {title} {best.value:.4g}{cost}",
+        f"cost      {record['forwards']} forward passes in {record['seconds']:.0f} s; evaluating the whole folder once "
+        f"takes {record['full_evaluation_forwards']}",
+        f"kept in   {run}; trials in {run / FOLDER}",
     )
-    if spent.before is None or spent.after is None:
+    if before is None or after is None:  # neurons whose spikes have no count
         return
-    limit = "" if spent.budget is None else f"; the run's budget is {spent.budget:g}"
-    after = beside(spent.column, spent.after, spent.analog_share)
-    output.line(f"energy    {spent.before:.3f} → {after} ({spent.column}, {profile().name}{limit})")
-    if spent.rises:
-        wanted = spent.before if spent.budget is None else spent.budget
-        words = ("search", str(run), "--data", data, "--budget", f"{wanted:.3g}", "--energy", spent.column)
+    limit = "" if budget is None else f"; the run's budget is {budget:g}"
+    output.line(
+        f"energy    {before:.3f} → {beside(spent['column'], after, analog)} ({spent['column']}, {profile().name}{limit})"
+    )
+    if after > 1.05 * (before if budget is None else min(before, budget)):
+        wanted = f"{before if budget is None else budget:.3g}"
+        words = ("search", str(run), "--data", data, "--budget", wanted, "--energy", spent["column"])
         output.line(
-            f"warning   the λ that is kept spends {spent.after / spent.before:.2f} times the energy of before. "
+            f"warning   the λ that is kept spends {after / before:.2f} times the energy of before. "
             f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', *words])}"
         )

@@ -14,7 +14,6 @@ from onespike.evaluation.side_by_side import Evaluation
 from onespike.reports.tables import comparison, dearer, fairness, figure, minus
 from onespike.runs import NetworkPair
 from onespike.runs.forms import Row
-from onespike.runs.pipeline import spelled
 from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
 
@@ -116,16 +115,6 @@ def _energy(record: Mapping[str, Any]) -> None:
         ratios = ratio, columns.of_what_spikes(column, ratio, record["analog_share"]), without
         body.append((column, *(figure(value, 3) for value in ratios), columns.meanings()[column]))
     rows(("energy", "ratio", "of what spikes", "without dead work", "meaning"), body, left=(0, 4))
-
-
-def again(record: Mapping[str, Any], unit: str) -> None:
-    """Print how far the score and the energy depend on the inputs of calibration."""
-    line(
-        "",
-        f"{record['repeat']} calibrations on {record['inputs']} {unit} each, drawn from {record['source']} (seed {record['seed']}): "
-        f"{record['title']} {spelled(record['score'], 2)}, {record['column']} {spelled(record['ratio'], 3)}; "
-        "mean ± standard deviation, least to largest",
-    )
 
 
 def compared(networks: list[dict[str, Any]], profile: str) -> None:

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from onespike.conversion.firing import Neurons, NeuronSites
 from onespike.conversion.timesteps import Clock
+from onespike.neurons.base import wants_gradient
 from onespike.sites.unfused import PLAIN
-
-UNRULED = "excluded, no rule reaches it"
-"""The reason for a product listed by its operation because none of its operands can be visited."""
 
 LONE_PRODUCTS = {
     nn.Linear.forward: "linear0_input",
@@ -39,10 +37,14 @@ def lone_product(module: Any) -> str:
 def _spiking_forward(module: Any, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     neurons = module._modules["neurons"]
     if neurons.lone_product and before is None and len(args) == 1 and not kwargs:
-        neuron = None if neurons.products or neurons.apart else neurons.lone_neuron(neurons.lone_product)
-        if neuron is not None and isinstance(args[0], Tensor) and args[0].dim() >= module.weight.dim() > 1:
+        [x], neuron = args, neurons.lone_neuron(neurons.lone_product)
+        integers = neurons.products.get(neurons.lone_product)
+        if neuron is not None and integers is not None and not wants_gradient(x):
+            return integers(x, neuron)
+        fits = isinstance(x, Tensor) and x.dim() >= module.weight.dim() > 1
+        if neuron is not None and fits and not neurons.apart:
             with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
-                return type(module).forward(module, neuron.forward(args[0]))
+                return type(module).forward(module, neuron.forward(x))
     with NeuronSites(neurons):
         if before is None:
             return type(module).forward(module, *args, **kwargs)

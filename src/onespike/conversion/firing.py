@@ -13,7 +13,7 @@ from onespike import kernels
 from onespike.conversion.timesteps import Clock
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
-from onespike.neurons.gradient import straight_through, wants_gradient
+from onespike.neurons.base import straight_through, wants_gradient
 from onespike.sites import Operand, Places, Product, Sites, Visit
 from onespike.sites.attention import attention_sites
 from onespike.sites.site import Rows, Site
@@ -91,12 +91,9 @@ class NeuronOperand(Operand):
         super().__init__(site, product, rows, role, neurons.timestep, call, integers)
         self.neurons = neurons
 
-    def neuron(self, x: Tensor | None = None) -> Any:
+    def neuron(self) -> Any:
         site, rows = self.neurons[self.site.key], self.rows
-        if not isinstance(site, Neuron):
-            return site
-        site = site if rows is None else site.cut(rows.cut)
-        return site if x is None else site.settled(x)
+        return site if rows is None or not isinstance(site, Neuron) else site.cut(rows.cut)
 
     def value(self, x: Tensor) -> Tensor:
         neuron = self.neuron()

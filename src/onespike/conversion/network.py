@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds
-from onespike.conversion.attach import UNRULED, attach_, detach_
-from onespike.conversion.checks import check_calibration, check_coverage, check_globs, check_passes
+from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by
+from onespike.conversion.attach import attach_, detach_
 from onespike.conversion.firing import Analog, Neurons, is_spiking, named_neurons
 from onespike.conversion.weights import fold_, refit_, round_, unfold_, unrounded
 from onespike.errors import ConversionError, UsageError
@@ -20,6 +21,7 @@ from onespike.neurons import NEURONS, EightBit, Neuron, Scale
 from onespike.recipe import Recipe
 from onespike.runtime.forward import check_network, device_of
 from onespike.sites.coverage import ANALOG
+from onespike.spikes.code import few_digits
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -29,10 +31,6 @@ REASONS = {
     "weight": "plays a weight: the same for every input",
     "constant": "constant over calibration",
 }
-
-
-ADDED = ("extra_repr", "_conversion", "save_pretrained")
-"""What a converted network has beside its neurons, and loses with them."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,10 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
                 f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(side.max()):g} times "
                 f"the factor {factor:g}, is 0 in float32. Give a larger scale or factor."
             )
+    if recipe.step_digits:
+        positive, negative = (
+            _shiftable(side, factor * lambda_, recipe.step_digits) for side in (positive, negative)
+        )
     neuron = kind(
         positive * factor,
         negative * factor,
@@ -91,6 +93,12 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
     )
     neuron.site = str(threshold.site)
     return neuron
+
+
+def _shiftable(side: Tensor, factor: float, digits: int) -> Tensor:
+    """Return the thresholds nearby whose steps have reciprocals of a few binary digits; a side that is off stays so."""
+    reciprocal = few_digits(1 / (side.double() * factor), digits)
+    return torch.where(side > 0, 1 / reciprocal / factor, 0.0).to(side.dtype)
 
 
 def _placed(threshold: SiteThreshold, recipe: Recipe, scale: Scale, owner: nn.Module) -> Neuron | Analog:
@@ -115,16 +123,81 @@ def _multiplies(module: nn.Module) -> bool:
     return weight is not None and weight.dim() > 1 and not hasattr(module, "neurons")
 
 
+def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Reject globs that match no site."""
+    sites = [*map(str, thresholds), *(f"{owner}:{operation}" for owner, operation in thresholds.uncovered)]
+    globs = [("include", glob) for glob in recipe.include] + [("exclude", glob) for glob in recipe.exclude]
+    globs += [("factor", glob) for glob, _ in recipe.factors] + [("fixed", glob) for glob, *_ in recipe.fixed]
+    for option, glob in globs:
+        if not any(fnmatchcase(site, glob) for site in sites):
+            remedy = "`onespike inspect RUN` lists all of them."
+            if option == "fixed":
+                remedy = "Name sites of this network, or take a preset without fixed thresholds."
+            raise UsageError(f"convert: {option} {glob!r} matches no site; the first is {sites[0]}. {remedy}")
+
+
+def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a network in which a product would be neither spiking nor listed as analog."""
+    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
+    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
+    if not open_:
+        return
+    total = thresholds.macs or 1
+    first = [
+        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
+        for (owner, operation), macs in list(open_.items())[:5]
+    ]
+    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
+    few = len(open_) <= 5  # many are named by their operations
+    every = list(dict.fromkeys(f"{owner if few else '*'}:{operation}" for owner, operation in open_))
+    raise ConversionError(
+        f"convert: {len(open_)} products are not covered: {', '.join(first)}{more}. Add a rule with "
+        f"@onespike.synaptic, or leave them analog with exclude={every}."
+    )
+
+
+def _check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse thresholds that have not been through the recipe's passes: the result would be another network."""
+    missing = [name for name in recipe.passes if name not in thresholds.passes]
+    if missing:
+        raise UsageError(
+            f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
+            "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
+        )
+
+
+def _check_calibration(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a recipe that asks for another calibration: the thresholds would not follow it."""
+    asked = calibrated_by(recipe)
+    softmax = any(threshold.role == "softmax" for threshold in thresholds.values())
+    for name, value in thresholds.provenance.get("recipe", {}).items():
+        if name in ("neuron", "softmax") and not softmax:
+            continue
+        if name == "neuron" and NEURONS[value].scaled == NEURONS[recipe.neuron].scaled:
+            continue  # eq. 16 asks only whether a neuron has a scale
+        if name == "io" and "int8" not in (value, asked[name]):
+            continue  # the same thresholds, whether they are used or not
+        if value != asked[name]:
+            raise UsageError(
+                f"convert: the thresholds were calibrated with {name}={value!r}, and the recipe has {name}={asked[name]!r}. "
+                "Calibrate with this recipe: calibrate(model, batches, recipe)."
+            )
+
+
+def _share(macs: float, total: float) -> str:
+    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
+
+
 def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
     """Convert a network in place and return it; `revert_` undoes it."""
     check_network("convert", model)
     recipe = recipe or Recipe()
-    check_passes(thresholds, recipe)
-    check_calibration(thresholds, recipe)
+    _check_passes(thresholds, recipe)
+    _check_calibration(thresholds, recipe)
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
-    check_coverage(thresholds, recipe)
-    check_globs(thresholds, recipe)
+    _check_coverage(thresholds, recipe)
+    _check_globs(thresholds, recipe)
     scale, plan = Scale(recipe.scale), dict[str, Neurons]()
     changes, edges = dict[str, Tensor](), dict[str, EightBit]()
     modules = dict(model.named_modules())
@@ -149,7 +222,7 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
         of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
     for (owner, operation), macs in thresholds.uncovered.items():
         of_owner = plan.setdefault(owner, Neurons(owner))
-        reason = ANALOG.get(operation, UNRULED)  # excluded by name, or check_coverage would have refused
+        reason = ANALOG.get(operation, "excluded, no rule reaches it")  # `_check_coverage` refuses others
         of_owner[operation.replace(".", "::")] = Analog(reason, macs)  # ModuleDict keys have no dots
     for name, module in modules.items():
         if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
@@ -208,7 +281,7 @@ def revert_(model: Network) -> Network:
         )
     detach_(model)
     unfold_(model)
-    for name in ADDED:
+    for name in ("extra_repr", "_conversion", "save_pretrained"):  # what came with the neurons
         model.__dict__.pop(name, None)
     return model
 
@@ -264,14 +337,12 @@ def table(model: nn.Module) -> list[dict[str, Any]]:
     """Return one row per site of a converted network: what spikes, its thresholds, what stays analog and why."""
     owners, rows = {neurons.owner: neurons for neurons in _owners(model)}, []
     for site, neuron in named_neurons(model):
-        spikes, calls = (
-            is_spiking(neuron),
-            owners[site.owner].calls.get(site.key, 1),
-        )
-        what = f"analog: {neuron.extra_repr()}" if isinstance(neuron, Analog) else neuron.extra_repr()
-        shared = f", shared by {calls:g} calls per forward" if calls > 1 else ""
-        role = owners[site.owner].roles.get(site.key, "")
-        rows.append({"site": str(site), "role": role, "spikes": spikes, "neuron": what + shared})
+        owner, what = owners[site.owner], neuron.extra_repr()
+        what = f"analog: {what}" if isinstance(neuron, Analog) else what
+        if (calls := owner.calls.get(site.key, 1)) > 1:
+            what += f", shared by {calls:g} calls per forward"
+        role = owner.roles.get(site.key, "")
+        rows.append({"site": str(site), "role": role, "spikes": is_spiking(neuron), "neuron": what})
     return rows
 
 

@@ -10,7 +10,7 @@ import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -19,20 +19,13 @@ from onespike.neurons import Neuron
 from onespike.sites import Site
 
 
-class Membrane(NamedTuple):
-    """What one neuron keeps of the passes so far: the sums of its currents and of its output, and its potential."""
-
-    received: Tensor
-    potential: Tensor
-    emitted: Tensor
-
-
 @dataclass
 class Passes:
     """The passes of one forward: the current pass, and a membrane for each call of a site within a pass."""
 
     now: int = 1
-    membranes: dict[tuple[Site, int], Membrane] = field(default_factory=dict)
+    membranes: dict[tuple[Site, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    """The sum of currents so far, the potential, and the sum of outputs."""
     calls: dict[Site, int] = field(default_factory=dict)
     """How often each site was reached in this pass."""
 
@@ -80,10 +73,10 @@ class Clock:
         if passes.now == 1:
             fired, emitted, potential = neuron.step(received, None)
         else:
-            before = passes.membranes[site, call]
-            fired, value, potential = neuron.step(received - before.received, before.potential)
-            emitted = before.emitted + value
-        passes.membranes[site, call] = Membrane(received, potential, emitted)
+            before, charge, sent = passes.membranes[site, call]
+            fired, value, potential = neuron.step(received - before, charge)
+            emitted = sent + value
+        passes.membranes[site, call] = received, potential, emitted
         return fired, (emitted / passes.now).to(x.dtype)
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from onespike.conversion.attach import wrap_
+from onespike.conversion.attach import unwrap_, wrap_
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.sites import Site
+from onespike.spikes.code import few_digits
 
 WEIGHT = 127
 """The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
@@ -26,8 +27,9 @@ class Folded(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, what: str) -> None:
+    def __init__(self, module: Any, what: str) -> None:
         super().__init__()
+        weight, bias = module.weight, getattr(module, "bias", None)
         self.trains, self.what = weight.requires_grad, what
         self.register_buffer("weight", weight.detach(), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
@@ -53,12 +55,11 @@ def fold_(model: nn.Module, pairs: Mapping[str, str]) -> None:
                 f"convert: the weights of {convolution_name} are not in memory, so its BatchNorm cannot be folded. "
                 "Keep them there with another device map, or set fold_batchnorm=False."
             )
-        original = Folded(convolution.weight, convolution.bias, "BatchNorm merged into the weights")
-        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+        merged = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, batchnorm.running_mean, batchnorm.running_var,
             batchnorm.eps, batchnorm.weight, batchnorm.bias,
         )  # fmt: skip
-        convolution.folded = original
+        _replace_(convolution, *merged, "BatchNorm merged into the weights")
         wrap_(batchnorm, _identity)
 
 
@@ -68,7 +69,7 @@ def _replace_(module: Any, weight: Tensor, bias: Tensor | None, what: str) -> No
     if isinstance(original, Folded):
         original.what += f", {what}"
     else:
-        original = module.folded = Folded(module.weight, getattr(module, "bias", None), f"weights {what}")
+        original = module.folded = Folded(module, what)
     module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, original.trains)
     if bias is not None:
         module.bias = nn.Parameter(bias, original.trains)
@@ -116,8 +117,10 @@ def by_rows(scale: Tensor, weight: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (weight.dim() - 1))
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor, digits: int = 0) -> tuple[Tensor, Tensor]:
     """Return 8-bit weights and their scales, one per output (the first dimension): weight ≈ integer · scale.
+
+    With `digits` a scale is a sum of so many powers of two, and no smaller than otherwise.
 
     >>> quantize(torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
     (tensor([[  50, -127],
@@ -125,6 +128,9 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = weight.detach().flatten(1).abs().amax(1) / WEIGHT
     scale = torch.where(scale > 0, scale, 1.0)
+    if digits:
+        near = torch.stack([few_digits(scale * (1 + part / 64), digits) for part in range(33)])
+        scale = torch.where(near < scale, torch.inf, near).amin(0).to(scale.dtype)
     integers = (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT)
     return integers.to(torch.int8), scale
 
@@ -141,11 +147,7 @@ def unfold_(model: nn.Module) -> None:
     """Restore what `fold_`, `refit_` and `round_` changed."""
     restored: dict[int, nn.Parameter] = {}  # by memory: tied weights are tied again
     for module in model.modules():
-        forward: Any = module.__dict__.get("forward")
-        if getattr(forward, "func", None) is _identity:
-            del module.forward
-            if forward.args[1] is not None:
-                module.forward = forward.args[1]
+        unwrap_(module, _identity)
         original = module._modules.get("folded")
         if isinstance(original, Folded):
             weight, bias, trains = original.weight, original.bias, original.trains

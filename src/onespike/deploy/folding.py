@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onespike.conversion.weights import along, by_rows, quantize
 from onespike.spikes import SpikeCode
+from onespike.spikes.code import SUM_SHIFTS
 
 LARGEST_TERM, LARGEST_BESIDE_ONE = 15, 31
 """p and q up to `LARGEST_TERM` are tried, and beside 1 up to `LARGEST_BESIDE_ONE`: with λ = ¼ nearly all counts then stay in a byte."""
@@ -93,20 +94,24 @@ class Folded(NamedTuple):
     """The largest sum for counts ±1."""
 
 
-def fold(weight: Tensor, code: SpikeCode, groups: int = 1) -> list[Folded]:
-    """Fold a code `by_channel` into a weight [outputs, inputs of a group, …] for counts of one unit, or one per sign."""
+def fold(weight: Tensor, code: SpikeCode, groups: int = 1, digits: int = SUM_SHIFTS) -> list[Folded]:
+    """Fold a code `by_channel` into a weight [outputs, inputs of a group, …] for counts of one unit, or one per sign.
+
+    Scales are sums of so many powers of two: sums are scaled by shifting and adding. 0 keeps weights that are rounded already.
+    """
     up, down = code.units()
     times = common_units(up, down)
     if times is None:
         one, none = torch.ones_like(up), torch.zeros_like(up)
-        return [_folded(weight, up, (one, none), groups), _folded(weight, down, (none, one), groups)]
+        sides = ((up, (one, none)), (down, (none, one)))
+        return [_folded(weight, unit, times, groups, digits) for unit, times in sides]
     unit = torch.where(up > 0, up / times[0], down / times[1])
-    return [_folded(weight, unit, times, groups)]
+    return [_folded(weight, unit, times, groups, digits)]
 
 
-def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: int) -> Folded:
+def _folded(weight: Tensor, unit: Tensor, times: tuple[Tensor, Tensor], groups: int, digits: int) -> Folded:
     exact, units = weight.detach().double(), along(unit, weight, groups)
-    integers, scale = quantize(exact * units)
+    integers, scale = quantize(exact * units, digits)
     whole = integers.double() * by_rows(scale, weight)
     replaced = torch.where(units > 0, whole / torch.where(units > 0, units, 1.0), exact)
     largest = int(integers.int().abs().flatten(1).sum(1).max())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from onespike.deploy.folding import rounded
 from onespike.deploy.products import integer_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
-from onespike.neurons.gradient import wants_gradient
 from onespike.runtime.forward import check_network
 from onespike.sites import Site
 from onespike.sites.attention import attention_sites
@@ -110,9 +108,6 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
             done, owner.weights = done + 1, "integers"
             module.add_module(f"integer_{product.key}", integers)
             owner.products = {**owner.products, product.key: integers}
-            if owner.lone_product == product.key:  # its forward need not trace torch's functions
-                forward: Any = partial(_forward, module, product.key, module.forward)
-                module.forward = update_wrapper(forward, type(module).forward)
     if not done and not simulated and not attended:
         raise UsageError("optimize: no spikes meet a weight in this network. Convert more of its sites.")
     return Optimized(done, simulated, attended)
@@ -152,15 +147,6 @@ def _check_weight(name: str, weight: Tensor) -> None:
         raise UsageError(f"optimize: {name} has weights of type {weight.dtype}. Use snn.float().")
     if not bool(weight.isfinite().all()):
         raise UsageError(f"optimize: {name} has weights that are not finite. Load a whole checkpoint.")
-
-
-def _forward(module: Any, key: str, followed: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    owner: Neurons = module.neurons
-    neuron = owner.lone_neuron(key)
-    if neuron is None or wants_gradient(x):
-        return followed(x)
-    value: Tensor = owner.products[key](x, neuron)
-    return value
 
 
 def optimize(snn: nn.Module, *, integer_units: bool | None = None) -> nn.Module:

@@ -165,10 +165,8 @@ class Quantized(nn.Module):
         if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
             return x
         site, axis = str(operand.site), _axis(operand, x)
-        rows, (low, high) = (
-            (x if axis is None else x.movedim(axis, -1)),
-            (end.to(x) for end in self.ranges[site]),
-        )
+        rows = x if axis is None else x.movedim(axis, -1)
+        low, high = (end.to(x) for end in self.ranges[site])
         value = rounded(rows, low, high, self.bits)
         if site in self.floors and operand.site.role in ("input", "lhs"):
             above = rows.abs() >= self.floors[site].to(x)

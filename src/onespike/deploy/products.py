@@ -16,6 +16,7 @@ from onespike import kernels
 from onespike.deploy.folding import Folded, by_channel, fold, shift
 from onespike.neurons import Neuron
 from onespike.spikes import SpikeCode
+from onespike.spikes.code import SUM_SHIFTS
 
 EXACT = 2**24
 """Integers below are exact in float32, and so are their sums."""
@@ -169,7 +170,7 @@ class IntegerProduct(nn.Module):
 
     def _rows(self, x: Tensor, neuron: Neuron, weights: kernels.Weights) -> Tensor | None:
         gain = weights.code.gain
-        if neuron.settles:  # a gain for each row of this input
+        if neuron.code().typical is not None:  # a gain for each row of this input
             rows: Any = neuron.code().settled(x).gain
             code = weights.code._replace(gain=rows.expand(*x.shape[:-1], 1).flatten())
             weights = weights._replace(code=code)
@@ -219,7 +220,8 @@ def integer_form(
     code = by_channel(neuron.code(), weight.shape[1] * groups, -1 - dims)
     if code is None or (dims and code.gain is not None):
         return UNFOLDED
-    folded, added = fold(weight, code, groups), shift(weight, code, groups)
+    folded = fold(weight, code, groups, 0 if neuron.dense else SUM_SHIFTS)
+    added = shift(weight, code, groups)
     form, *others = (IntegerProduct(neuron, part, code, geometry) for part in folded)
     form.bias, form.biased = None if bias is None else bias.detach().clone(), bias is not None
     if others:

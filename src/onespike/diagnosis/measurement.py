@@ -97,11 +97,12 @@ def checkup(
     few = limit(items, images)
     inputs = [x for x, _ in pair.loaded.batches(few, max(1, min(batch_size, len(few) // 2)))]
     probe = Probe(pair.ann, inputs, task)
-    kl = probe.distance(pair.snn).kl
+    before = probe.distance(pair.snn)
     kinds, single = _sensitivity(pair, probe, progress)
     normalizations, better = _normalizations(pair, few, inputs)
     recalibrated, variants, refused = _variants(pair, probe, progress)
-    scales = probe.sweep(pair.snn, PROBED_SCALES, recipe.energy, progress)
+    tried = () if result.scale is None else progress("λ", len(PROBED_SCALES))(PROBED_SCALES)
+    scales = [probe.at(pair.snn, scale, recipe.energy, before) for scale in tried]
     return Checkup(
         evaluation=result.to_dict(),
         published=pair.loaded.published_top1,
@@ -111,7 +112,7 @@ def checkup(
         percentile=recipe.percentile,
         scale=result.scale,
         sites=_sites(pair, survey),
-        kl=kl,
+        kl=before.kl,
         probe_images=len(few),
         kinds=kinds,
         single=single,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -12,19 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from onespike.conversion.firing import is_spiking
-from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.metering import metered
 from onespike.energy.survey import decibels
-from onespike.evaluation.pairwise import pairwise
-from onespike.evaluation.side_by_side import at_scale, scale_if_any
-from onespike.runs import Progress, no_progress
+from onespike.evaluation.pairwise import Once, pairwise
+from onespike.evaluation.side_by_side import at_scale
 from onespike.runtime.batches import call, take, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.remembered import Once
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.tasks import Meaning, Task
-from onespike.tasks.scores import exact
+from onespike.tasks.base import exact
 
 COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
@@ -72,28 +69,19 @@ class Probe:
         together = torch.cat(agrees).cpu()
         return Distance(total / len(together), together)
 
-    def sweep(
-        self, snn: nn.Module, scales: Sequence[float], column: str = PAPER, progress: Progress = no_progress
-    ) -> list[dict[str, Any]]:
-        """Return kl, agreement (%) and energy over λ, and whether more answers are right than at the run's λ."""
-        if scale_if_any(snn) is None:
-            return []
-        before, rows = self.distance(snn), list[dict[str, Any]]()
-        for scale in progress("λ", len(scales))(scales):
-            with at_scale(snn, scale):
-                distance = self.distance(snn)
-                with evaluating(snn), metered(snn) as ledger:
-                    call(snn, take(self.parts[0], slice(0, COUNTED)))
-            rows.append(
-                {
-                    "scale": scale,
-                    "kl": distance.kl,
-                    "agreement": 100 * float(distance.agrees.double().mean()),
-                    "energy": or_none(ledger.ratio(column)),
-                    "better": beyond_chance(distance.agrees, before.agrees),
-                }
-            )
-        return rows
+    def at(self, snn: nn.Module, scale: float, column: str, before: Distance) -> dict[str, Any]:
+        """Return kl, agreement (%) and energy at another λ, and whether more answers are right than before."""
+        with at_scale(snn, scale):
+            distance = self.distance(snn)
+            with evaluating(snn), metered(snn) as ledger:
+                call(snn, take(self.parts[0], slice(0, COUNTED)))
+        return {
+            "scale": scale,
+            "kl": distance.kl,
+            "agreement": 100 * float(distance.agrees.double().mean()),
+            "energy": or_none(ledger.ratio(column)),
+            "better": beyond_chance(distance.agrees, before.agrees),
+        }
 
 
 def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> AbstractContextManager[Any]:
@@ -143,7 +131,7 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
     batch: Any = None
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
-        neuron = operand.neuron(x)
+        neuron = operand.neuron()
         if not is_spiking(neuron) or operand.site.operation != "linear" or x.dim() < 2:
             return x
         empty = {"largest": 0.0, "reach": 0.0, "rows": 0, "carrying": 0, "first": 0, "named": Counter()}

@@ -12,7 +12,7 @@ from typing import Any
 from onespike.adapters import NORMALIZATIONS
 from onespike.errors import UsageError
 from onespike.passes.chaining import check_recipe
-from onespike.presets import PRESETS
+from onespike.presets import FAST
 from onespike.runs import NetworkPair
 from onespike.runs.recipe_text import convert_command, spike_call
 from onespike.runs.storage import WEIGHTS
@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nearest rounding": {"rounding": "nearest"},
 }
 """Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
-PASSES: tuple[str, ...] = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
+PASSES = FAST
 """Passes to measure for a run without passes; tuning would take hours."""
 OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
 """Options that let levels reach the largest values, and give large tokens separate steps."""

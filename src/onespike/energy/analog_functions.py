@@ -1,14 +1,23 @@
-"""What a network computes besides its products: norms, activation functions, element-wise products."""
+"""What a network computes besides its products: norms, activation functions, element-wise products.
+
+On integers a function whose result only neurons read is in their thresholds (`deploy/exports/comparators.py` puts it there);
+what anything else reads is a value in fixed point.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from onespike.energy.ledger import Ledger
 
 CHARGED = (
     ("norm", 2, "layer_norm rms_norm group_norm instance_norm normalize local_response_norm"),
@@ -40,20 +49,102 @@ def _multiplies_two(args: tuple[Any, ...]) -> bool:
     return len(factors) >= 2
 
 
-class AnalogFunctions(TorchFunctionMode):
-    """Add up the MACs of analog functions by kind within this context."""
+COMPARED = _spelled(
+    "relu relu6 hardtanh clamp clip gelu silu mish elu selu celu softplus softsign sigmoid tanh hardswish hardsigmoid "
+    "leaky_relu exp log sqrt erf batch_norm"
+)
+"""Functions of single elements that thresholds take in, where only neurons read the result."""
+MOVES = _spelled(
+    "view reshape permute transpose t movedim flatten unflatten squeeze unsqueeze select narrow unbind split chunk roll "
+    "contiguous to float type_as getitem get swapaxes pixel_shuffle max_pool1d max_pool2d max_pool3d dropout"
+)
+"""What moves elements, or takes the largest of them."""
 
-    def __init__(self, macs: dict[str, int]) -> None:
+
+@dataclass
+class Call:
+    """A function whose result only neurons have read so far, so that it needs no operation of its own."""
+
+    kind: str = ""
+    macs: int = 0
+    sums: int = 0
+    """Sums of products that it takes, which would be brought to fixed point."""
+    before: Call | None = None
+    scales: bool = False
+    """Whether it ends with a factor, which a neuron that scales takes in: a division by the sum of a row."""
+    needed: bool = False
+
+
+class AnalogFunctions(TorchFunctionMode):
+    """Write into a ledger the MACs of analog functions, the part that thresholds take in, and the values that are left."""
+
+    def __init__(self, ledger: Ledger) -> None:
         super().__init__()
-        self.macs = macs
+        self.ledger = ledger
+        self._calls: Any = WeakIdKeyDictionary()
+
+    def need(self, x: Tensor, scaled: bool = False) -> None:
+        """Note that the value itself of a tensor is read, not only how it compares; a neuron may read it `scaled`."""
+        call = self._calls.get(x)
+        if call is None:
+            if not scaled and not isinstance(x, nn.Parameter):
+                self.ledger.values += x.numel()
+                self._calls[x] = Call(needed=True)
+        elif not (scaled and call.scales):
+            self._count(call)
+
+    def _count(self, call: Call | None) -> None:
+        while call is not None and not call.needed:
+            call.needed = True
+            _add(self.ledger.folded, call.kind, -call.macs)
+            self.ledger.values += call.sums
+            call = call.before
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function in FUNCTION_MACS:
-            name, macs = FUNCTION_MACS[function]
-            self.macs[name] = self.macs.get(name, 0) + macs * result.numel()
-        elif function in PRODUCTS and _multiplies_two(args[-2:]):
-            self.macs[PRODUCT] = self.macs.get(PRODUCT, 0) + result.numel()
+        kind, macs = FUNCTION_MACS.get(function, ("", 0))
+        if function in PRODUCTS and _multiplies_two(args[-2:]):
+            kind, macs = PRODUCT, 1
+        if kind:
+            macs *= result.numel()
+            _add(self.ledger.functions, kind, macs)
+        self._follow(function, args, result, kind, macs)
         return result
+
+    def _follow(self, function: Any, args: Any, result: Any, kind: str, macs: int) -> None:
+        """Note which call each result comes from, and which values this one reads."""
+        inputs = [x for x in _tensors(args) if x.is_floating_point()]
+        results = [
+            x for x in _tensors((result,)) if x.is_floating_point() and all(x is not y for y in inputs)
+        ]
+        if not inputs or not results:
+            return
+        call = self._calls.get(inputs[0])
+        if function in MOVES or getattr(function, "__name__", "") == "__get__":
+            made = call
+        elif function in COMPARED:
+            made = Call(kind, macs, inputs[0].numel() if call is None else 0, call)
+        else:
+            for x in inputs:
+                self.need(x)
+            # of a softmax the exponentials are left, and thresholds take in the division
+            made = Call(kind, macs // 2, scales=True) if kind == "softmax" else Call(needed=True)
+        if made is not call and made is not None and not made.needed:
+            _add(self.ledger.folded, made.kind, made.macs)
+        for x in results if made is not None else ():
+            self._calls[x] = made
+
+
+def _add(totals: dict[str, int], kind: str, macs: int) -> None:
+    if macs:
+        totals[kind] = totals.get(kind, 0) + macs
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

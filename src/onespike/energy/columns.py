@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from onespike.energy.analog_functions import PRODUCT
-from onespike.energy.binary_lanes import digits_of, naf_length
+from onespike.energy.binary_lanes import naf_length, naf_weight
 from onespike.energy.profiles import profile
 from onespike.errors import UsageError, unknown
+from onespike.spikes.code import SHIFTS, SUM_SHIFTS
 
 if TYPE_CHECKING:
     from onespike.energy.ledger import Ledger
@@ -58,7 +59,7 @@ READINGS = {
     for reading in (
         Reading("counts", lambda y: y.abs()),
         Reading("nonzero", lambda y: (y != 0).float(), elasticity=0.5, over_steps=True),
-        Reading("binary", digits_of, elasticity=0.5, by_digits=True),
+        Reading("binary", naf_weight, elasticity=0.5, by_digits=True),
     )
 }
 
@@ -227,6 +228,30 @@ def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
     ]
 
 
+def _in_floats(ledger: Ledger) -> list[Item]:
+    """Charge functions in floats, and one multiply-add for each neuron."""
+    updates = sum(row.elements for row in ledger.sites.values() if row.updates)
+    return [*_functions(ledger), Item("neuron updates", updates, "neuron update")]
+
+
+def _in_thresholds(ledger: Ledger) -> list[Item]:
+    """Charge what functions in thresholds leave, in fixed point: rows, neurons with many levels, values that others read.
+
+    Sums of products become values by shifting and adding, since the scales of 8-bit weights have few binary digits.
+    """
+    rows = ledger.sites.values()
+    left = (
+        item._replace(number=item.number - ledger.folded.get(item.name, 0)) for item in _functions(ledger)
+    )
+    shifted = SUM_SHIFTS * ledger.values + SHIFTS * sum(row.shifted for row in rows)
+    return [
+        *(item._replace(operation="int32 multiply-add") for item in left),
+        Item("neurons scaled", sum(row.scaled for row in rows), "int32 multiply-add"),
+        Item("shifted and added", shifted, INTEGER[0]),
+        Item("neuron updates", sum(row.elements for row in rows if row.updates), "integer neuron"),
+    ]
+
+
 def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one.
 
@@ -240,9 +265,8 @@ def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: boo
         Item("analog products", ledger.analog_products, "float32 multiply-add"),
         Item("8-bit edges", ledger.edge_products, "int8 multiply-add"),
         Item("8-bit edges read", ledger.edge_products, "int8 read"),
-        *_functions(ledger),
+        *(_in_thresholds(ledger) if width == "int8" and ledger.timesteps == 1 else _in_floats(ledger)),
         Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
-        Item("neuron updates", sum(row.elements for row in rows if row.updates), "neuron update"),
         Item("thresholds compared", sum(row.compared for row in rows), addition),
         Item("rows measured and shifted", sum(row.measured for row in rows), addition),
     ]

@@ -34,6 +34,10 @@ class Ledger:
     sites: dict[Site, SiteCount] = field(default_factory=dict)
     functions: dict[str, int] = field(default_factory=dict)
     """MACs of analog functions by kind."""
+    folded: dict[str, int] = field(default_factory=dict)
+    """The part of them that an integer network has in its thresholds."""
+    values: int = 0
+    """Sums of products that an integer network brings to fixed point, since more than neurons read them."""
     unruled: dict[tuple[str, str], int] = field(default_factory=dict)
     """MACs of products that ran outside every rule, by module and operation."""
     inputs: int = 0
@@ -63,6 +67,8 @@ class Ledger:
             if self.sites.setdefault(site, row) is not row:
                 self.sites[site].merge(row)
         add_up(self.functions, other.functions)
+        add_up(self.folded, other.folded)
+        self.values += other.values
         add_up(self.unruled, other.unruled)
         self.inputs += other.inputs
         self.timesteps = max(self.timesteps, other.timesteps)

@@ -27,11 +27,12 @@ class Meter(Visitor):
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.pairs, self.blockwise = ledger, Pairs(), ledger.blockwise
+        self.functions: AnalogFunctions | None = None
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         ledger, site, every = self.ledger, operand.site, self.ledger.every
         with ledger.counting():
-            neuron = operand.neuron(x)
+            neuron = operand.neuron()
             if site not in ledger.sites:
                 dense = getattr(neuron, "dense", False)
                 ledger.sites[site] = SiteCount(site, operand.role, is_spiking(neuron), dense)
@@ -45,18 +46,24 @@ class Meter(Visitor):
             # the softmax of a rule; others are seen as functions
             if operand.product.weighted and site.role == "lhs":
                 add_up(ledger.functions, {"softmax": 2 * x.numel()})
+                if is_spiking(neuron):  # of scores in fixed point the exponentials are left
+                    add_up(ledger.folded, {"softmax": x.numel()})
+                    ledger.values += x.numel()
+            compared = is_spiking(neuron) and neuron.code().compared
+            if self.functions is not None and not compared and operand.role != "input":
+                self.functions.need(x, scaled=isinstance(neuron, Neuron))
         if not isinstance(neuron, Neuron):
             return x
         if neuron.dense:
+            row.scaled += 0 if operand.role == "input" else x.numel()
             return operand.value(x)
         code = neuron.code()
         if code.offset is not None and site.operation not in ("linear", "conv"):
             row.constant_macs += share * synapses.macs / _shared(code.offset, x)
-        by_row = operand.neuron().settles
-        row.fire(code, round(share * x.numel()), round(share * synapses.outputs), by_row)
+        row.fire(code, round(share * x.numel()), round(share * synapses.outputs))
         # a sample of elements that all have one threshold is fired by itself
         alike = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
-        apart = every > 1 and alike and tokens is None and operand.call is None
+        apart = every > 1 and alike and code.typical is None and tokens is None and operand.call is None
         # where weights are integers the product fires its operand, and this only counts
         with ledger.counting() if operand.fired_by_product else nullcontext():
             fired, output = (None, neuron(x)) if apart else operand.fire(x)
@@ -141,7 +148,8 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             stack.enter_context(visiting(model, meter))
         stack.callback(model.register_forward_pre_hook(count_inputs, with_kwargs=True).remove)
         if ledger.every == 1:
-            stack.enter_context(AnalogFunctions(ledger.functions))
+            meter.functions = AnalogFunctions(ledger)
+            stack.enter_context(meter.functions)
         if watch:
             owners, meter.coverage = Owners(model), Coverage()
             stack.enter_context(owners.following())

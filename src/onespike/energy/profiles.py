@@ -22,6 +22,7 @@ OPERATIONS = {
     "float32 multiply-add": "one multiply-add of 32-bit floats",
     "float32 add": "one addition or comparison of 32-bit floats",
     "int32 add": "one addition of an 8-bit weight to a 32-bit integer, or a comparison",
+    "int32 multiply-add": "one multiplication of 32-bit integers, and an addition; as in floats where it is not given",
     "int8 multiply-add": "one multiplication of 8-bit integers, added to 32 bits",
     "int4 multiply-add": "one multiplication of 4-bit integers, added to 32 bits",
     "float32 read": "reading one 32-bit weight",
@@ -29,6 +30,7 @@ OPERATIONS = {
     "int4 read": "reading one 4-bit weight",
     "spike": "sending one spike to its layer",
     "neuron update": "scaling and resetting one neuron; one float32 multiply-add where it is not given",
+    "integer neuron": "a neuron that only compares; free, unless the hardware charges each neuron update",
     "layer": "the overhead of one product",
 }
 """What a profile may price. Reading, sending and overhead are free where a profile omits them; arithmetic is not."""
@@ -58,8 +60,10 @@ class Profile:
         >>> profile().price("float32 add"), profile().price("int8 read")
         (0.9, 0.0)
         """
-        if operation == "neuron update" and operation not in self.pj:
+        if operation in ("neuron update", "int32 multiply-add") and operation not in self.pj:
             operation = "float32 multiply-add"
+        if operation == "integer neuron":
+            return self.pj.get("neuron update", 0.0)
         return self.pj.get(operation, 0.0 if operation in FREE else math.nan)
 
 

@@ -97,6 +97,10 @@ class SiteCount:
     """Spikes that leave the site: the additions without their fan-out."""
     joined: dict[str, float] = field(default_factory=dict)
     """Additions that join the sums of lanes and of both signs at each output."""
+    scaled: int = 0
+    """Elements that integers multiply and round: edges in 8 bits but pixels, and neurons with many levels."""
+    shifted: int = 0
+    """Elements of neurons with many levels whose steps are reached by shifting and adding."""
     compared: float = 0.0
     """Comparisons with thresholds."""
     measured: float = 0.0
@@ -134,11 +138,15 @@ class SiteCount:
         self.active += round(active)
         self.saturated += round(saturated)
 
-    def fire(self, code: SpikeCode, elements: int, outputs: int, by_row: bool = False) -> None:
+    def fire(self, code: SpikeCode, elements: int, outputs: int) -> None:
         """Add the fixed cost of firing: comparisons, and the sums that its product joins."""
+        if not code.compared:
+            self.shifted += elements if code.shifted else 0
+            self.scaled += 0 if code.shifted else elements
         self.compared += elements * len(code.levels).bit_length()  # a binary search among the levels
-        self.measured += elements + outputs if by_row else 0
-        sums = {name: reading.lanes(code.largest) * code.worths for name, reading in READINGS.items()}
+        self.measured += 0 if code.typical is None else elements + outputs
+        values = 2 if code.sides == "both" else 1  # of positive and of negative spikes
+        sums = {name: reading.lanes(code.largest) * values for name, reading in READINGS.items()}
         add_up(self.joined, {name: float(outputs * (number - 1)) for name, number in sums.items()})
 
     def merge(self, other: SiteCount) -> None:

@@ -127,18 +127,7 @@ class SiteSurvey:
 
 @dataclass
 class Survey(Ledger):
-    """A ledger of everything, and a `SiteSurvey` of the first `visits` visits of each site.
-
-    >>> from torch import nn
-    >>> from onespike import calibrate, convert, metered
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
-    >>> snn = convert(model, calibrate(model, [x]))
-    >>> with metered(snn, Survey()) as survey:
-    ...     _ = snn(x)
-    >>> list(survey.details)
-    ['2:linear0_input']
-    """
+    """A ledger of everything, and a `SiteSurvey` of the first `visits` visits of each site."""
 
     visits: int = 4
     details: dict[str, SiteSurvey] = field(default_factory=dict)

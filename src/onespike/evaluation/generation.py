@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
-from onespike.energy.profiles import Profile, profile
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites.padding import mask_of
 
@@ -66,18 +64,15 @@ def write(
     cache: str = "dynamic",
     temperature: float = 0.0,
     seed: int = 0,
-    report: Callable[[Spent], None] = lambda spent: None,
     streamer: Any = None,
-    prices: Profile | None = None,
 ) -> Written:
     """Let a converted network of transformers continue prompts with its `generate`; count each forward by itself.
 
     `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left; a text ends after so many tokens, or
     where the network ends it. The cache is `dynamic`, or `static` for one of fixed size. At temperature 0 the best token is
-    taken each time, else one is sampled. `report` is called after every forward, `streamer` gets every token.
+    taken each time, else one is sampled. `streamer` gets every token.
     """
-    counting, prices = ExitStack(), prices or profile()
-    forwards, starts = list[Spent](), list[tuple[Ledger, int, float]]()
+    counting, forwards, starts = ExitStack(), list[Spent](), list[tuple[Ledger, int, float]]()
 
     def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
@@ -91,10 +86,9 @@ def write(
         ledger, size, started = starts.pop()
         seconds = time.perf_counter() - started
         counting.close()
-        original = ledger.original_pj(prices)
-        energy, spiking = ledger.ratio(column, prices=prices) * original, original * (1 - ledger.analog_share)
+        original = ledger.original_pj()
+        energy, spiking = ledger.ratio(column) * original, original * (1 - ledger.analog_share)
         forwards.append(Spent(size, ledger.events("counts"), energy, original, seconds, spiking))
-        report(forwards[-1])
 
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     torch.manual_seed(seed)

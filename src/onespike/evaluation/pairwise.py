@@ -1,4 +1,4 @@
-"""The one loop over batches in which several networks answer the same inputs."""
+"""The one loop over batches in which several networks answer the same inputs, and a network that remembers its answers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,64 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating, in_turn
-from onespike.runtime.remembered import Once
+
+ROOM = 1 << 30
+"""Bytes that all answers of a `Once` may take. Next-token scores of a text take megabytes per line."""
 
 
-class Answered(NamedTuple):
-    """A batch and what every network made of it."""
+class Once(nn.Module):
+    """A network that runs once per input when the same inputs repeat in order, while its outputs fit.
 
-    inputs: Any
-    labels: Any
-    outputs: tuple[Any, ...]
+    With `place` 0 it starts again with its first answer.
+
+    >>> import torch
+    >>> network = Once(nn.Flatten(0), room=8)
+    >>> for _ in range(2):
+    ...     network.place = 0
+    ...     print([float(network(torch.full((1, 2), x)).sum()) for x in (1.0, 2.0)], list(network.answers))
+    [2.0, 4.0] [0]
+    [2.0, 4.0] [0]
+    """
+
+    def __init__(self, model: nn.Module, room: int = ROOM) -> None:
+        super().__init__()
+        self.model, self.room = model, room
+        self.answers: dict[int, Any] = {}
+        self.place = 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the next answer is there already."""
+        return self.place in self.answers
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        place = self.place
+        self.place += 1
+        if place in self.answers:
+            return self.answers[place]
+        output = self.model(*inputs, **named)
+        inside = hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict))
+        leaves = tree_leaves(vars(output) if inside else output)
+        size = sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
+        if size <= self.room:
+            self.room -= size
+            self.answers[place] = output
+        return output
 
 
 def pairwise(
     networks: Sequence[nn.Module],
     batches: Iterable[tuple[Any, Any]],
     forwards: Sequence[Callable[[Any], Any]] | None = None,
-) -> Iterator[Answered]:
-    """Yield each batch with the outputs of all networks, which are in evaluation and inference mode meanwhile.
+) -> Iterator[tuple[Any, Any, tuple[Any, ...]]]:
+    """Yield (inputs, labels, outputs of all networks), which are in evaluation and inference mode meanwhile.
 
     The first network says where inputs go; if it lies in blocks, as many batches as fit go through it together.
 
@@ -60,4 +95,4 @@ def pairwise(
                 network.place = 0
         results = in_turn(first, works())
         for outputs in zip(*[results] * len(forwards), strict=True):
-            yield Answered(*waiting.popleft(), outputs)
+            yield *waiting.popleft(), outputs

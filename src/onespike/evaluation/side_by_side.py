@@ -16,11 +16,10 @@ from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import DataError, UsageError
-from onespike.evaluation.pairwise import pairwise
+from onespike.evaluation.pairwise import Once, pairwise
 from onespike.runtime.batches import call, count, labeled, readable
 from onespike.runtime.forward import check_module, clock, device_of, in_memory
 from onespike.runtime.processes import ALONE, Processes
-from onespike.runtime.remembered import Once
 from onespike.tasks import Accuracy, Metric
 
 

@@ -15,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -26,12 +26,10 @@ import torch
 from onespike.kernels.compiler import PREBUILT, VECTORS, compile_, flags_for, key
 
 SWITCH = "ONESPIKE_KERNELS"
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger("onespike")
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """Return the kernels, or None if there are none; the reason is logged, and `note()` states it."""
     return _attempt()[0]
@@ -70,13 +68,19 @@ def _load() -> ctypes.CDLL:
     flags = flags_for(torch.backends.cpu.get_cpu_capability())
     name = key(flags)
     wheel, folder = PREBUILT / f"{name}.so", private_folder()
-    for file in chain([wheel] if wheel.is_file() else [], kept_libraries(folder, name) if folder else []):
+    cached = sorted(folder.glob(f"native-{name}-*.so")) if folder else []
+    for file in chain([wheel] if wheel.is_file() else [], cached):
         try:
+            if file != wheel:
+                _require_safe(file, ours=True)
+                if library_name(name, file.read_bytes()) != file.name:
+                    raise OSError("its content does not have the digest of its name")
             return _declared(file)
-        except (OSError, AttributeError) as error:  # for another machine, or without our functions
+        except (OSError, AttributeError) as error:  # damaged, for another machine, or without our functions
             log.info("%s does not load, and the kernels are compiled: %s", file, error)
             if file != wheel:
-                drop(file)
+                with suppress(OSError):
+                    file.unlink()
     if compiler is None:
         raise RuntimeError("no C compiler found")
     if folder and not os.access(folder, os.W_OK):
@@ -141,33 +145,10 @@ def _require_safe(path: Path, *, ours: bool) -> None:
     if status.st_uid not in ((user,) if ours else (user, 0)):
         raise PermissionError(f"{path}: it belongs to another user")
     # A link has all bits set, so it is not our library. In a sticky folder others cannot rename our files.
-    if status.st_mode & OTHERS_WRITE and (ours or not status.st_mode & stat.S_ISVTX):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (ours or not status.st_mode & stat.S_ISVTX):
         raise PermissionError(f"{path}: others may write here. Use chmod go-w")
 
 
 def library_name(key: str, content: bytes) -> str:
     """Return the file name of a library made for this key."""
     return f"native-{key}-{hashlib.sha256(content).hexdigest()[:32]}.so"
-
-
-def kept_libraries(folder: Path, key: str) -> Iterator[Path]:
-    """Yield libraries for this key that are ours and whole."""
-    for file in sorted(folder.glob(f"native-{key}-*.so")):
-        try:
-            _require_safe(file, ours=True)
-            if library_name(key, file.read_bytes()) == file.name:
-                yield file
-                continue
-            reason = "its content does not have the digest of its name"
-        except OSError as error:
-            reason = str(error)
-        log.info("%s is not loaded: %s", file, reason)
-        drop(file)
-
-
-def drop(file: Path) -> None:
-    """Remove a library that cannot be used."""
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as error:
-        log.info("%s stays: %s", file, error)

@@ -133,8 +133,6 @@ Axis = tuple[int, tuple[int, ...]]
 def _joined(axes: list[Axis]) -> list[Axis]:
     """Join the axes that every tensor passes through as one; a single number has one axis.
 
-    >>> _joined([(2, (12, 0)), (3, (4, 1)), (4, (1, 0))])
-    [(2, (12, 0)), (3, (4, 1)), (4, (1, 0))]
     >>> _joined([(2, (12, 0)), (3, (4, 0)), (4, (1, 1))])
     [(6, (4, 0)), (4, (1, 1))]
     """

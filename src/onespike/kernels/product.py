@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +58,13 @@ class Window(NamedTuple):
         axes = zip(self.padded, self.kernel, self.stride, self.dilation, strict=True)
         down, right = ((whole - gap * (size - 1) - 1) // step + 1 for whole, size, step, gap in axes)
         return down, right
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return all that the C side reads, in its order."""
+        corner = self.padding[0], self.padding[2]
+        pairs = (self.image, corner, self.padded, self.kernel, self.stride, self.dilation, self.places)
+        return tuple(chain(*pairs))
 
 
 class Weights(NamedTuple):
@@ -170,27 +179,14 @@ def _multiply(x: Tensor, weights: Weights, window: Window | None = None) -> Tens
     if kernels is None:
         return None
     x, code, bias = x.contiguous(), weights.code, weights.bias
-    places, shape = (1, 1), tuple[int, ...]()
-    if window is not None:
-        places, (above, _, left, _) = window.places, window.padding
-        shape = (
-            *window.image,
-            above,
-            left,
-            *window.padded,
-            *window.kernel,
-            *window.stride,
-            *window.dilation,
-            *places,
-        )
-    rows, outputs = len(x) * places[0] * places[1], len(weights.scale)
+    rows, outputs = len(x) if window is None else len(x) * math.prod(window.places), len(weights.scale)
     out = x.new_empty(rows, outputs)
     up, down = (OFF if side is None else side for side in (code.positive, code.negative))
     form = form_of(code.function, code.inside)
     source = _Source(
         *map(pointer, (x, code.center, code.gain, up, down, *weights.times)), ctypes.addressof(form),
         1 if code.gain is None else code.gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
-        max(up.dim(), down.dim()), 0, *shape,
+        max(up.dim(), down.dim()), 0, *(() if window is None else window.numbers),
     )  # fmt: skip
     call = _Product(
         *map(pointer, (weights.packed, weights.total, weights.scale, weights.factor, bias, out)),

@@ -12,12 +12,24 @@ from torch import Tensor
 
 from onespike import kernels
 from onespike.errors import CalibrationError, UsageError, unknown
-from onespike.neurons.gradient import straight_through, wants_gradient
 from onespike.neurons.scale import Float32, Scale
 from onespike.spikes import SpikeCode, fire_function
 from onespike.spikes.fire_functions import ROUNDINGS, recognize
 from onespike.spikes.levels import check_levels
 from onespike.spikes.signs import by_side
+
+
+def wants_gradient(x: Tensor) -> bool:
+    """Return whether a backward pass may ask for the gradient of x; an exported program needs none."""
+    if not torch.is_grad_enabled() or not x.requires_grad or torch.compiler.is_exporting():
+        return False
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is None
+
+
+def straight_through(value: Tensor, x: Tensor, inside: Tensor | None = None) -> Tensor:
+    """Return the value, bit for bit, with the gradient of x where it is inside, and none elsewhere: firing has none."""
+    through = x if inside is None else torch.where(inside, x, 0.0)
+    return value.detach() + (through - through.detach())
 
 
 class Neuron(Float32):
@@ -155,21 +167,12 @@ class Neuron(Float32):
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
         """Return the same neuron for a part of its input; `part` takes that part of a tensor that broadcasts."""
-        parts = {name: part(value) for name, value in self._buffers.items() if value is not None}
-        changed = {name: value for name, value in parts.items() if value is not self._buffers[name]}
-        return self._with(changed) if changed else self
+        return self._with({name: part(value) for name, value in self._buffers.items() if value is not None})
 
     def _with(self, buffers: Mapping[str, Tensor | None]) -> Neuron:
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **buffers}
         return twin
-
-    settles = False
-    """Whether its steps depend on the input."""
-
-    def settled(self, x: Tensor) -> Neuron:
-        """Return the same neuron with its steps for this input, for counting and decoding."""
-        return self
 
     def straight(self, value: Tensor, x: Tensor) -> Tensor:
         """Return a fired value with the gradient of x, if wanted, where nothing was clipped; steps are constants."""
@@ -241,13 +244,7 @@ Registered = TypeVar("Registered", bound=type[Neuron])
 
 
 def neuron(name: str) -> Callable[[Registered], Registered]:
-    """Register a neuron class under a name for recipes and the command line.
-
-    >>> @neuron("sfn")
-    ... class Again(Neuron): ...
-    Traceback (most recent call last):
-    onespike.errors.UsageError: the neuron 'sfn' is registered already, as ScaleFire. Choose another name.
-    """
+    """Register a neuron class under a name for recipes and the command line."""
 
     def register(cls: Registered) -> Registered:
         if name in NEURONS:

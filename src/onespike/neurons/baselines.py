@@ -95,10 +95,7 @@ class DualIntegrateFire(IntegrateFire):
 class MultiThreshold(_Divided, CodedNeuron):
     """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only.
 
-    >>> cell = MultiThreshold(1.0, levels=(1, 2, 3, 4))
-    >>> cell
-    MultiThreshold(mtn, θ+=1, N=4)
-    >>> cell.spikes(torch.tensor([-1.0, 0.1, 0.5, 0.9, 7.0])).tolist()
+    >>> MultiThreshold(1.0, levels=(1, 2, 3, 4)).spikes(torch.tensor([-1.0, 0.1, 0.5, 0.9, 7.0])).tolist()
     [0, 0, 2, 4, 4]
     """
 

@@ -22,18 +22,13 @@ def eight_bits(low: Tensor, high: Tensor) -> dict[str, Any]:
     >>> code = eight_bits(torch.tensor([[-2.0]]), torch.tensor([[3.1]]))
     >>> round(float(code["positive"]), 3), code["center"].tolist(), len(code["levels"])
     (0.02, [[-2.0]], 255)
-    >>> code = eight_bits(torch.tensor(-1.27), torch.tensor(0.5))
-    >>> round(float(code["positive"]), 3), code["center"], len(code["levels"])
-    (0.01, None, 127)
     """
+    levels, step, center = UNSIGNED, (high - low) / len(UNSIGNED), low if bool((low != 0).any()) else None
+    negative = torch.zeros(())
     if low.dim() == 0 and bool(low < 0):
-        step = torch.maximum(-low, high) / len(SIGNED)
-        return {"positive": step, "negative": step, "levels": SIGNED, "center": None, "rounding": "nearest"}
-    step = (high - low) / len(UNSIGNED)
-    center = low if bool((low != 0).any()) else None
-    return {
-        "positive": step, "negative": torch.zeros(()), "levels": UNSIGNED, "center": center, "rounding": "nearest",
-    }  # fmt: skip
+        levels, step, center = SIGNED, torch.maximum(-low, high) / len(SIGNED), None
+        negative = step
+    return {"positive": step, "negative": negative, "levels": levels, "center": center, "rounding": "nearest"}
 
 
 class EightBit(ScaleFire):

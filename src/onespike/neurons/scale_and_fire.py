@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onespike.errors import UsageError
-from onespike.neurons.base import CodedNeuron, Neuron, neuron
+from onespike.neurons.base import CodedNeuron, neuron
 from onespike.spikes import SpikeCode
 
 
@@ -103,16 +103,3 @@ class ScaleFire(CodedNeuron):
     def steps(self) -> tuple[Tensor, Tensor]:
         """λθ±."""
         return self.code().units()
-
-    @property
-    def settles(self) -> bool:  # type: ignore[override]
-        """Whether the steps of rows depend on their magnitudes."""
-        return self._buffers["typical"] is not None
-
-    def settled(self, x: Tensor) -> Neuron:
-        """Return the same neuron with the gains of the rows of this input."""
-        if not self.settles:
-            return self
-        twin: Any = self._with({"gain": self.code().settled(x.detach()).gain, "typical": None})
-        twin._acts = {**self._acts, "gain": True}
-        return twin  # type: ignore[no-any-return]

@@ -124,7 +124,8 @@ def curve(
     total = torch.stack([reduced(part.sizes.double(), axes) * part.weight for part in seen]).sum(0)
     number = torch.stack([reduced((part.sizes != 0).double(), axes) * part.weight for part in seen]).sum(0)
     unit = (total / number.clamp(min=1e-30)).clamp(min=1e-12).to(seen[0].sizes.dtype)
-    if t.role == "softmax":  # so that the finest steps still reach the largest value
+    # so that the finest steps still reach the largest value, unless levels are few
+    if t.role == "softmax" and not state.recipe.payload_bits:
         unit = torch.full_like(unit, t.largest / levels[-1] / GRID[0])
     points = []
     for factor in GRID:

@@ -53,20 +53,14 @@ class PassContext:
     folder: Path | None = None  # for a long pass's resume data
     progress: Progress = no_progress
     memory: Memory = field(default_factory=Memory)
-    task: Meaning = field(
-        default_factory=Inferred
-    )  # what the output means; by default inferred from its form
+    task: Meaning = field(default_factory=Inferred)  # what the output means
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs, Parts):
             object.__setattr__(self, "inputs", Parts(self.inputs, self.task))
 
     def portion(self, images: int) -> int:
-        """Return how many inputs of the task stand for so many of 256 images; a window of a text holds many answers.
-
-        >>> PassContext(nn.Identity(), []).portion(64)
-        64
-        """
+        """Return how many inputs of the task stand for so many of 256 images; a window of a text holds many answers."""
         return max(1, images * self.task.enough // 256)
 
 
@@ -76,12 +70,10 @@ class PassState:
 
     thresholds: Thresholds
     recipe: Recipe
-    layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(
-        default_factory=dict
-    )  # for `allocate` to choose from
-    unserved: frozenset[Site] = (
-        frozenset()
-    )  # sites that spike, but of which passes learn nothing; they stay as they are
+    # levels for `allocate` to choose from
+    layouts: dict[Site, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    # sites that spike, but of which passes learn nothing; they stay as they are
+    unserved: frozenset[Site] = frozenset()
 
     @cached_property
     def firing(self) -> dict[Site, SiteThreshold]:
@@ -134,7 +126,6 @@ class Traits(NamedTuple):
     """What a pass needs, and what it does."""
 
     needs: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
     whole: bool = False  # it changes or trains weights, all of which must be in memory
     affine: bool = False  # it gives sites centers, offsets or gains, which not every neuron codes
     steps: bool = False  # its steps stay; else they are scaled to the budget, or the energy of before
@@ -162,25 +153,17 @@ def calibration_pass(name: str, **traits: Any) -> Callable[[Pass], Pass]:
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
-    """Parse `nearest,center,allocate` into names in running order.
-
-    >>> parse_passes("allocate, nearest")
-    ('nearest', 'allocate')
-    >>> parse_passes("")
-    ()
-    """
+    """Parse `nearest,center,allocate` into names in running order."""
     return check_passes([name.strip() for name in text.split(",") if name.strip()])
 
 
 def check_passes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the passes in order; refuse an unknown, repeated, missing or conflicting one."""
+    """Return the passes in order; refuse an unknown, repeated or missing one."""
     for name in names:
         if name not in PASSES:
             raise unknown("pass", name, PASSES)
         if list(names).count(name) > 1:
             raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
-        for other in set(TRAITS[name].conflicts) & set(names):
-            raise UsageError(f"the passes '{name}' and '{other}' exclude each other. Leave one of them out.")
         for other in set(TRAITS[name].needs) - set(names):
             raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
     return tuple(name for name in PASSES if name in names)

@@ -131,5 +131,5 @@ def scaled(state: PassState, factor: float) -> PassState:
             changes[site] = {"positive": t.positive * factor, "negative": t.negative * factor}
             if site in state.layouts:
                 farthest = steps_of_largest(state, replace(t, **changes[site]))
-                changes[site]["levels"] = reaching(t.levels, farthest)
+                changes[site]["levels"] = state.recipe.payload(reaching(t.levels, farthest))
     return state.with_sites(changes)

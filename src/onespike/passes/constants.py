@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, fisher, samples
+from onespike.sites import Site
 from onespike.spikes.code import row_gain
 
 SILENT = 2.0**30
@@ -54,13 +55,29 @@ def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
     return moved.median(-1).values.reshape(shape).float()
 
 
+def is_bias(site: Site, model: nn.Module) -> bool:
+    """Return whether a constant of each channel adds one number to each output: behind padding, it is one per pixel."""
+    if site.operation != "conv":
+        return site.operation == "linear"
+    module = model.get_submodule(site.owner)
+    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return False
+    return module.padding == "valid" or set(module.padding) == {0}
+
+
 @calibration_pass("center", affine=True)
 def center(state: PassState, context: PassContext) -> PassState:
-    """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs."""
-    changes = {}
+    """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs.
+
+    With `centers="biases"` values of one sign keep it, and only layers with one bias per output have centers.
+    """
+    changes, frugal = {}, state.recipe.centers == "biases"
     for site, groups in samples(state, context).items():
         threshold, axes = state.thresholds[site], state.axes[site].center
         if threshold.role == "softmax" or not axes:
+            continue
+        sides = (bool((side > 0).any()) for side in (threshold.positive, threshold.negative))
+        if frugal and not (all(sides) and is_bias(site, context.model)):
             continue
         center = median(groups, axes)
         if not bool((center != 0).any()):

@@ -13,6 +13,7 @@ from onespike.conversion.firing import named_neurons
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
+from onespike.passes.constants import is_bias
 from onespike.passes.statistics import Fisher, fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
@@ -47,6 +48,7 @@ def correct(state: PassState, context: PassContext) -> PassState:
         site: state.axes[site]
         for site in state.spiking
         if site.operation in ("linear", "conv") and state.axes[site].center
+        if state.recipe.centers == "all" or is_bias(site, context.model)
     }
     original = unspiked(state, context)
     spiking = state.network(context.model)

@@ -59,8 +59,6 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 
     >>> reaching((1, 2, 3, 5, 9), 12)
     (1, 2, 3, 5, 9, 17)
-    >>> reaching((1, 2, 4, 6), 20)
-    (1, 2, 4, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 20)
     """
     if levels[-1] >= largest:
         return levels
@@ -80,7 +78,7 @@ def layout(state: PassState, context: PassContext) -> PassState:
 
     The tail is longer where it would not reach the largest value seen with an eighth of the present steps: clipping
     activations thousands of thresholds large destroys a network. Steps stay: more levels cost nothing where spikes are
-    counted. Where digits are charged, `allocate` chooses per site how many of them a spike may have.
+    counted. Levels that a spike's payload does not hold are left out. Where digits are charged, `allocate` chooses per site how many of them a spike may have.
     """
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(context.energy).by_digits:
@@ -88,6 +86,7 @@ def layout(state: PassState, context: PassContext) -> PassState:
     layouts: dict[Site, tuple[tuple[int, ...], ...]] = {}
     for site, threshold in state.spiking.items():
         farthest = 1 if threshold.role == "softmax" else FINER * steps_of_largest(state, threshold)
-        layouts[site] = tuple(reaching(levels, min(farthest, FARTHEST)) for levels in usual)
+        tails = (reaching(levels, min(farthest, FARTHEST)) for levels in usual)
+        layouts[site] = tuple(dict.fromkeys(map(state.recipe.payload, tails)))
     changed = state.with_sites({site: {"levels": choices[0]} for site, choices in layouts.items()})
     return replace(changed, layouts=layouts)

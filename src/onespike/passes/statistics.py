@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,16 +40,14 @@ def unspiked(state: PassState, context: PassContext) -> nn.Module:
     return replace(state, recipe=recipe).network(context.model).requires_grad_(False).eval()
 
 
-@contextmanager
-def probing(model: nn.Module, probe: Probe) -> Iterator[None]:
+def probing(model: nn.Module, probe: Probe) -> AbstractContextManager[Any]:
     """Let every spiking site give its value to `probe(operand, x)` and fire nothing within this context."""
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         # an expert may get no tokens, a later stage of a detector no boxes
         return probe(operand, x) if is_spiking(operand.neuron()) and x.numel() else x
 
-    with visiting(model, Visit(visit)):
-        yield
+    return visiting(model, Visit(visit))
 
 
 Hear = Callable[[Tensor], None]

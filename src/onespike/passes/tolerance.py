@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onespike.errors import UsageError
-from onespike.evaluation.pairwise import pairwise
+from onespike.evaluation.pairwise import Once, pairwise
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.budget import spending
 from onespike.passes.statistics import held_out
@@ -60,12 +60,11 @@ def judged(lost: Tensor, measure: str, **more: float) -> Loss:
 
 def by_itself(context: PassContext, held: Sequence[Any]) -> Judge:
     """Judge without labels, on calibration inputs: the loss that the original's output expects of other answers."""
-    task, unlabeled = context.task, [(batch, None) for batch in held]
-    originals = [output for _, _, (output,) in pairwise((context.model,), unlabeled)]
+    task, original, unlabeled = context.task, Once(context.model), [(batch, None) for batch in held]
 
     def judge(snn: nn.Module) -> Loss:
         lost, differing, divergence = list[Tensor](), list[Tensor](), 0.0
-        for (_, _, (output,)), expected in zip(pairwise((snn,), unlabeled), originals, strict=True):
+        for _, _, (expected, output) in pairwise((original, snn), unlabeled):
             lost.append(task.lost(expected, output).detach().cpu())
             differing.append((task.differences(expected, output) > 0).float().cpu())
             divergence += float(task.divergence(expected, output).detach())

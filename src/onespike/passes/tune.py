@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
 from onespike.errors import UsageError
-from onespike.neurons.gradient import straight_through
+from onespike.neurons.base import straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
 from onespike.passes.statistics import held_out, probing, unspiked

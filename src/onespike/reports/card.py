@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onespike.adapters.base import require
 from onespike.energy.columns import DEFINITION, meanings
-from onespike.errors import LoadError, UsageError, first_line
+from onespike.errors import LoadError, first_line, require
 from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
+from onespike.runs.auto_model import CONFIG
 from onespike.runs.pair import class_of
 from onespike.runs.recipe_text import recipe_text
 from onespike.runtime.atomic import write_atomically
 
-CARD, CONFIG = "README.md", "config.json"
+CARD = "README.md"
 
 
 def push_to_hub(
@@ -55,13 +55,8 @@ def push_to_hub(
 def write_card(
     folder: Path, *, license: str, evaluation: Mapping[str, Any] | None = None, repository: str | None = None
 ) -> None:
-    """Write `README.md` and `config.json` into a run folder; without a repository it is loaded from its folder."""
+    """Write `README.md` and, where there is none, `config.json` into a run folder; without a repository it is loaded from its folder."""
     run = storage.load(folder)
-    if not run.holds_weights:
-        raise UsageError(
-            f"{folder}: the run refers to a checkpoint elsewhere, and a repository holds its weights. "
-            "Convert without reference_weights=."
-        )
     recipe, spec = run.recipe, run.network["spec"]
     record = {
         "network": run.network,
@@ -78,5 +73,7 @@ def write_card(
         samples=run.thresholds.provenance.get("samples"), repository=repository, own=class_of(run),
     )  # fmt: skip
     write_atomically(folder / CARD, text)
+    if CONFIG in run.files:  # by which transformers loads the run
+        return
     config = {"library_name": "onespike", "network": spec, "recipe": recipe.to_dict()}
     write_atomically(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")

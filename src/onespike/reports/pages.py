@@ -125,8 +125,14 @@ def values(records: Sequence[Record], column: str | None = None) -> dict[str, An
         }
     record, evaluation = {"unit": "images", **records[0]}, evaluations[0]
     published = record["network"].get("published_top1")
-    summary = None if evaluation is None else task_of(evaluation).summary(evaluation, published)
-    return {"record": record, "e": evaluation, "summary": summary}
+    task = None if evaluation is None else task_of(evaluation)
+    summary = task and task.summary(evaluation, published)
+    return {
+        "record": record,
+        "e": evaluation,
+        "summary": summary,
+        "headline": task and task.headline(evaluation),
+    }
 
 
 def figures_of(records: Sequence[Record], column: str | None = None) -> dict[str, Figure]:

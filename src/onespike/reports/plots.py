@@ -16,8 +16,6 @@ from onespike.tasks import Headline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from onespike.scale_search import Search
-
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
 """Okabe and Ito's palette, distinguishable with every common color blindness."""
 INK = "#0a0b0c"
@@ -175,36 +173,3 @@ def sites(ledger: Ledger) -> Figure:
         axes.margins(y=0.01)
     both[1].set_yticklabels([])
     return made
-
-
-def scale_search(search: Search, metric: str, energy: str) -> Figure:
-    """Plot the metric over λ and, if energy was measured, over energy; the chosen trial is ringed."""
-    trials = sorted((t for t in search.trials if t.value is not None), key=lambda t: t.scale)
-    points: list[Any] = [vars(trial) for trial in trials if trial.energy is not None]
-    best, values = search.best, [t.value for t in trials if t.value is not None]
-    made, axes = figure(10.0 if points else 5.5, 4.0, columns=2 if points else 1)
-    left, *others = axes if points else (axes,)
-    left.plot([t.scale for t in trials], values, "o-", color=BLUE, ms=4)
-    left.plot(best.scale, best.value, "o", label=f"chosen: λ = {best.scale:.3g}", **RING)
-    _logarithmic(left.xaxis)
-    left.set_xlabel("λ")
-    left.set_ylabel(metric)
-    for right in others:
-        _draw_front(right, points, best.scale, search.maximize)
-        _logarithmic(right.xaxis)
-        _name(right, metric, energy)
-    for panel in (left, *others):
-        panel.legend(frameon=False)
-        if min(values) > 0 and max(values) > 20 * min(values):  # a divergence spans decades
-            _logarithmic(panel.yaxis)
-    return made
-
-
-def _logarithmic(axis: Any) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())

@@ -16,13 +16,12 @@ from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
 from onespike.energy.survey import Survey
 from onespike.errors import LoadError
-from onespike.evaluation.pairwise import Answered, pairwise
+from onespike.evaluation.pairwise import Once, pairwise
 from onespike.evaluation.side_by_side import at_scale
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
 from onespike.runs.searching import searched
 from onespike.runtime.provenance import made, versions
-from onespike.runtime.remembered import Once
 from onespike.sites import Site
 from onespike.tasks import Items, limit
 from onespike.tasks.intervals import Bounds, share_interval
@@ -197,7 +196,7 @@ def _examples(pair: NetworkPair, items: Items, batch_size: int) -> list[dict[str
     """Return a few inputs with both networks' answers and where their activations part; the largest differences first."""
     task, loaded = pair.loaded.task, pair.loaded
 
-    def both(some: Items) -> Iterator[Answered]:
+    def both(some: Items) -> Iterator[Any]:
         return pairwise((pair.ann, pair.snn), loaded.batches(some, batch_size))
 
     different = torch.cat([task.differences(*outputs).cpu() for _, _, outputs in both(items)])

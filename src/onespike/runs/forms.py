@@ -158,20 +158,6 @@ def compared(
     ]
 
 
-def compare_integers(
-    model: nn.Module,
-    snn: nn.Module,
-    column: str,
-    calibration: Iterable[tuple[Any, Any]],
-    batches: Iterable[tuple[Any, Any]],
-    metric: Callable[[], Metric],
-) -> list[dict[str, Any]]:
-    """Compare a converted network with integer networks, whose ranges are chosen on the calibration inputs."""
-    observed = observe(model, (inputs for inputs, _ in calibration))
-    networks = {**spiking_rivals(snn, model, observed, column), **rivals(model, observed)}
-    return compared(model, networks, batches, metric)
-
-
 def compare_pair(
     pair: NetworkPair,
     items: Items,
@@ -180,7 +166,10 @@ def compare_pair(
     batch_size: int = 16,
     progress: Progress = no_progress,
 ) -> list[dict[str, Any]]:
-    """Compare a run, evaluated on these inputs, with integer networks: figures, and the ratio of each one's column."""
+    """Compare a run, evaluated on these inputs, with integer networks: figures, and the ratio of each one's column.
+
+    Their ranges are chosen on the run's calibration inputs.
+    """
     items = pair.loaded.task.named(items)
     calibration, batches = (
         progress(title, batch_count(source, batch_size))(pair.loaded.batches(source, batch_size))
@@ -189,9 +178,10 @@ def compare_pair(
             ("comparing", items),
         )
     )
-    rows = compare_integers(
-        pair.ann, pair.snn, pair.recipe.energy, calibration, batches, lambda: pair.loaded.task.metric(items)
-    )
+    observed = observe(pair.ann, (inputs for inputs, _ in calibration))
+    spiking = spiking_rivals(pair.snn, pair.ann, observed, pair.recipe.energy)
+    networks = {**spiking, **rivals(pair.ann, observed)}
+    rows = compared(pair.ann, networks, batches, lambda: pair.loaded.task.metric(items))
 
     def ratios(column: str, active: float) -> dict[str, float | None]:
         """The energy of a column, and with all that it leaves out; what is skipped costs nothing."""

@@ -23,14 +23,14 @@ from onespike.adapters import (
     renormalized,
     resized,
 )
-from onespike.adapters.base import require
 from onespike.adapters.user_file import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
 from onespike.conversion import network
 from onespike.conversion.network import Network, conversion_of, is_rounded, revert_
-from onespike.errors import DataError, LoadError, UsageError, first_line
+from onespike.errors import DataError, LoadError, UsageError, first_line, require
 from onespike.recipe import Recipe
 from onespike.runs import storage
+from onespike.runs.auto_model import files_of
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.forward import device_of, evaluating
@@ -75,14 +75,13 @@ def _keepable(snn: Network) -> Network:
     return snn
 
 
-def save(folder: Path | str, pair: NetworkPair | nn.Module, *, reference_weights: Path | None = None) -> Path:
+def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
     """Write a network and how it was converted into a new folder: JSON and safetensors.
 
     Args:
         folder: must not exist.
         pair: a pair, which an adapter can rebuild from its folder, or a converted network of any class, which is
             given to `load` or `from_pretrained` again, with any weights.
-        reference_weights: store a relative path to this checkpoint and its SHA-256 instead of the weights.
     """
     if isinstance(pair, nn.Module):
         require("safetensors", "cli", "save")
@@ -107,8 +106,8 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module, *, reference_weights
         recipe=pair.recipe,
         thresholds=pair.thresholds,
         data=pair.data,
-        reference_weights=reference_weights,
         configuration=loaded.save_configuration,
+        beside=files_of(pair.ann, loaded.save_configuration),
     )
     return Path(folder)
 
@@ -165,7 +164,7 @@ def load(
                 "onespike.from_pretrained(FOLDER, model), or --model python:FILE.py:FACTORY, which runs that file."
             )
         if isinstance(model, nn.Module):
-            load_checkpoint_(model, run.weights_file)
+            load_checkpoint_(model, run.folder / storage.WEIGHTS)
             loaded = LoadedModel(model, run.network["spec"], Reading(no_transform, ""))
         else:
             loaded = _load_network(run, model or run.network["spec"], on_disk=in_blocks(device_map))
@@ -181,16 +180,15 @@ def class_of(run: storage.Run) -> str | None:
 
 
 def _load_network(run: storage.Run, spec: str, on_disk: bool = False) -> LoadedModel:
-    attention, configuration = run.network["attention"], run.folder / storage.CONFIGURATION
+    attention, weights = run.network["attention"], run.folder / storage.WEIGHTS
+    configuration = run.folder / storage.CONFIGURATION
     if spec == run.network["spec"] and configuration.is_dir():
         spec = f"{spec.partition(':')[0]}:{configuration}"
     if on_disk:
-        loaded = load_model(spec, weights=run.weights_file, attention=attention, on_disk=True)
-    elif run.holds_weights:  # under the names that the network has in memory
+        loaded = load_model(spec, weights=weights, attention=attention, on_disk=True)
+    else:  # under the names that the network has in memory
         loaded = load_model(spec, random_weights=True, attention=attention)
-        load_checkpoint_(loaded.model, run.weights_file)
-    else:  # under the names that their publisher gave them
-        loaded = load_model(spec, weights=run.weights_file, attention=attention)
+        load_checkpoint_(loaded.model, weights)
     if size := run.network.get("size"):
         loaded = resized(loaded, *size)
     if replaced := run.network.get("normalization"):
@@ -206,17 +204,19 @@ def from_pretrained(
     name: Path | str, model: nn.Module | str | None = None, *, revision: str | None = None
 ) -> NetworkPair:
     """Load like `load` from a folder, or from a repository `OWNER/NAME` on the Hugging Face Hub."""
-    if Path(name).is_dir():
-        return load(name, model)
+    return load(name if Path(name).is_dir() else fetched(str(name), revision), model)
+
+
+def fetched(name: str, revision: str | None) -> Path:
+    """Return the folder of a repository `OWNER/NAME`, with all its files."""
     hub = require("huggingface_hub", "transformers", f"from_pretrained {name}")
     try:
-        folder = hub.snapshot_download(str(name), revision=revision)
+        return Path(hub.snapshot_download(name, revision=revision))
     except Exception as error:  # any exception of a hub client: offline, no such repository, no permission
         raise LoadError(
             f"{name}: neither a folder nor a repository that can be fetched ({first_line(error)}). "
             "Check the name and the network connection."
         ) from error
-    return load(folder, model)
 
 
 def no_transform(image: Any) -> NoReturn:

@@ -16,7 +16,7 @@ from onespike.adapters import LoadedModel
 from onespike.calibration.inputs import Inputs, Parts, batch_count, batches_of
 from onespike.calibration.stream import calibrate
 from onespike.conversion.network import Network, conversion_of
-from onespike.energy.ledger import Ledger, or_none
+from onespike.energy.ledger import Ledger
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.passes import check_for, improve, no_progress
@@ -26,7 +26,7 @@ from onespike.passes.tolerance import by_labels
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.recipe import preset as preset_recipe
-from onespike.runs.inputs import choose, digest, draws
+from onespike.runs.inputs import digest
 from onespike.runs.pair import NetworkPair, convert
 from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.devices import place_
@@ -241,67 +241,11 @@ def evaluate_pair(
     )
 
 
-def evaluate_again(
-    pair: NetworkPair,
-    items: Items,
-    repeat: int,
-    seed: int,
-    *,
-    batch_size: int = 16,
-    progress: Progress = no_progress,
-    finish: Callable[[nn.Module], Any] = lambda snn: None,
-) -> dict[str, Any]:
-    """Calibrate a run's network anew on as many inputs as it had, and measure each result on the same inputs.
-
-    The inputs to measure on are never drawn. `finish` is what else is done to each spiking network, such as integers of
-    its weights.
-    """
-    if pair.recipe.max_drop is not None:
-        raise UsageError(
-            "a run with max_drop would look for another energy each time. Convert it with a budget."
-        )
-    loaded, column = pair.loaded, pair.recipe.energy
-    source, count = choose(pair.data["source"], None, loaded.task), len(pair.data["names"])
-    scores, ratios, title = list[float | None](), list[float | None](), ""
-    for number, drawn in enumerate(draws(source, count, repeat, seed, (items,)), 1):
-        snn = spike(
-            pair.ann, Inputs(drawn, loaded), pair.recipe, share_weights=True, progress=progress, task=loaded.task
-        )  # fmt: skip
-        finish(snn)
-        result = evaluate_pair(
-            dataclasses.replace(pair, snn=snn), items, batch_size=batch_size, progress=progress,
-            title=f"calibration {number} of {repeat}",
-        )  # fmt: skip
-        headline = loaded.task.headline(result.to_dict())
-        title = headline.title
-        scores.append(headline.spiking)
-        ratios.append(or_none(result.ledger.ratio(column)))
-    return {
-        "repeat": repeat, "seed": seed, "inputs": count, "source": source.source, "title": title, "scores": scores,
-        "score": spread(scores), "column": column, "ratio": spread(ratios),
-    }  # fmt: skip
-
-
-def spread(figures: Sequence[float | None]) -> dict[str, float] | None:
-    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest; None if unknown.
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest.
 
     >>> spread([1.0, 2.0, 3.0])
     {'mean': 2.0, 'sd': 1.0, 'lowest': 1.0, 'highest': 3.0}
     """
-    values = [value for value in figures if value is not None]
-    if len(values) < len(figures):
-        return None
     deviation = stdev(values) if len(values) > 1 else 0.0
     return {"mean": fmean(values), "sd": deviation, "lowest": min(values), "highest": max(values)}
-
-
-def spelled(figure: dict[str, float] | None, digits: int) -> str:
-    """Write a figure over calibrations.
-
-    >>> spelled(spread([1.0, 2.0, 3.0]), 1)
-    '2.0 ± 1.0 (1.0 to 3.0)'
-    """
-    if figure is None:
-        return "–"
-    mean, sd, low, high = (f"{figure[name]:.{digits}f}" for name in ("mean", "sd", "lowest", "highest"))
-    return f"{mean} ± {sd} ({low} to {high})"

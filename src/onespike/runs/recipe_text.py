@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onespike.adapters import normalization
-from onespike.adapters.base import require
-from onespike.errors import UsageError, unknown
+from onespike.errors import UsageError, require, unknown
 from onespike.presets import DEFAULT, PRESETS
 from onespike.recipe import VERSION, Recipe
 from onespike.runs.pair import NetworkPair

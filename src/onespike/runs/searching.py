@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from onespike.runtime.validated import read_sealed, sealed
 from onespike.scale_search import Search, Trial
 from onespike.scale_search import search as search_scale
 from onespike.scale_search.objective import ScaleObjective
-from onespike.tasks import Items, Task, check
+from onespike.tasks import Items, Objective, Task
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
@@ -69,72 +69,32 @@ def search(
     """
     pair, items = in_memory(model, snn, loader, task)
     column = None if budget is None else energy or pair.recipe.energy
-    name = objective or pair.loaded.task.objective(items)
-    if name not in pair.loaded.task.objectives:
-        raise unknown("objective", name, pair.loaded.task.objectives)
-    aim = pair.loaded.task.objectives[name]
-    feed = progress("original network", len(items))(pair.loaded.batches(items, len(items)))
-    result = search_scale(
-        ScaleObjective(model, snn, feed, aim, items, column),
-        trials=trials,
-        maximize=aim.maximize,
-        fixed=(1.0, preset(pair.recipe.preset).scale),
-        sampler=sampler,
-        budget=budget,
-    )
+    _check_objective(pair, objective)
+    aim = pair.loaded.task.objectives[objective or pair.loaded.task.objective(items)]
+    measure = _objective(pair, items, aim, column, len(items), progress)
+    result = search_scale(measure, **_aimed(pair, aim), trials=trials, sampler=sampler, budget=budget)
     set_scale_(snn, result.best.scale)
     return result
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Energy of the run before and after the search, counted on the first batch in the column of its recipe.
-
-    Both are None for neurons whose spikes have no count. `analog_share` is the share of MACs that stay analog.
-    """
-
-    column: str
-    before: float | None
-    after: float | None
-    budget: float | None
-    analog_share: float
-
-    @property
-    def rises(self) -> bool:
-        """Whether the kept network spends over 5 % more than the one before, or than the run's budget."""
-        if self.before is None or self.after is None:
-            return False
-        return self.after > 1.05 * (self.before if self.budget is None else min(self.before, self.budget))
+def _check_objective(pair: NetworkPair, objective: str | None) -> None:
+    names = pair.loaded.task.objectives
+    if objective is not None and objective not in names:
+        raise UsageError(
+            f"search: the objective of {pair.loaded.spec} is {' or '.join(names)}, not {objective}. Leave objective= out."
+        )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a search and its cost."""
+def _objective(
+    pair: NetworkPair, items: Items, aim: Objective, column: str | None, batch_size: int, progress: Progress
+) -> ScaleObjective:
+    bar = progress("original network", batch_count(items, batch_size))
+    return ScaleObjective(pair.ann, pair.snn, bar(pair.loaded.batches(items, batch_size)), aim, items, column)
 
-    search: Search
-    objective: str
-    title: str
-    energy: str | None
-    images: int
-    available: int
-    forwards: int
-    seconds: float
-    spent: Spent
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "trials": [dataclasses.asdict(trial) for trial in self.search.trials],
-            "best": dataclasses.asdict(self.search.best),
-            "seconds": self.seconds,
-            "forwards": self.forwards,
-            "full_evaluation_forwards": self.available,
-            "objective": self.objective,
-            "images": self.images,
-            "budget": self.search.budget,
-            "energy": self.energy,
-            "front": [dataclasses.asdict(trial) for trial in self.search.front()],
-            "spent": dataclasses.asdict(self.spent),
-        }
+def _aimed(pair: NetworkPair, aim: Objective) -> dict[str, Any]:
+    """Return what a search is told about its objective; λ = 1 and the preset's value are always tried."""
+    return {"maximize": aim.maximize, "fixed": (1.0, preset(pair.recipe.preset).scale)}
 
 
 def search_images(
@@ -149,10 +109,7 @@ def search_images(
         everything = choose_labeled(pair.loaded, data, annotations)
     else:
         everything = choose(data, None, pair.loaded.task)
-    seen = set(overlap(pair.data, everything))
-    free = without(everything, seen)
-    if not free:
-        raise DataError(f"{data}: calibration has used all of its inputs. Give other ones.")
+    free = _unused(everything, pair.data)
     count = max(round(SHARE * len(free)), 100) if count is None else count
     chosen = limit_items(free, count)
     order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
@@ -191,11 +148,19 @@ def measurable(
     if not held_out:
         return choose_labeled(pair.loaded, data, annotations, count)
     items = choose_labeled(pair.loaded, data, annotations)
-    for used in (pair.data, {"sha256": searched(folder).get("used", ())}):
-        items = without(items, overlap(used, items))
-    if not items:
-        raise DataError(f"{data}: calibration or a search has used all of its inputs. Give other ones.")
+    items = _unused(items, pair.data, {"sha256": searched(folder).get("used", ())})
     return items if count is None else limit_items(items, count)
+
+
+def _unused(items: Items, *records: Mapping[str, Any]) -> Items:
+    """Return the inputs that calibration or a search has not used."""
+    for record in records:
+        items = without(items, overlap(record, items))
+    if not items:
+        raise DataError(
+            f"{items.source}: calibration or a search has used all of its inputs. Give other ones."
+        )
+    return items
 
 
 def search_run(
@@ -210,15 +175,16 @@ def search_run(
     energy: str | None = None,
     limit: int | None = None,
     batch_size: int = 16,
-    compiled: bool = False,
     url: str | None = None,
     progress: Progress = no_progress,
     **options: Any,
-) -> tuple[Outcome, NetworkPair]:
-    """Search λ of a run on separate images, store every trial, and keep the best λ in the run; return its new pair.
+) -> tuple[Search, dict[str, Any], NetworkPair]:
+    """Search λ of a run on separate images, store every trial, and keep the best λ in the run.
 
-    The objective must be one that the network's task has. Energy is measured if there is a budget, or a column for it.
-    `options` are those of `scale_search.search`: `trials`, `resume`, `fresh` and `report`.
+    Return the search, its record with what it cost, and the run's new pair. The objective must be one that the network's
+    task has. Energy is measured if there is a budget, or a column for it; in the record, `spent` is the energy of the run
+    before and after, on the first batch in the column of its recipe. `options` are those of `scale_search.search`:
+    `trials`, `resume`, `fresh` and `report`.
     """
     started = time.perf_counter()
     if energy is not None and energy not in searchable():
@@ -229,13 +195,7 @@ def search_run(
         )
     try_file(folder / FOLDER / RECORD)
     task = pair.loaded.task
-    if objective is not None and objective not in task.objectives:
-        names = " or ".join(task.objectives)
-        raise UsageError(
-            f"search: the objective of {pair.loaded.spec} is {names}, not {objective}. Leave objective= out."
-        )
-    if compiled:
-        check(task, "compile")
+    _check_objective(pair, objective)
     before_search, own_column = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = with_recipe(pair, pair.recipe.replace(factors=()))
@@ -244,9 +204,7 @@ def search_run(
     column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or task.objective(items)
     aim = task.objectives[objective]
-    bar = progress("original network", batch_count(items, batch_size))
-    batches = bar(pair.loaded.batches(items, batch_size))
-    measure = ScaleObjective(pair.ann, pair.snn, batches, aim, items, column, compiled)
+    measure = _objective(pair, items, aim, column, batch_size, progress)
     before, _ = _energy(before_search, measure.parts[0][0], own_column)
     place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
     place.mkdir(exist_ok=True)
@@ -255,8 +213,7 @@ def search_run(
     parts = (objective, sampler, budget and f"{budget:g}", column, prices)
     result = search_scale(
         measure,
-        maximize=aim.maximize,
-        fixed=(1.0, preset(pair.recipe.preset).scale),
+        **_aimed(pair, aim),
         sampler=sampler,
         budget=budget,
         storage=url or f"sqlite:///{place / STUDY}",
@@ -273,17 +230,33 @@ def search_run(
     )
     pair = with_recipe(pair, pair.recipe.replace(scale=result.best.scale))
     after, analog = _energy(pair.snn, measure.parts[0][0], own_column)
-    outcome = Outcome(
-        result, objective, aim.title, column, len(items), available, measure.forwards, time.perf_counter() - started,
-        Spent(own_column, before, after, pair.recipe.budget, analog),
-    )  # fmt: skip
+    record = {
+        "trials": [dataclasses.asdict(trial) for trial in result.trials],
+        "best": dataclasses.asdict(result.best),
+        "seconds": time.perf_counter() - started,
+        "forwards": measure.forwards,
+        "full_evaluation_forwards": available,
+        "objective": objective,
+        "images": len(items),
+        "budget": budget,
+        "energy": column,
+        "front": [dataclasses.asdict(trial) for trial in result.front()],
+        "spent": {
+            "column": own_column,
+            "before": before,
+            "after": after,
+            "budget": pair.recipe.budget,
+            "analog_share": analog,
+        },
+    }
     images = {"source": items.source, "names": list(items.names), "used": [digest(item) for item in items]}
-    write_atomically(folder / FOLDER / RECORD, sealed({**outcome.to_dict(), **images}))
+    write_atomically(folder / FOLDER / RECORD, sealed({**record, **images}))
     storage.replace_recipe(folder, pair.recipe)
-    return outcome, pair
+    return result, record, pair
 
 
 def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
+    """Return the ratio of a network, None for neurons whose spikes have no count, and the share that stays analog."""
     with evaluating(snn), metered(snn) as ledger:
         call(snn, inputs)
     return or_none(ledger.ratio(column)), ledger.analog_share

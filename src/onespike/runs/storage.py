@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.neurons import NEURONS
 from onespike.recipe import Recipe
-from onespike.runtime.atomic import atomic_directory, damage, digests, sha256, write_atomically
+from onespike.runtime.atomic import atomic_directory, damage, digests, write_atomically
 from onespike.runtime.devices import save_weights
 from onespike.runtime.validated import read_version, sealed, understood
 from onespike.sites import Site
@@ -33,7 +32,7 @@ class Network:
     spec: str
     weights: str
     attention: str | None
-    weights_file: str
+    weights_file: Literal["weights.safetensors"]
     preprocessing: str = ""
     published_top1: float | None = None
     size: tuple[int, int] | None = None
@@ -82,22 +81,14 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run directory, with all checksums compared; an adapter reads the weights."""
+    """The contents of a run directory, with all checksums compared; an adapter reads its weights."""
 
     folder: Path
     network: dict[str, Any]
     recipe: Recipe
     thresholds: Thresholds
     data: dict[str, Any]
-
-    @property
-    def weights_file(self) -> Path:
-        return self.folder / str(self.network["weights_file"])
-
-    @property
-    def holds_weights(self) -> bool:
-        """Whether the weights are in the run, not in a checkpoint elsewhere."""
-        return bool(self.network["weights_file"] == WEIGHTS)
+    files: tuple[str, ...] = ()
 
 
 def save(
@@ -108,31 +99,27 @@ def save(
     recipe: Recipe,
     thresholds: Thresholds,
     data: dict[str, Any],
-    reference_weights: Path | None = None,
     configuration: Callable[[Path], None] | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a run directory; it appears under its name only when it is complete.
 
-    `network` says how to rebuild it, `reference_weights` stores a relative path to a checkpoint and its SHA-256 instead
-    of the weights, and `configuration` writes whatever else the adapter needs into a folder.
+    `network` says how to rebuild it, and `configuration` writes whatever else the adapter needs into a folder;
+    `beside` writes what a library needs to load the run itself.
     """
     from safetensors.torch import save_file
 
     with atomic_directory(folder) as partial:
         save_file(_tensors(thresholds), partial / THRESHOLDS)
-        if reference_weights is None:
-            save_weights(partial / WEIGHTS, model)
+        save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
+        if beside is not None:
+            beside(partial)
         files = digests(partial)
-        inside, weights_file = tuple(files), WEIGHTS
-        if reference_weights is not None:
-            reference = os.path.relpath(Path(reference_weights).resolve(), Path(folder).resolve())
-            weights_file = Path(reference).as_posix()
-            files[weights_file] = sha256(reference_weights)
         record = {
             "version": VERSION,
-            "network": {**network, "weights_file": weights_file},
+            "network": {**network, "weights_file": WEIGHTS},
             "recipe": recipe.to_dict(),
             "sites": {str(site): _facts(t) for site, t in thresholds.items()},
             "uncovered": [[*key, macs] for key, macs in thresholds.uncovered.items()],
@@ -142,7 +129,7 @@ def save(
             "files": files,
         }
         (partial / RECORD).write_text(sealed(record), encoding="utf-8")
-        for name in inside:  # safetensors makes its files unreadable for others
+        for name in files:  # safetensors makes its files unreadable for others
             shutil.copymode(partial / RECORD, partial / name)
 
 
@@ -161,18 +148,12 @@ def load(folder: Path) -> Run:
         )
     record = _read_record(folder)
     for name, expected in record["files"].items():
-        if (difference := damage(folder / name, expected)) is None:
-            continue
-        if name.startswith("../"):
-            raise LoadError(
-                f"{folder}: the checkpoint {folder / name}, to which the run refers, {difference}. "
-                "Put it back, or convert the network again."
-            )
-        raise _damaged(folder, f"{name} {difference}")
+        if (difference := damage(folder / name, expected)) is not None:
+            raise _damaged(folder, f"{name} {difference}")
     with understood(folder / RECORD, REMEDY):
         recipe = Recipe.from_dict(record["recipe"])
         thresholds = _thresholds(record, _read(folder / THRESHOLDS))
-    return Run(folder, record["network"], recipe, thresholds, record["data"])
+    return Run(folder, record["network"], recipe, thresholds, record["data"], tuple(record["files"]))
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

@@ -43,12 +43,7 @@ def readable(verb: str, batch: Any) -> Iterator[None]:
 
 
 def labeled(verb: str, batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a batch with both; NaN or infinite inputs are refused, but for masks.
-
-    >>> labeled("evaluate", (torch.tensor([1.0, float("nan")]), None))
-    Traceback (most recent call last):
-    onespike.errors.DataError: evaluate: an input holds NaN or infinite values. Check the data and its preprocessing.
-    """
+    """Return inputs and labels of a batch with both; NaN or infinite inputs are refused, but for masks."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise DataError(f"{verb}: a batch must be (inputs, labels). Without labels, give (inputs, None).")
     inputs = batch[0].items() if isinstance(batch[0], Mapping) else [("", batch[0])]
@@ -112,11 +107,6 @@ def take(batch: Any, chosen: slice | Tensor) -> Any:
     """Return some inputs of a batch, by a slice or by their numbers.
 
     A part without one row per input (a flag, a shared mask) stays whole.
-
-    >>> take({"ids": torch.arange(6).view(3, 2), "scale": 2.0}, slice(0, 1))
-    {'ids': tensor([[0, 1]]), 'scale': 2.0}
-    >>> take(([torch.zeros(1), torch.ones(2)],), slice(1, 2))
-    ([tensor([1., 1.])],)
     """
     size = count(batch)
 
@@ -135,11 +125,7 @@ def take(batch: Any, chosen: slice | Tensor) -> Any:
 
 
 def split(batch: Any, size: int) -> Iterator[Any]:
-    """Yield a batch in parts of at most `size` inputs.
-
-    >>> [len(part) for part in split(torch.zeros(5, 2), 2)]
-    [2, 2, 1]
-    """
+    """Yield a batch in parts of at most `size` inputs."""
     for start in range(0, count(batch), size):
         yield take(batch, slice(start, start + size))
 
@@ -155,11 +141,7 @@ def take_first(batches: Iterable[Any], inputs: int) -> list[Any]:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Join batches of one form; return the first alone where their inputs differ in shape.
-
-    >>> join([{"x": torch.zeros(2, 3), "scale": 2.0}, {"x": torch.ones(1, 3), "scale": 2.0}])["x"].shape
-    torch.Size([3, 3])
-    """
+    """Join batches of one form; return the first alone where their inputs differ in shape."""
     sizes = [count(batch) for batch in batches]
 
     def together(parts: Sequence[Any], within: bool = True) -> Any:

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.errors import LoadError, UsageError, first_line
+from onespike.errors import LoadError, UsageError, first_line, require
 from onespike.runtime.validated import read
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
         return lie_in_blocks_(model, check_device(device), parse_size(size) if size else None)
     if device != "cpu":
         raise UsageError(f"device={device!r} and a device map exclude each other. Give one of them.")
-    try:
-        import accelerate
-    except ImportError as error:
-        remedy = "Install it with: pip install 'onespike[accelerate]'"
-        raise LoadError(f"device maps need accelerate. {remedy}") from error
+    accelerate = require("accelerate", "accelerate", "device map")
     chosen = _strategy(model, device_map) if device_map in STRATEGIES else _read(model, device_map)
     folder = None
     if "disk" in chosen.values():

@@ -6,7 +6,7 @@ import base64
 import io
 from typing import TYPE_CHECKING, Any
 
-from onespike.errors import LoadError
+from onespike.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,11 +16,10 @@ def figure(
     width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1, margin: bool = True
 ) -> tuple[Figure, Any]:
     """Return an empty figure in the house style and its axes; without a margin the axes fill it."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LoadError("figures need matplotlib. Install it with: pip install 'onespike[plots]'") from error
+    require("matplotlib", "plots", "figure")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.grid": True,
              "grid.alpha": 0.3, "axes.axisbelow": True}  # fmt: skip
     with rc_context(style):

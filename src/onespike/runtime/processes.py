@@ -24,11 +24,7 @@ PATIENCE = timedelta(days=1)
 
 
 class Processes:
-    """This process, number `rank` of `count` that share the work; 0 is the one that prints and writes files.
-
-    >>> Processes().exchange("result")
-    ['result']
-    """
+    """This process, number `rank` of `count` that share the work; 0 is the one that prints and writes files."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from onespike.errors import LoadError, OnespikeError, out_of_memory
+from onespike.errors import LoadError, OnespikeError, out_of_memory, require
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SEAL = "sha256"
 MISFITS = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError
+Where = Callable[[tuple[int | str, ...]], str]
+
+
+def dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))
 
 
 def parse(
@@ -26,18 +31,11 @@ def parse(
     place: Path | str,
     remedy: str,
     error: type[OnespikeError] = LoadError,
-    where: Callable[[tuple[int | str, ...]], str] = lambda location: ".".join(map(str, location)),
+    where: Where = dotted,
 ) -> T:
     """Return JSON as the type it must have; only whole numbers become floats and lists tuples.
 
     More than 200 levels of nesting are refused. `where` says how the message names a position in the file.
-
-    >>> parse(dict[str, tuple[float, ...]], '{"a": [1, 2]}', "a.json", "Write it again.")
-    {'a': (1.0, 2.0)}
-    >>> parse(dict[str, tuple[float, ...]], '{"a": [1, "2"]}', "a.json", "Write it again.")
-    Traceback (most recent call last):
-    ...
-    onespike.errors.LoadError: a.json: the file is damaged (at a.1: input should be a valid number). Write it again.
     """
     adapter = _adapter(cast(Any, schema))
     from pydantic import ValidationError
@@ -55,7 +53,9 @@ def parse(
     return result
 
 
-def read(schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError) -> T:
+def read(
+    schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError, where: Where = dotted
+) -> T:
     """Return a JSON file as the type it must have."""
     try:
         text = file.read_bytes()
@@ -63,7 +63,7 @@ def read(schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = 
         raise error(f"{file}: no such file. {remedy}") from absent
     except OSError as refused:
         raise error(f"{file}: the file cannot be read ({refused.strerror}). {remedy}") from refused
-    return parse(schema, text, file, remedy, error)
+    return parse(schema, text, file, remedy, error, where)
 
 
 def sealed(record: dict[str, Any]) -> str:
@@ -114,9 +114,5 @@ def understood(place: Path | str, remedy: str, error: type[OnespikeError] = Load
 
 @cache
 def _adapter(schema: Any) -> TypeAdapter[Any]:
-    try:
-        from pydantic import TypeAdapter
-    except ImportError as absent:
-        remedy = "Install it with: pip install 'onespike[cli]'"
-        raise LoadError(f"reading files needs pydantic. {remedy}") from absent
-    return TypeAdapter(schema)
+    adapter: TypeAdapter[Any] = require("pydantic", "cli", "reading files").TypeAdapter(schema)
+    return adapter

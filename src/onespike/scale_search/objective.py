@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from onespike.conversion.network import set_scale_
@@ -13,10 +12,9 @@ from onespike.energy.columns import column_of
 from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
 from onespike.errors import DataError
-from onespike.evaluation.pairwise import pairwise
+from onespike.evaluation.pairwise import Once, pairwise
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.runtime.remembered import Once
 from onespike.scale_search import LOWEST, Hopeless, Measurement
 from onespike.tasks import Items, Objective
 
@@ -28,9 +26,8 @@ class ScaleObjective:
     """Measure one λ on a fixed set of inputs in memory, with the original's outputs while there is room.
 
     A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first
-    batch are counted (one row in `EVERY`, always the same rows), so that counting costs little. A compiled network is
-    compiled once: it reads λ as a value. `images` is the number of inputs, `forwards` how many went through either
-    network so far.
+    batch are counted (one row in `EVERY`, always the same rows), so that counting costs little. `images` is the number
+    of inputs, `forwards` how many went through either network so far.
     """
 
     def __init__(
@@ -41,10 +38,8 @@ class ScaleObjective:
         objective: Objective,
         items: Items,
         energy: str | None = None,
-        compiled: bool = False,
     ) -> None:
         self.snn, self.objective, self.items, self.energy = snn, objective, items, energy
-        self.run: Callable[..., Any] = torch.compile(snn) if compiled else snn
         device = device_of(ann)
         self.parts = [(to(inputs, device), labels) for inputs, labels in batches]
         self.images, self.forwards = sum(count(inputs) for inputs, _ in self.parts), 0
@@ -71,7 +66,7 @@ class ScaleObjective:
         def spiking(inputs: Any) -> Any:
             self.forwards += count(inputs)
             if next(ledgers, None) is None:
-                return call(self.run, inputs)
+                return call(self.snn, inputs)
             with metered(self.snn, ledger):  # the first batch
                 return call(self.snn, inputs)
 

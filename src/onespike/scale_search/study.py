@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from onespike.adapters.base import require
-from onespike.errors import LoadError, UsageError, first_line, unknown
+from onespike.errors import LoadError, UsageError, first_line, require, unknown
 from onespike.runtime.validated import understood
 
 SAMPLERS = ("gp", "tpe", "grid")
@@ -57,13 +56,7 @@ Report = Callable[[Trial, int, int], None]
 
 
 def front(points: Sequence[tuple[float, float]], maximize: bool) -> list[int]:
-    """Return the places of the (energy, value) points that no other point beats in both, by rising energy.
-
-    >>> front([(0.1, 5), (0.2, 4), (0.3, 9)], maximize=True)
-    [0, 2]
-    >>> front([(0.1, 5), (0.2, 4), (0.3, 9), (0.4, 1)], maximize=False)
-    [0, 1, 3]
-    """
+    """Return the places of the (energy, value) points that no other point beats in both, by rising energy."""
     sign = 1 if maximize else -1
     unbeaten: list[int] = []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
@@ -109,7 +102,6 @@ def search(
     identity: Mapping[str, Any] | None = None,
     resume: bool = False,
     fresh: bool = False,
-    seed: int = 0,
     report: Report = lambda trial, done, total: None,
 ) -> Search:
     """Find the best λ in (0, 1] in so many trials, including the `fixed` ones, tried first, and those of an earlier search.
@@ -118,12 +110,8 @@ def search(
     processes may share, `name` the study's name there; None keeps the trials in memory. A study that exists is continued
     with `resume`, deleted with `fresh`, and refused if its `identity` is another. After each trial `report` gets it, the
     number finished and the total.
-
-    >>> result = search(lambda scale, hopeless: Measurement(-(scale - 0.3) ** 2), trials=12)
-    >>> abs(result.best.scale - 0.3) < 0.05
-    True
     """
-    optuna: Any = require("optuna", "search", "search")
+    optuna = require("optuna", "search", "search")
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
     if resume and fresh:
@@ -144,7 +132,7 @@ def search(
             study = open_study(backend, name, identity or {}, resume, fresh, maximize)
             finished(study)
         plan(study, wanted)
-        study.sampler = sampler_of(sampler, seed + len(study.trials))  # resumed, it draws other numbers
+        study.sampler = sampler_of(sampler, len(study.trials))  # resumed, it draws other numbers
         blank_since: dict[int, float] = {}
         while (missing := trials - len(finished(study))) > 0:  # processes that share a study may add one each
             if missing > len(trials_in(study, "RUNNING")):

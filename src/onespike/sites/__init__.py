@@ -6,7 +6,6 @@ from onespike.sites.rules import matrix_product as matrix_product
 from onespike.sites.rules import synaptic as synaptic
 from onespike.sites.site import Operand as Operand
 from onespike.sites.site import Product as Product
-from onespike.sites.site import Rows as Rows
 from onespike.sites.site import Site as Site
 from onespike.sites.tracer import discover as discover
 from onespike.sites.visitor import Places as Places

@@ -154,8 +154,8 @@ class Operand:
         """Return whether an earlier block of rows of the same operand was visited."""
         return self.rows is not None and not self.rows.is_first
 
-    def neuron(self, x: Tensor | None = None) -> Any:
-        """Return the neuron or analog site here, for the visited rows; with x, with the steps of that input."""
+    def neuron(self) -> Any:
+        """Return the neuron or analog site here, for the visited rows."""
         return None
 
     def value(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ the first products, the classifier head and operands that act as weights are fou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class SiteFacts:
 
     site: Site
     shape: tuple[int, ...]
-    first: int = 0
+    first: float = 0
     """The forward that reached it first."""
     calls: int = 0
     forwards: int = 1
@@ -247,26 +247,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def discover(model: nn.Module, *batches: Any) -> Trace:
-    """Trace one forward per batch; nothing in the network changes.
-
-    >>> from torch import nn
-    >>> trace = discover(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(1, 2))
-    >>> [f"{site} {trace.role(site)}" for site in trace.sites]
-    ['0:linear0_input input', '2:linear0_input head']
-    """
+    """Trace one forward per batch; nothing in the network changes."""
     tracers = [Tracer(model) for _ in batches]
     with torch.no_grad():
         for tracer, batch in zip(tracers, batches, strict=True):
             call(tracer.run, inputs_of(model, batch))
     return joined(*(tracer.trace for tracer in tracers))
-
-
-def merge_traces(parts: Sequence[Trace]) -> Trace:
-    """One trace of all batches, where part i of n has seen every n-th batch from the i-th on."""
-    for number, part in enumerate(parts):
-        for facts in part.sites.values():
-            facts.first = facts.first * len(parts) + number
-    return joined(*parts)
 
 
 def joined(*parts: Trace) -> Trace:

@@ -158,13 +158,6 @@ def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
     """Let a visitor see the operands of every forward within this context; always undone.
 
     A converted network hands them over at its neurons, any other network wherever a rule applies.
-
-    >>> seen = []
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> with visiting(model, Visit(lambda operand, x: seen.append(str(operand.site)) or x)):
-    ...     _ = model(torch.zeros(1, 2))
-    >>> seen
-    ['0:linear0_input', '1:relu0_input', '2:linear0_input']
     """
     places = [module for module in model.modules() if isinstance(module, Places)]
     if not places:

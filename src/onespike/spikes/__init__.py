@@ -3,13 +3,7 @@
 from onespike.spikes.code import SpikeCode as SpikeCode
 from onespike.spikes.code import row_gain as row_gain
 from onespike.spikes.fire_functions import ROUNDINGS as ROUNDINGS
-from onespike.spikes.fire_functions import FireFunction as FireFunction
-from onespike.spikes.fire_functions import bounds as bounds
 from onespike.spikes.fire_functions import fire as fire
 from onespike.spikes.fire_functions import fire_function as fire_function
-from onespike.spikes.levels import LevelSpec as LevelSpec
-from onespike.spikes.levels import density_levels as density_levels
-from onespike.spikes.levels import exponential_levels as exponential_levels
-from onespike.spikes.levels import linear_levels as linear_levels
 from onespike.spikes.levels import mixed_levels as mixed_levels
 from onespike.spikes.levels import parse_levels as parse_levels

@@ -26,16 +26,31 @@ def row_gain(x: Tensor, typical: Tensor, shifts: bool = True) -> Tensor:
     Without `shifts` it is the ratio mean|x| / typical itself, which costs a multiplication.
 
     The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
-
-    >>> row_gain(torch.tensor([[1.0, 1.0], [1.0, 2.0], [-8.0, 8.0], [0.0, 0.0]]), torch.tensor(1.0)).flatten().tolist()
-    [1.0, 2.0, 8.0, 0.5]
-    >>> row_gain(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), shifts=False).flatten().tolist()
-    [1.5, 1.1754943508222875e-38]
     """
+    mean = x.float().abs().mean(-1, keepdim=True)
     if not shifts:
-        return (x.float().abs().mean(-1, keepdim=True) / typical).clamp(min=torch.finfo(torch.float32).tiny)
-    ratio = x.float().abs().mean(-1, keepdim=True) * (2**0.5 / typical)
-    return power_of_two(ratio.clamp(FINEST, COARSEST))
+        return (mean / typical).clamp(min=torch.finfo(torch.float32).tiny)
+    return power_of_two((mean * (2**0.5 / typical)).clamp(FINEST, COARSEST))
+
+
+def few_digits(x: Tensor, digits: int) -> Tensor:
+    """Return numbers near x that are sums of this many powers of two, each added or subtracted, in double.
+
+    >>> few_digits(torch.tensor([0.7, 3.0, 5.1, 0.0]), 2).tolist(), few_digits(torch.tensor(0.7), 1).item()
+    ([0.75, 3.0, 5.0, 0.0], 0.5)
+    """
+    total, x = torch.zeros_like(x, dtype=torch.float64), x.double()
+    for _ in range(digits):
+        mantissa, exponent = (x - total).frexp()
+        nearest = exponent - (mantissa.abs() < 0.75).int()
+        total = total + mantissa.sign() * torch.ones_like(total).ldexp(nearest)
+    return total
+
+
+MOST_CUTS = 160
+"""The longest table of thresholds on integers."""
+SHIFTS, SUM_SHIFTS = 2, 3
+"""The most powers of two in a factor of neurons, and of sums, so that integers are multiplied by shifting and adding."""
 
 
 class SpikeCode(NamedTuple):
@@ -79,6 +94,22 @@ class SpikeCode(NamedTuple):
         return self.function.levels
 
     @property
+    def compared(self) -> bool:
+        """Whether integers decide by comparisons; with more levels they are scaled and rounded."""
+        return len(self.levels) * len(self.populations) < MOST_CUTS
+
+    @property
+    def shifted(self) -> bool:
+        """Whether scaling to steps is shifting and adding: their reciprocals are sums of few powers of two.
+
+        Two different steps are brought to a common unit on integers, and lose that.
+        """
+        if self.sides == "both":
+            return False
+        factors = [1 / step.double()[step > 0] for _, step in self.populations]
+        return all(torch.allclose(few_digits(f, SHIFTS), f, rtol=1e-6, atol=0.0) for f in factors)
+
+    @property
     def largest(self) -> int:
         """The largest count that it can send."""
         return self.function.levels[-1]
@@ -102,11 +133,6 @@ class SpikeCode(NamedTuple):
         if self.positive is None or self.negative is None:
             return "positive" if self.negative is None else "negative"
         return "even" if torch.equal(self.positive, self.negative) else "both"
-
-    @property
-    def worths(self) -> int:
-        """The number of different spike values: 2 if positive and negative spikes differ."""
-        return 2 if self.sides == "both" else 1
 
     def units(self) -> tuple[Tensor, Tensor]:
         """Both steps; 0 for a side that is off."""

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,75 +40,32 @@ def _check_largest(largest: int, text: str) -> None:
         )
 
 
-def linear_levels(M: int) -> tuple[int, ...]:
-    """y_k = k for 1 ≤ k ≤ 2M, the linear fire function of the paper's ablation."""
-    return _named("linear", M).levels()
-
-
-def exponential_levels(M: int) -> tuple[int, ...]:
-    """y_k = 2^(k−1) for 1 ≤ k ≤ 2M, the exponential fire function of the paper's ablation."""
-    return _named("exponential", M).levels()
-
-
 def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
     """y_k = k for k ≤ M, then M − 1 + 2^(k−M) for M < k ≤ M + tail (eq. 12, where tail = M).
 
     The paper prints the second range as N+1 ≤ k; it is M+1 ≤ k, since the largest level must be the
-    denominator M − 1 + 2^M of eq. 16.
+    denominator M − 1 + 2^M of eq. 16. Linear levels have no tail, exponential ones have M = 1.
 
     >>> mixed_levels(8, tail=3)
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15)
     """
-    return _named("mixed", M, M if tail is None else tail).levels()
+    return _mixed(f"mixed:{M}", M, M if tail is None else tail)
 
 
-@dataclass(frozen=True)
-class LevelSpec:
+def _mixed(name: str, M: int, tail: int) -> tuple[int, ...]:
+    if M < 1 or tail < 0:
+        raise UsageError(f"levels '{name}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
+    # A shift by an absurd tail would exhaust memory; past 64 bits the answer is "too large" anyway.
+    _check_largest(M - 1 + (1 << min(tail, 64)), name)
+    return (*range(1, M + 1), *(M - 1 + 2**k for k in range(1, tail + 1)))
+
+
+class LevelSpec(NamedTuple):
     """A fire function by name, such as `mixed:8`, and its integers; None if `density` chooses 2M from a histogram."""
 
     name: str
     M: int
     integers: tuple[int, ...] | None
-
-    def __str__(self) -> str:
-        return self.name
-
-    def levels(
-        self, histogram: tuple[Tensor, Tensor] | None = None, rounding: str = "paper"
-    ) -> tuple[int, ...]:
-        """Return the integers, strictly increasing; `density` takes them from `histogram` = (values, counts)."""
-        if self.integers is not None:
-            return self.integers
-        if histogram is None:
-            raise CalibrationError(
-                f"levels '{self}' are chosen from a histogram, and there is none. "
-                f"Calibrate first, or use mixed:{self.M}."
-            )
-        return density_levels(*histogram, 2 * self.M, rounding)
-
-
-def _named(kind: str, M: int, tail: int = 0) -> LevelSpec:
-    """Return the levels of a kind. M is half their number, but that of bits, or of levels before another tail than M."""
-    name = f"{kind}:{M}" + (f"+{tail}" if kind == "mixed" and tail != M else "")
-    if M < 1 or tail < 0:
-        raise UsageError(f"levels '{name}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
-    if kind != "mixed" and tail:
-        raise UsageError(f"levels of kind '{kind}' have no tail. Write {kind}:{M}, or use mixed.")
-    # A shift by an absurd M would exhaust memory; past 64 bits the answer is "too large" anyway.
-    largest = {
-        "mixed": M - 1 + (1 << min(tail, 64)),
-        "linear": 2 * M,
-        "exponential": 1 << min(2 * M - 1, 64),
-        "density": 0,
-        "bits": (1 << min(M, 64)) - 1,
-    }[kind]
-    _check_largest(largest, name)
-    if kind == "density":
-        return LevelSpec(name, M, None)
-    if kind == "exponential":
-        return LevelSpec(name, M, tuple(2**k for k in range(2 * M)))
-    dense = M if kind == "mixed" else largest
-    return LevelSpec(name, M, (*range(1, dense + 1), *(M - 1 + 2**k for k in range(1, tail + 1))))
 
 
 def parse_levels(text: str) -> LevelSpec:
@@ -116,8 +73,6 @@ def parse_levels(text: str) -> LevelSpec:
 
     >>> parse_levels("8") == parse_levels("mixed:8")
     True
-    >>> parse_levels("mixed:64+8").levels()[-1]
-    319
     """
     if not isinstance(text, str):
         raise UsageError(f"levels must be text such as 'mixed:8' or '1,2,4', not {text!r}.")
@@ -142,7 +97,19 @@ def parse_levels(text: str) -> LevelSpec:
         raise unknown("kind of levels", kind, KINDS)
     first, plus, second = size.partition("+")
     M = integer(first)
-    return _named(kind, M, integer(second) if plus else M if kind == "mixed" else 0)
+    tail = integer(second) if plus else M
+    if plus and kind != "mixed":
+        raise UsageError(f"levels of kind '{kind}' have no tail. Write {kind}:{M}, or use mixed.")
+    name = f"{kind}:{M}" + (f"+{tail}" if tail != M else "")
+    dense, powers = {
+        "mixed": (M, tail),
+        "linear": (2 * M, 0),
+        "exponential": (1, 2 * M - 1),
+        "bits": ((1 << min(max(M, 0), 64)) - 1, 0),
+        "density": (M, 0),
+    }[kind]
+    integers = _mixed(name, dense, powers)
+    return LevelSpec(name, M, None if kind == "density" else integers)
 
 
 def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
@@ -151,9 +118,6 @@ def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "
     `values` are the bin centers of a histogram of |x|/step. The first level is 1 and the last is the largest value seen,
     rounded. Those between minimize Σ counts·(values − G(values))² exactly, by dynamic programming over the integers.
     Above about a thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
-
-    >>> density_levels(torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0]), torch.tensor([9, 9, 9, 9, 1]), 4)
-    (1, 2, 3, 40)
     """
     value, order = values.detach().double().cpu().sort()
     weight = counts.detach().double().cpu()[order]

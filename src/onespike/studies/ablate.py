@@ -15,7 +15,7 @@ from onespike.calibration.stream import calibrate
 from onespike.errors import DataError
 from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
-from onespike.presets import PRESETS
+from onespike.presets import FAST
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
@@ -25,8 +25,6 @@ from onespike.studies.finished import REMEDY, Finished
 from onespike.tasks import Headline, Items
 
 FOLDER, RECORD = "ablation", "ablation.json"
-QUICK = tuple(name for name in PRESETS["best"].settings["passes"] if name != "tune")
-"""The default passes to ablate: tuning in every row would take hours."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +81,18 @@ def ablate_run(
 
     Every finished row is stored in the run at once; a second call measures only the missing ones. Rows on other
     images, or at another energy, are kept beside them. The passes are those of the run by default, or else those of the
-    preset `best` without `tune`; the budget is the run's, or the energy of its recipe without passes.
+    preset `fast`, since tuning in every row would take hours; the budget is the run's, or the energy of its recipe without passes.
     """
     if runs.overlap(pair.data, items):
         raise DataError(f"{items.source}: calibration has used some of these images. Give other ones.")
-    names = check_passes(passes or pair.recipe.passes or QUICK)
-    column = energy or pair.recipe.energy
-    check_budget(budget, column)
+    column, ratio = energy or pair.recipe.energy, pair.recipe.budget if budget is None else budget
+    check_budget(ratio, column)
     recipe = pair.recipe.replace(passes=(), budget=None, max_drop=None, energy=column, factors=())
-    check_recipe(recipe.replace(passes=names))
-    ratio = budget if budget is not None else pair.recipe.budget
+    names = check_recipe(recipe.replace(passes=passes or pair.recipe.passes or FAST))
     file = folder / FOLDER / RECORD
     finished = Finished(file, {})
     try_file(file)
-    identity = {
+    identity = {  # in every key: rows at another energy are kept beside these
         "run": sha256(folder / THRESHOLDS),
         "weights": network_digest(pair.ann),
         "recipe": recipe.to_dict(),

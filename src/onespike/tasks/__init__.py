@@ -1,8 +1,7 @@
 """Tasks: how inputs are read, what a network's output means, and how both networks are scored."""
 
 from onespike.tasks.base import TASKS, Meaning, Metric, Objective, Score, Task, check, compared, task, task_of
-from onespike.tasks.class_folders import match_classes
-from onespike.tasks.classification import Accuracy, Classification
+from onespike.tasks.classification import Accuracy, Classification, match_classes
 from onespike.tasks.coco import Coco, category_ids, list_coco, read_coco, unlabeled
 from onespike.tasks.detection import Detection
 from onespike.tasks.embedding import Embedding

@@ -14,13 +14,37 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_map_only
 
-from onespike.errors import UsageError, unknown
+from onespike.errors import DataError, UsageError, unknown
+from onespike.runtime.batches import logits
 from onespike.tasks.images import list_images, read_image
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import bounds_of, span
-from onespike.tasks.scores import NETWORKS, Mean, exact
 from onespike.tasks.summaries import Figure, Headline, Summary, flat
+
+NETWORKS = {"ann": "original", "snn": "spiking"}
+"""Both networks: their names in records and in words."""
+
+
+def exact(output: Any) -> Any:
+    return tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, logits(output))
+
+
+def refuse_nan(scores: Tensor, network: str, inputs: str) -> None:
+    """Refuse NaN; −∞, which masks out a class, may stand."""
+    if bool(scores.isnan().any()):
+        raise DataError(
+            f"the output of the {NETWORKS[network]} network is NaN. Check its weights, and {inputs}."
+        )
+
+
+def relative_entropy(expected: Tensor, actual: Tensor) -> Tensor:
+    """Return KL(expected ‖ actual) over the last dimension of logits; classes of probability 0 add nothing."""
+    log_p, log_q = expected.log_softmax(-1), actual.log_softmax(-1)
+    p = log_p.exp()
+    return (p * (log_p - log_q)).masked_fill(p == 0, 0.0).sum(-1)
+
 
 Drawing = Callable[[Any, Tensor], Tensor]
 """(output of some inputs, their places in the batch) → the summed log-probability of their samples."""
@@ -75,14 +99,25 @@ class Metric(Protocol):
     def compute(self) -> dict[str, Any]: ...
 
 
-class Score(Protocol):
-    """A figure of the spiking network alone, which a search raises or lowers.
+@dataclass
+class Score:
+    """A figure of the spiking network alone, which a search raises or lowers: a mean over inputs.
 
-    A batch has `size` inputs; `expected` is None unless the objective compares with the original network.
+    `values_of` (expected, actual, labels) gives one value per input, or their sum; `expected` is None unless the
+    objective compares with the original network. `of_mean` turns the mean into the score.
     """
 
-    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None: ...
-    def value(self) -> float: ...
+    values_of: Callable[[Any, Any, Any], Tensor]
+    of_mean: Callable[[float], float] = float
+    total: float = 0.0
+    inputs: int = 0
+
+    def update(self, expected: Any, actual: Any, labels: Any, size: int) -> None:
+        self.total += float(self.values_of(expected, actual, labels).detach().double().sum())
+        self.inputs += size
+
+    def value(self) -> float:
+        return self.of_mean(self.total / self.inputs)
 
 
 @dataclass(frozen=True)
@@ -104,7 +139,8 @@ class Task(Meaning):
     Attributes:
         unit: the plural name of its inputs.
         bundled: inputs for calibration and for figures that ship with onespike.
-        cannot: an option or command that this task does not support → why, with the remedy.
+        verb: what its networks do, in messages.
+        cannot: options and commands that it does not support, by their names in `REFUSALS`.
         scored_by: title and key of the figures by which runs are compared: the first that an evaluation has.
         compared_by: title and key of the figure that needs no labels, if there is one.
         listed: title, key and digits of the figures in a table of runs; `{}` in a title stands for each network.
@@ -113,7 +149,8 @@ class Task(Meaning):
     name: ClassVar[str]
     unit: ClassVar[str] = "images"
     bundled: ClassVar[tuple[str, str]] = ("", "")
-    cannot: ClassVar[Mapping[str, str]] = {}
+    verb: ClassVar[str] = ""
+    cannot: ClassVar[tuple[str, ...]] = ()
     scored_by: ClassVar[tuple[tuple[str, str], ...]]
     compared_by: ClassVar[tuple[str, str] | None] = None
     listed: ClassVar[tuple[tuple[str, str, int], ...]] = ()
@@ -131,7 +168,9 @@ class Task(Meaning):
         def total(expected: Any, actual: Any, labels: Any) -> Tensor:
             return self.divergence(exact(expected), exact(actual))
 
-        nats = Objective("KL to the original, nats", lambda items: Mean(total), maximize=False, compares=True)
+        nats = Objective(
+            "KL to the original, nats", lambda items: Score(total), maximize=False, compares=True
+        )
         return {**self.aims, "kl": nats}
 
     @abstractmethod
@@ -183,7 +222,7 @@ class Task(Meaning):
 
     def picture(self, items: Items, metric: Metric) -> bytes:
         """Return both networks' answers on the first inputs, as PNG."""
-        raise UsageError(self.cannot["picture"])
+        raise UsageError(REFUSALS["picture"].format(self.verb))
 
     @classmethod
     def columns(cls, evaluation: Mapping[str, Any]) -> dict[str, Figure]:
@@ -215,7 +254,6 @@ TASKS: dict[str, type[Task]] = {}
 
 
 def task(cls: type[Any]) -> type[Any]:
-    """Register a task under its name."""
     if cls.name in TASKS:
         raise UsageError(f"a task named {cls.name!r} is registered already. Choose another name.")
     TASKS[cls.name] = cls
@@ -223,7 +261,6 @@ def task(cls: type[Any]) -> type[Any]:
 
 
 def task_of(evaluation: Mapping[str, Any]) -> type[Task]:
-    """Return the task of a stored evaluation."""
     name = evaluation.get("task")
     if name not in TASKS:
         raise unknown("task", str(name), TASKS)
@@ -241,19 +278,14 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
 
 REFUSALS = {
     "annotations": "this network {0}, and has no use for boxes. Leave annotations= out.",
+    "calibrate": "a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out.",
     "generate": "generate: this network {0}, and writes no text. Leave it to a language model.",
     "normalization": "mean= and std= are for images, and this network reads text. Leave them out.",
     "picture": "picture= draws boxes, and this network {0}. Leave it out.",
-    "tasks": "tasks= asks questions of a language model, and this network {0}. Leave it out.",
 }
-
-
-def refusals(verb: str, *wanted: str, **others: str) -> Mapping[str, str]:
-    """Return why a network that does this does not support these options, and others for reasons of their own."""
-    return {**{name: REFUSALS[name].format(verb) for name in wanted}, **others}
 
 
 def check(task: Task, wanted: str) -> None:
     """Refuse what a task does not support, in the task's words."""
     if wanted in task.cannot:
-        raise UsageError(task.cannot[wanted])
+        raise UsageError(REFUSALS[wanted].format(task.verb))

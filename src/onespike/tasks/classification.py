@@ -1,9 +1,15 @@
-"""Classification: one class per input, drawn from a softmax."""
+"""Classification: one class per input, drawn from a softmax.
+
+Class folders are matched to the network's class numbers by name, WordNet id or number, never by their order.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import dataclasses
+import difflib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,17 +19,83 @@ from torch import Generator, Tensor
 
 from onespike.errors import DataError
 from onespike.runtime.batches import logits
-from onespike.tasks.base import Drawing, Metric, Objective, Task, refusals, task
-from onespike.tasks.class_folders import match_classes
+from onespike.tasks.base import NETWORKS, Drawing, Objective, Score, Task, refuse_nan, relative_entropy, task
 from onespike.tasks.images import read_image, thumbnail
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import beside, change, interval, paired_interval, share_interval, span
-from onespike.tasks.scores import NETWORKS, Mean, refuse_nan, relative_entropy
 from onespike.tasks.summaries import Summary, Table
 
 BEST = 3
 """Classes that an example shows per network."""
 SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
+
+
+def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None) -> Items:
+    """Return the same images, labeled with the network's class numbers; images without named folders stay unchanged.
+
+    Case, underscores and hyphens do not matter, and one synonym of a name like `tench, Tinca tinca` is enough. A folder
+    that is no class of the network, could be several, or is the same class as another is refused. `ids` are other unique
+    names of the same classes, such as WordNet ids.
+    """
+    folders = items.class_names
+    used = sorted({folders[item.label] for item in items if item.label is not None}) if folders else []
+    if folders is None or not used or folders == names:
+        return items
+    if names is None:
+        raise DataError(
+            f"{items.source}: the class names of the network are not known, so that the folder {used[0]!r} cannot be "
+            "matched. Name each folder by the number of its class."
+        )
+    numbers = _numbers(used, names, ids or (), items.source)
+    labeled = (
+        item if item.label is None else dataclasses.replace(item, label=numbers[folders[item.label]])
+        for item in items
+    )
+    return dataclasses.replace(items, items=tuple(labeled), class_names=tuple(names))
+
+
+def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], source: str) -> dict[str, int]:
+    # What a folder may be called, most certain first: name or id, normalized name, synonym.
+    tables = [defaultdict[str, set[int]](set) for _ in range(3)]
+    for number, name in [*enumerate(names), *enumerate(ids)]:
+        tables[0][name].add(number)
+        tables[1][_plain(name)].add(number)
+        for synonym in name.split(","):
+            tables[2][_plain(synonym)].add(number)
+    numbers: dict[int, str] = {}
+    for folder in folders:
+        classes = next((t[key] for t in tables for key in (folder, _plain(folder)) if key in t), set[int]())
+        if len(classes) > 1:
+            several = " and ".join(map(str, sorted(classes)))
+            raise DataError(
+                f"{source}: the folder {folder!r} could be the classes {several} of the network. "
+                "Name all folders by the numbers of their classes."
+            )
+        if not classes:
+            raise _no_class(folder, names, source, not ids)
+        (number,) = classes
+        if (twin := numbers.setdefault(number, folder)) != folder:
+            raise DataError(
+                f"{source}: the folders {twin!r} and {folder!r} name the same class of the network, {names[number]!r}. "
+                "Merge them."
+            )
+    return {folder: number for number, folder in numbers.items()}
+
+
+def _plain(name: str) -> str:
+    """Normalize a name: lower case, words separated by one space."""
+    return " ".join(re.split(r"[\s_,-]+", name.lower())).strip()
+
+
+def _no_class(folder: str, names: Sequence[str], source: str, no_ids: bool) -> DataError:
+    close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if no_ids and re.fullmatch(r"n\d{8}", folder):
+        hint = " WordNet ids of ImageNet's classes are known where timm is installed: pip install 'onespike[timm]'."
+    return DataError(
+        f"{source}: the folder {folder!r} is none of the {len(names)} classes of the network, which begin with "
+        f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
+    )
 
 
 def check_labels(labels: Any, inputs: int, classes: int) -> None:
@@ -43,34 +115,21 @@ def check_labels(labels: Any, inputs: int, classes: int) -> None:
         )
 
 
-def _class_scores(output: Any) -> Tensor:
+def _scores(output: Any) -> Tensor:
     scores = logits(output)
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        form = (
-            f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
-        )
-        raise DataError(
-            f"evaluate: an output of {form} is not scores of shape (inputs, classes). Give a metric for it: any object "
-            "with update(ann, snn, labels) and compute()."
-        )
-    return scores.detach().double()
+    if isinstance(scores, Tensor) and scores.dim() == 2:
+        return scores
+    form = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
+    raise DataError(
+        f"evaluate: an output of {form} is not scores of shape (inputs, classes). Give a metric for it: any object "
+        "with update(ann, snn, labels) and compute()."
+    )
 
 
 class Accuracy:
     """Top-1, top-5, agreement (percent) and the mean KL(ann‖snn) of the class probabilities (nats).
 
     The difference in top-1 has a standard error, paired by image.
-
-    >>> import torch
-    >>> metric = Accuracy()
-    >>> right, wrong = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])
-    >>> for spiking in (right, wrong, right, right):
-    ...     metric.update(right, spiking, torch.tensor([0]))
-    >>> scores = metric.compute()
-    >>> scores["ann"]["top1"], scores["snn"]["top1"], scores["agreement"]
-    (100.0, 75.0, 75.0)
-    >>> scores["difference"], round(scores["standard_error"], 1)
-    (-25.0, 21.7)
     """
 
     def __init__(self) -> None:
@@ -79,7 +138,7 @@ class Accuracy:
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
-        outputs = {"ann": _class_scores(ann), "snn": _class_scores(snn)}
+        outputs = {"ann": _scores(ann).detach().double(), "snn": _scores(snn).detach().double()}
         for network, scores in outputs.items():
             refuse_nan(scores, network, "the images")
         kl = relative_entropy(outputs["ann"], outputs["snn"])
@@ -133,11 +192,6 @@ def _hits(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, int]:
     return {name: int(hit.sum()) for name, hit in hits.items()}
 
 
-def _scores(output: Any) -> Tensor:
-    scores: Tensor = logits(output)
-    return scores
-
-
 def _hit(expected: Any, actual: Any, labels: Tensor) -> Tensor:
     scores = _scores(actual)
     return 100.0 * (scores.argmax(-1) == labels.to(scores.device))
@@ -157,13 +211,14 @@ class Classification(Task):
 
     name = "classification"
     bundled = ("bundled:cifar10-calibration", "bundled:cifar10-test")
-    cannot = refusals("classifies", "annotations", "generate", "picture", "tasks")
+    verb = "classifies"
+    cannot = ("annotations", "generate", "picture")
     scored_by = (("top-1 accuracy, %", "top1"),)
     compared_by = ("agreement with the original, %", "agreement")
     listed = (("{} top-1 %", "top1", 2), ("agreement %", "agreement", 2), ("KL nats", "kl", 4))
     aims: ClassVar[Mapping[str, Objective]] = {
-        "top1": Objective(scored_by[0][0], lambda items: Mean(_hit), labeled=True, share=True),
-        "agreement": Objective(compared_by[0], lambda items: Mean(_agreeing), compares=True, share=True),
+        "top1": Objective(scored_by[0][0], lambda items: Score(_hit), labeled=True, share=True),
+        "agreement": Objective(compared_by[0], lambda items: Score(_agreeing), compares=True, share=True),
     }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
@@ -180,12 +235,7 @@ class Classification(Task):
         return log_probability
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """Return KL of the class probabilities; a class of probability 0 adds nothing."""
-        log_p, log_q = logits(expected).log_softmax(-1), logits(actual).log_softmax(-1)
-        masked = log_p == -torch.inf
-        if bool(masked.any()):  # ∞ − ∞ would be NaN
-            log_p, log_q = log_p.masked_fill(masked, 0.0), log_q.masked_fill(masked, 0.0)
-        return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+        return relative_entropy(_scores(expected), _scores(actual)).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
         """Return how much less probable the spiking network's class is than the best one, by the original's probabilities.
@@ -196,7 +246,6 @@ class Classification(Task):
         return p.amax(-1) - p.gather(-1, best)[..., 0]
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """Return 1 where the best class differs."""
         return (_scores(expected).argmax(-1) != _scores(actual).argmax(-1)).float()
 
     def named(self, items: Items) -> Items:
@@ -205,7 +254,7 @@ class Classification(Task):
     def objective(self, items: Items) -> str:
         return "top1" if items.labeled else "kl"
 
-    def metric(self, items: Items) -> Metric:
+    def metric(self, items: Items) -> Accuracy:
         return Accuracy()
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -214,7 +263,6 @@ class Classification(Task):
         return scores.argmax(-1) == labels, -F.cross_entropy(scores, labels, reduction="none")
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
-        """Return the image, its class, and both networks' best classes."""
         names = self.class_names or items.class_names
         best = {"ann": _best(ann, names), "snn": _best(snn, names)}
         parts = {key: ", ".join(f"{name} {100 * p:.1f} %" for name, p in rows) for key, rows in best.items()}
@@ -228,31 +276,21 @@ class Classification(Task):
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Summarize top-1 and top-5 of both networks, agreement and KL."""
         agreement, kl, images = (evaluation[key] for key in ("agreement", "kl", "images"))
         alike, certainty = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
-        same = f"same answer as the original{alike}; KL {kl:.3f} nats{certainty}"
-        title, cards = "Agreement with the original", [("agreement", f"{agreement:.1f} %", same)]
+        title = "Agreement with the original" if evaluation["snn"]["top1"] is None else "Accuracy"
         note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
-        stated, also = "", ""
+        if (difference := evaluation.get("difference")) is not None:
+            note += f"; difference {change(evaluation, difference, 'difference', unit=' points')}"
+        stated = ""
         if published is not None:
             stated = f"published top-1 of these weights: {published:.2f} % (on the whole test set)"
-            also = f"; published {published:.1f} %"
-        if evaluation["snn"]["top1"] is not None:
-            title, difference = "Accuracy", ""
-            if evaluation.get("difference") is not None:
-                points = change(evaluation, evaluation["difference"], "difference", unit=" points")
-                difference = f"; difference {points}"
-            note += difference
-            both = " → ".join(f"{evaluation[key]['top1']:.1f}" for key in NETWORKS)
-            small = f"original → spiking, {images} images{also}{difference}"
-            cards.insert(0, ("top-1 accuracy", f"{both} %", small))
         rows = tuple(
             sum(((evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")), ())
             for key in NETWORKS
         )
         table = Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows)
-        return Summary(title, table, note, tuple(cards), published=stated)
+        return Summary(title, table, note, published=stated)
 
 
 def _class(index: int, names: tuple[str, ...] | None) -> str:
@@ -260,5 +298,6 @@ def _class(index: int, names: tuple[str, ...] | None) -> str:
 
 
 def _best(output: Any, names: tuple[str, ...] | None) -> list[list[Any]]:
-    values, classes = logits(output)[0].softmax(-1).topk(min(BEST, logits(output).shape[-1]))
+    scores = _scores(output)[0]
+    values, classes = scores.softmax(-1).topk(min(BEST, len(scores)))
     return [[_class(int(c), names), float(v)] for v, c in zip(values, classes, strict=True)]

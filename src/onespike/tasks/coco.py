@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from onespike.errors import DataError, LoadError
-from onespike.runtime.validated import parse
+from onespike.errors import DataError, require
+from onespike.runtime.validated import read
 from onespike.tasks.images import bundled, image_size, list_images
 from onespike.tasks.inputs import Item, Items
 
@@ -33,26 +33,14 @@ class Coco:
 
 def read_coco(file: Path | str) -> Coco:
     """Read an instances file; an inconsistency raises an error that names its id and its field."""
-    try:
-        from onespike.tasks.coco_schema import Instances, place_of, problems
-    except ImportError as error:
-        raise LoadError(
-            "annotations are read with pydantic. Install it with: pip install 'onespike[detection]'"
-        ) from error
+    require("pydantic", "detection", str(file))
+    from onespike.tasks.coco_schema import Instances, place_of, problems
 
     file = Path(file)
-    try:
-        text = file.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file. {INSTANCES}") from error
-    except OSError as error:
-        raise DataError(f"{file}: the file cannot be read ({error.strerror}). {INSTANCES}") from error
-    record = parse(Instances, text, file, INSTANCES, DataError, partial(place_of, text))
+    record = read(Instances, file, INSTANCES, DataError, partial(place_of, file))
     for kind, entry, name, wrong in problems(record):
-        value = repr(entry[name])
-        value = value if len(value) < 60 else f"{value[:60]}…"
         raise DataError(
-            f"{file}: {kind} {entry['id']} has the {name} {value}, {wrong}. Correct the entry, or remove it."
+            f"{file}: {kind} {entry['id']} has the {name} {entry[name]!r:.60}, {wrong}. Correct the entry, or remove it."
         )
     for annotation in record["annotations"]:
         annotation.setdefault("iscrowd", 0)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, FiniteFloat
@@ -112,9 +113,6 @@ def decompressed(text: str) -> list[int]:
     """Return the run lengths in COCO's compressed string; none if it is damaged.
 
     From the fourth number on, the difference to the last but one is stored.
-
-    >>> decompressed("52203"), decompressed("52203P")
-    ([5, 2, 2, 2, 5], [])
     """
     counts: list[int] = []
     for number in COMPRESSED.findall(text):
@@ -125,18 +123,14 @@ def decompressed(text: str) -> list[int]:
     return counts if re.fullmatch(f"(?:{COMPRESSED.pattern})*", text) else []
 
 
-def place_of(text: bytes, location: Sequence[int | str]) -> str:
-    """Return a place in a file in readable form.
-
-    >>> place_of(b'{"annotations": [{"id": 7, "bbox": [null]}]}', ("annotations", 0, "bbox", 0))
-    'annotation 7, bbox.0'
-    """
+def place_of(file: Path, location: Sequence[int | str]) -> str:
+    """Return a place in a file in readable form, such as `annotation 7, bbox.0`."""
     # what is no field and no place is the schema's name for one of several forms
     parts = [
         str(part) for part in location if isinstance(part, int) or (part.isidentifier() and part.islower())
     ]
     try:
-        entry = json.loads(text)[location[0]][location[1]]
+        entry = json.loads(file.read_bytes())[location[0]][location[1]]
         return f"{KINDS[parts[0]]} {entry['id']}, {'.'.join(parts[2:])}"
     except (LookupError, TypeError):
         return ".".join(parts)

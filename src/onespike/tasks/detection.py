@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from onespike.errors import DataError, UsageError
 from onespike.runtime.figures import picture, saved
-from onespike.tasks.base import Metric, Objective, Task, refusals, task
+from onespike.tasks.base import NETWORKS, Metric, Objective, Task, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
@@ -21,8 +21,7 @@ from onespike.tasks.intervals import beside, change, span
 from onespike.tasks.objects import Objects, drawn, paired, parted, unlike
 from onespike.tasks.pictures import SMALLEST_SCORE, panel, predictions
 from onespike.tasks.precision import AveragePrecision, Precision, Results
-from onespike.tasks.scores import NETWORKS
-from onespike.tasks.summaries import Summary, Table, decimal
+from onespike.tasks.summaries import Summary, Table
 
 SHAPES = {"bbox": "box", "segm": "mask"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
@@ -47,14 +46,8 @@ class Detection(Task):
 
     name = "detection"
     bundled = ("bundled:scenes-calibration", "bundled:scenes-test")
-    cannot = refusals(
-        "finds objects",
-        "generate",
-        "tasks",
-        calibrate="a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out.",
-        compile="search: the objects that a detector finds differ in number, and it cannot be compiled as a whole. "
-        "Leave compile= out.",
-    )
+    verb = "finds objects"
+    cannot = ("calibrate", "generate")
     scored_by = (("mask AP, %", "segm.AP"), ("box AP, %", "bbox.AP"))
     listed = (("{} box AP", "bbox.AP", 1), ("{} mask AP", "segm.AP", 1))
 
@@ -74,7 +67,10 @@ class Detection(Task):
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
         """Return KL of scores, boxes and masks of the objects that both networks find, and of those that one finds."""
-        return torch.stack([unlike(*pair) for pair in self._pairs(expected, actual)]).sum()
+        return self._unlike(expected, actual).sum()
+
+    def _unlike(self, expected: Any, actual: Any) -> Tensor:
+        return torch.stack([unlike(*pair) for pair in self._pairs(expected, actual)])
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
         """Return the share of objects with a score of at least 0.3 that only one network finds."""
@@ -102,12 +98,7 @@ class Detection(Task):
         if not isinstance(coco, Coco):
             raise DataError(f"{items.source}: boxes are scored with annotations. Give annotations=FILE.")
         ids = category_ids(self.class_names, coco.categories)
-        return AveragePrecision(coco, self.results, self.masks, ids, self._apart)
-
-    def _apart(self, expected: Any, actual: Any) -> list[float]:
-        """The divergence of each image."""
-        with torch.no_grad():
-            return [float(unlike(*pair)) for pair in self._pairs(expected, actual)]
+        return AveragePrecision(coco, self.results, self.masks, ids, self._unlike)
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return pictures of both networks' boxes and masks from a score of 0.3, and the boxes that only one has."""
@@ -132,7 +123,6 @@ class Detection(Task):
         }
 
     def picture(self, items: Items, metric: Metric) -> bytes:
-        """Draw what both networks find on the first images, side by side."""
         if not isinstance(metric, AveragePrecision):
             raise UsageError("a picture needs the metric that has seen the images. Evaluate them first.")
         images = [(read_image(item), item.id) for item in items.items[:PICTURED]]
@@ -140,22 +130,15 @@ class Detection(Task):
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Summarize COCO's figures of both networks, and AP per class."""
         shapes, images, objects = (evaluation[key] for key in ("ann", "images", "objects"))
-        figures, cards, gaps = [], [], ""
+        figures, note = [], f"{images} images, {objects} objects; figures in percent"
         for shape in shapes:
-            title, both = f"{SHAPES[shape]} AP", [evaluation[key][shape] for key in NETWORKS]
-            for key, row in zip(NETWORKS, both, strict=True):
-                first, *others = (row[column] for column in COLUMNS)
+            for key in NETWORKS:
+                first, *others = (evaluation[key][shape][column] for column in COLUMNS)
                 figures.append((SHAPES[shape], first, span(evaluation, f"{key}.{shape}.AP"), *others))
-            gap, values = "", [row["AP"] for row in both]
-            if None not in values:
-                gap = f"; {title} {change(evaluation, values[1] - values[0], f'difference.{shape}')}"
-            ap, ap50 = (" → ".join(decimal(row[name], 1) for row in both) for name in ("AP", "AP50"))
-            small = f"original → spiking{gap}; AP50 {ap50}; {objects} objects on {images} images"
-            cards.append((title, f"{ap} %", small))
-            gaps += gap
-        note = f"{images} images, {objects} objects; figures in percent{gaps}"
+            ann, snn = (evaluation[key][shape]["AP"] for key in NETWORKS)
+            if ann is not None and snn is not None:
+                note += f"; {SHAPES[shape]} AP {change(evaluation, snn - ann, f'difference.{shape}')}"
         if (kl := evaluation.get("kl")) is not None:
             note += f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
         rows = [(shape, key) for shape in shapes for key in NETWORKS]
@@ -166,10 +149,8 @@ class Detection(Task):
             title="Precision",
             table=Table(("of", COLUMNS[0], "95 %", *COLUMNS[1:]), tuple(figures), digits=1),
             note=note,
-            cards=tuple(cards),
             networks=tuple(key for _, key in rows),
             details=Table(headers, classes, digits=1),
-            about_details="Average precision of each class",
             examples=f"Boxes with a score from {SMALLEST_SCORE}; a box is found again if the other network has one of the "
             "same class over it, with an IoU from 0.5.",
         )
@@ -191,7 +172,6 @@ def _truth(coco: Coco, number: int) -> str:
 
 
 def _in_words(listed: Mapping[str, Sequence[Sequence[Any]]]) -> str:
-    """Return which boxes of the original are found again, lost and new."""
     words = f"{len(listed['ann']) - len(listed['lost'])} of {len(listed['ann'])} boxes of the original are found again"
     for key in ("lost", "new"):
         if listed[key]:

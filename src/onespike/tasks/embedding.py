@@ -11,18 +11,10 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from onespike.errors import DataError
-from onespike.tasks.base import Metric, Objective, Task, refusals, task
+from onespike.tasks import intervals
+from onespike.tasks.base import NETWORKS, Objective, Score, Task, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import (
-    beside,
-    certain,
-    correlation_interval,
-    interval,
-    mean_error,
-    share_interval,
-    span,
-)
-from onespike.tasks.scores import NETWORKS, Mean
+from onespike.tasks.intervals import beside, span
 from onespike.tasks.summaries import Summary, Table
 from onespike.tasks.text import documents
 
@@ -42,8 +34,6 @@ def texts(source: str) -> Items:
     """Return the lines of a text file, or the texts of a table of pairs: all first texts, then all second texts."""
     firsts, seconds = list[tuple[str, Text]](), list[tuple[str, Text]]()
     for number, document in enumerate(documents(source)):
-        if document.ids is not None:
-            raise DataError(f"{document.name}: tokens cannot be embedded as texts. Give texts.")
         if document.other is None:
             lines = enumerate(map(str.strip, document.text.splitlines()), 1)
             firsts += [(f"{document.name}:{place}", Text(line)) for place, line in lines if line]
@@ -61,7 +51,6 @@ def vectors(output: Any) -> Tensor:
 
 
 def cosines(expected: Any, actual: Any, labels: Any = None) -> Tensor:
-    """Return the cosine of both networks' embeddings of each input."""
     return (vectors(expected) * vectors(actual)).sum(1)
 
 
@@ -73,7 +62,6 @@ class Similarity:
         self.rows: dict[str, dict[int, Tensor]] = {"ann": {}, "snn": {}}
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        """Add both networks' embeddings of the texts with these numbers."""
         if labels is None:
             raise DataError("a text without its number cannot be scored. Give the numbers as labels.")
         for name, output in (("ann", ann), ("snn", snn)):
@@ -99,11 +87,13 @@ class Similarity:
         if len(pairs) > 2 and len(scores) == len(pairs):
             compared |= {f"{name}.spearman": (scores, values) for name, values in alike.items()}
         ranked = {key: spearman(*values) for key, values in compared.items()}
-        intervals = {k: None if v is None else correlation_interval(v, len(pairs)) for k, v in ranked.items()}
-        mean, nearest = float(cosine.mean()), _retrieval(ann, snn)
-        error = mean_error(cosine.tolist())
-        intervals["cosine"] = interval(mean, error)
-        intervals["retrieval"] = None if nearest is None else share_interval(nearest, len(order))
+        mean, error = float(cosine.mean()), intervals.mean_error(cosine.tolist())
+        bounds = {"cosine": intervals.interval(mean, error)}
+        bounds |= {
+            k: intervals.correlation_interval(v, len(pairs)) for k, v in ranked.items() if v is not None
+        }
+        if (nearest := _retrieval(ann, snn)) is not None:
+            bounds["retrieval"] = intervals.share_interval(nearest, len(order))
         return {
             "task": Embedding.name,
             "cosine": mean,
@@ -114,7 +104,7 @@ class Similarity:
             **{name: {"spearman": ranked.get(f"{name}.spearman")} for name in NETWORKS},
             "texts": len(order),
             "pairs": len(pairs),
-            "intervals": certain(intervals),
+            "intervals": intervals.certain(bounds),
         }
 
     def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
@@ -137,11 +127,7 @@ def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
 
 
 def spearman(a: Sequence[float] | Tensor, b: Sequence[float] | Tensor) -> float | None:
-    """Return the rank correlation, with ranks of equal values averaged; None if one side is constant.
-
-    >>> spearman([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0])
-    0.8
-    """
+    """Return the rank correlation, with ranks of equal values averaged; None if one side is constant."""
     rows = []
     for values in (a, b):
         exact = torch.as_tensor(values, dtype=torch.float64)
@@ -159,7 +145,8 @@ class Embedding(Task):
     name = "embedding"
     unit = "texts"
     positional = False
-    cannot = refusals("embeds texts", "annotations", "generate", "normalization", "picture", "tasks")
+    verb = "embeds texts"
+    cannot = ("annotations", "generate", "normalization", "picture")
     scored_by = (("Spearman with scores", "spearman"),)
     compared_by = ("cosine with the original", "cosine")
     listed = (
@@ -168,7 +155,7 @@ class Embedding(Task):
         ("{} Spearman", "spearman", 4),
     )
     aims: ClassVar[Mapping[str, Objective]] = {
-        "cosine": Objective(compared_by[0], lambda items: Mean(cosines), compares=True)
+        "cosine": Objective(compared_by[0], lambda items: Score(cosines), compares=True)
     }
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
@@ -182,7 +169,6 @@ class Embedding(Task):
         return 0.5 * (vectors(expected) - vectors(actual)).square().sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
-        """Return 1 minus the cosine of both vectors."""
         return 1 - cosines(expected, actual)
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
@@ -195,18 +181,16 @@ class Embedding(Task):
     def load(self, item: Item) -> Any:
         return item.content.text
 
-    def metric(self, items: Items) -> Metric:
+    def metric(self, items: Items) -> Similarity:
         return Similarity(items.contents)
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
-        """Return the text, and the cosine of its two embeddings."""
         cosine, text = float(cosines(ann, snn).sum()), item.content.text
         label = f"“{text if len(text) < 200 else text[:200] + '…'}”"
         return {"label": label, "pictures": {}, "agree": cosine >= ALIKE, "text": [f"cosine {cosine:.4f}"]}
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Summarize Spearman of both networks if pairs have scores, cosine and retrieval."""
         cosine, retrieval, paired = (evaluation[name] for name in ("cosine", "retrieval", "pair_spearman"))
         worst = evaluation["worst"]
         sure, count, same, similar = beside(evaluation, "cosine", 4), f"{evaluation['texts']} texts", "", ""
@@ -220,6 +204,5 @@ class Embedding(Task):
             title="Similarity",
             table=Table(("Spearman with scores", "95 %"), tuple(rows), digits=4),
             note=f"cosine with the original {cosine:.4f}{sure}, worst {worst:.4f}{same}{similar}; {count}",
-            cards=(("cosine", f"{cosine:.4f}", f"with the original{sure}, {count}{same}"),),
             examples="Texts whose embeddings are furthest apart come first.",
         )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from onespike.errors import DataError, unknown
+from onespike.errors import DataError, require, unknown
 from onespike.tasks.inputs import Item, Items
 
 if TYPE_CHECKING:
@@ -132,7 +132,6 @@ def read_image(item: Item) -> Image:
 
 
 def image_size(item: Item) -> tuple[int, int]:
-    """Return width and height from the file's header."""
     with _opened(item) as image:
         return image.size
 
@@ -162,13 +161,7 @@ def _title(item: Item) -> str:
 
 
 def _pillow(wanted_by: Path | str) -> Any:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise DataError(
-            f"{wanted_by}: reading images needs Pillow. Install it with: pip install 'onespike[cli]'"
-        ) from error
-    return PIL.Image
+    return require("PIL.Image", "cli", str(wanted_by))
 
 
 @contextmanager

@@ -27,9 +27,8 @@ class Item:
     path: Path
     row: int | None = None  # its place in a file that holds several
     id: int | None = None  # its number in a COCO file
-    content: Any = field(
-        default=None, repr=False, compare=False
-    )  # what was read of such a file, with its hash
+    # what was read of such a file, and its hash
+    content: Any = field(default=None, repr=False, compare=False)
     sha256: str | None = field(default=None, repr=False)
 
 

@@ -31,10 +31,6 @@ def paired_interval(gained: int, lost: int, inputs: int) -> Bounds:
     """The 95 % interval of a difference of two shares of the same inputs, in percent.
 
     One more input gained and one more lost (Bonett and Price) make it hold where networks differ on few inputs, or none.
-
-    >>> low, high = paired_interval(0, 0, 100)
-    >>> round(low, 1), round(high, 1)
-    (-2.7, 2.7)
     """
     whole = inputs + 2
     center, spread = (gained - lost) / whole, (gained + lost + 2) / whole
@@ -43,23 +39,14 @@ def paired_interval(gained: int, lost: int, inputs: int) -> Bounds:
 
 
 def interval(value: float | None, error: float | None, least: float = -math.inf) -> Bounds | None:
-    """Return the 95 % interval of a figure with this standard error that cannot be below `least`; None without one.
-
-    >>> interval(1.0, 1.0, least=0.0)
-    (0.0, 2.96)
-    """
+    """Return the 95 % interval of a figure with this standard error that cannot be below `least`; None without one."""
     if value is None or error is None:
         return None
     return max(value - NORMAL * error, least), value + NORMAL * error
 
 
 def correlation_interval(value: float, pairs: int) -> Bounds | None:
-    """Return the 95 % interval of a rank correlation of so many pairs, by Fisher's transformation; None for three or fewer.
-
-    >>> low, high = correlation_interval(0.8, 100)
-    >>> round(low, 2), round(high, 2)
-    (0.71, 0.86)
-    """
+    """Return the 95 % interval of a rank correlation of so many pairs, by Fisher's transformation; None for three or fewer."""
     if pairs < 4 or abs(value) >= 1:
         return None
     reach = NORMAL * 1.03 / math.sqrt(pairs - 3)  # ranks vary by 6 % more than values
@@ -67,20 +54,12 @@ def correlation_interval(value: float, pairs: int) -> Bounds | None:
 
 
 def mean_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of independent values; None for one.
-
-    >>> round(mean_error([1.0, 3.0, 2.0, 2.0]), 3)
-    0.408
-    """
+    """Return the standard error of the mean of independent values; None for one."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
-    """Return the standard error of Σ parts / Σ wholes over independent inputs; None for one input.
-
-    >>> round(ratio_error([1.0, 3.0, 2.0, 2.0], [10.0, 10.0, 10.0, 10.0]), 4)
-    0.0408
-    """
+    """Return the standard error of Σ parts / Σ wholes over independent inputs; None for one input."""
     count, ratio = len(parts), math.fsum(parts) / math.fsum(wholes)
     if count < 2:
         return None
@@ -106,7 +85,6 @@ def beside(evaluation: Mapping[str, Any], figure: str, digits: int = 1, sign: bo
 
 
 def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
-    """Write an interval for a cell of a table."""
     return beside(evaluation, figure, digits)[len(" (95 %: ") : -1] or None
 
 

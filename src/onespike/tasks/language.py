@@ -2,28 +2,156 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from onespike.errors import UsageError
-from onespike.tasks.base import Metric, Objective, Task, refusals, task
+from onespike.errors import DataError, UsageError
+from onespike.runtime.batches import logits
+from onespike.tasks.base import NETWORKS, Objective, Score, Task, refuse_nan, relative_entropy, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, change, span
-from onespike.tasks.perplexity import Perplexity, scores_of, window_perplexity
-from onespike.tasks.scores import NETWORKS, Mean, relative_entropy
-from onespike.tasks.summaries import Summary, Table, decimal
-from onespike.tasks.text import Tokenizer, pack
+from onespike.tasks.intervals import Bounds, beside, certain, change, interval, mean_error, ratio_error, span
+from onespike.tasks.summaries import Summary, Table
+from onespike.tasks.text import Tokenizer, Window, pack
 
 BEST, BEFORE = 3, 24
 """Next tokens that an example shows per network, and tokens of the text before them."""
 ALIKE = 0.1
 """Two networks write the same if at most this share of next tokens differs."""
+POSITIONS = 256
+"""Positions that are scored at a time: their probabilities take 256 times the vocabulary."""
+
+
+def scores_of(output: Any) -> Tensor:
+    scores: Tensor = logits(output)
+    if isinstance(scores, Tensor) and scores.dim() == 3:
+        return scores
+    raise DataError(
+        "the network's output has no scores of shape (inputs, positions, tokens). Give a language model."
+    )
+
+
+def predicted(scores: Tensor, window: Window) -> Tensor:
+    """Return the log-probability of what follows each position of a window: by float32 for every network, then double."""
+    targets = window.targets.to(scores.device)
+    parts = zip(scores[: len(targets)].split(POSITIONS), targets.split(POSITIONS), strict=True)
+    return torch.cat(
+        [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
+    ).cpu()
+
+
+def surprise(logs: Tensor, window: Window) -> Tensor:
+    """Return the mean −log p of every token of a window but the first."""
+    return -logs[: len(window.ids) - 1].mean()
+
+
+class Perplexity:
+    """Perplexity of both networks, the KL of each next token (nats) and the agreement on the best one (percent).
+
+    `perplexity` is exp of the mean over windows of −log p of every token but the first, as in the tables of GPTQ.
+    `word_perplexity` is exp(−log p of all tokens / words), as lm-evaluation-harness counts if the text is one
+    document in windows of this length. `bits_per_byte` is −log₂ p of all tokens / bytes.
+    """
+
+    def __init__(self, windows: Mapping[int, Window]) -> None:
+        self.windows = windows
+        self.rows: list[dict[str, Any]] = []
+
+    def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
+        if labels is None:
+            raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
+        rows = zip(labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True)
+        self.rows += [_row(self.windows[number], first, second) for number, first, second in rows]
+
+    def merge(self, other: Perplexity) -> None:
+        self.rows += other.rows
+
+    def _column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows]
+
+    def compute(self) -> dict[str, Any]:
+        """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
+        if not self.rows:
+            raise DataError("no window was scored. Give a text.")
+        means = {name: self._column(f"{name} mean") for name in NETWORKS}
+        figures = {name: self._figures(name) for name in NETWORKS}
+        ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
+        difference = error = None
+        if ann is not None and snn is not None:
+            pairs = zip(*means.values(), strict=True)
+            # to first order, paired window by window
+            difference, error = snn - ann, mean_error([snn * after - ann * before for before, after in pairs])
+        unlike, same, positions = map(self._column, ("unlike", "same", "positions"))
+        kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
+        intervals = {
+            **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
+            "difference": interval(difference, error),
+            "kl": interval(kl, ratio_error(unlike, positions), least=0.0),
+            "agreement": interval(agreement, ratio_error(same, positions)),
+        }
+        return {
+            "task": Language.name,
+            **figures,
+            "agreement": agreement,
+            "kl": kl,
+            "windows": len(self.rows),
+            "tokens": sum(positions),
+            "difference": difference,
+            "standard_error": error,
+            "intervals": certain(intervals),
+        }
+
+    def _figures(self, name: str) -> dict[str, float | None]:
+        every, words, sizes = math.fsum(self._column(f"{name} sum")), 0, 0
+        if None not in self._column("words"):  # the text is known
+            words, sizes = sum(self._column("words")), sum(self._column("bytes"))
+        return {
+            "perplexity": _exp(fmean(self._column(f"{name} mean"))),
+            "word_perplexity": _exp(every / words) if words else None,
+            "bits_per_byte": every / sizes / math.log(2) if sizes else None,
+        }
+
+
+def _row(window: Window, ann: Tensor, snn: Tensor) -> dict[str, Any]:
+    """A window: −log p per token and of all tokens by each network, KL, equal answers, and what they are shares of."""
+    row: dict[str, Any] = {"unlike": 0.0, "same": 0.0, "positions": len(window.ids)}
+    row |= {"words": window.words, "bytes": window.bytes}
+    for name, scores in (("ann", ann), ("snn", snn)):
+        logs = predicted(scores, window)
+        refuse_nan(logs, name, "this text")
+        row[f"{name} mean"], row[f"{name} sum"] = float(surprise(logs, window)), -float(logs.sum())
+    for first, second in zip(ann.split(POSITIONS), snn.split(POSITIONS), strict=True):
+        row["unlike"] += float(relative_entropy(first.float(), second.float()).double().sum())
+        row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
+    return row
+
+
+def exp_interval(means: Sequence[float]) -> Bounds | None:
+    """Return the interval of perplexity: a mean of logarithms and its error, both taken through exp."""
+    low, high = map(_exp, interval(fmean(means), mean_error(means)) or (math.inf, math.inf))
+    return None if low is None or high is None else (low, high)
+
+
+def _exp(value: float) -> float | None:
+    """Return exp(value); None if it overflows."""
+    return math.exp(value) if value < 700 else None
+
+
+def window_perplexity(windows: Mapping[int, Window]) -> Score:
+    """Return the perplexity per token of one network, for searches."""
+
+    def surprises(expected: Any, actual: Any, labels: Tensor) -> Tensor:
+        pairs = zip(scores_of(actual).detach(), labels.tolist(), strict=True)
+        return torch.stack([surprise(predicted(s, windows[n]), windows[n]) for s, n in pairs])
+
+    return Score(surprises, lambda mean: math.exp(min(mean, 700.0)))
 
 
 def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
@@ -43,15 +171,14 @@ class Language(Task):
 
     tokenizer: Tokenizer
     length: int  # tokens per window
-    context: int | None = (
-        None  # the most tokens that the network can read, or read and write; None if unknown
-    )
+    context: int | None = None  # the most tokens that it can read, or read and write; None if unknown
 
     name = "language"
     unit = "windows"
     enough = 32
     positional = False
-    cannot = refusals("writes", "annotations", "normalization", "picture")
+    verb = "writes"
+    cannot = ("annotations", "normalization", "picture")
     scored_by = (("perplexity per token", "perplexity"),)
     compared_by = ("next tokens as the original, %", "agreement")
     listed = (
@@ -64,7 +191,7 @@ class Language(Task):
         "perplexity": Objective(
             scored_by[0][0], lambda items: window_perplexity(items.contents), maximize=False, labeled=True
         ),
-        "agreement": Objective(compared_by[0], lambda items: Mean(_agreeing), compares=True),
+        "agreement": Objective(compared_by[0], lambda items: Score(_agreeing), compares=True),
     }
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
@@ -76,7 +203,6 @@ class Language(Task):
         return torch.stack(terms).sum()
 
     def divergence(self, expected: Any, actual: Any) -> Tensor:
-        """Return KL of the next token, averaged over positions."""
         return _unlike(expected, actual).sum()
 
     def lost(self, expected: Any, actual: Any) -> Tensor:
@@ -98,11 +224,10 @@ class Language(Task):
     def load(self, item: Item) -> Any:
         return item.content.ids
 
-    def metric(self, items: Items) -> Metric:
+    def metric(self, items: Items) -> Perplexity:
         return Perplexity(items.contents)
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
-        """Return the token there, and whether it is the first."""
         ids = inputs["input_ids"]
         if place >= ids.shape[1]:
             return None
@@ -148,7 +273,6 @@ class Language(Task):
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        """Summarize perplexity by both conventions, bits per byte of both networks, agreement and KL."""
         ann, snn = (evaluation[key]["perplexity"] for key in NETWORKS)
         agreement, kl, gap = evaluation["agreement"], evaluation["kl"], evaluation.get("difference")
         ratio = "" if ann is None or snn is None else f", ×{snn / ann:.3f}"
@@ -159,17 +283,11 @@ class Language(Task):
             sure, figures = span(evaluation, f"{key}.perplexity", 3), evaluation[key]
             rows.append((figures["perplexity"], sure, figures["word_perplexity"], figures["bits_per_byte"]))
         size = f"{evaluation['windows']} windows of {evaluation['tokens'] // evaluation['windows']} tokens"
-        both = f"{decimal(ann, 2)} → {decimal(snn, 2)}"
-        next_token = f"same as the original{same}; KL {kl:.3f} nats per token{apart}"
         return Summary(
             title="Perplexity",
             table=Table(("perplexity per token", "95 %", "per word", "bits per byte"), tuple(rows), digits=3),
             note=f"next token as the original {agreement:.2f} %{same}, KL {kl:.4f} nats per token{apart}{ratio}{difference}; "
             f"{size}; per token as GPTQ counts, per word as lm-eval does",
-            cards=(
-                ("perplexity", both, f"original → spiking, per token, {size}{difference}"),
-                ("next token", f"{agreement:.1f} %", next_token),
-            ),
             parts=("token", evaluation["tokens"]),
             examples="Each example is the place of its window where the two networks are furthest apart.",
         )

@@ -35,7 +35,6 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _size(boxes: Tensor) -> Tensor:
-    """Return width, height, width, height of each box."""
     sides = (boxes[:, 2:] - boxes[:, :2]).detach().abs().clamp(min=SURE)
     return torch.cat([sides, sides], 1)
 
@@ -72,11 +71,7 @@ def _corners(objects: Objects) -> Tensor:
 
 
 def boxes_around(masks: Tensor) -> Tensor:
-    """Return the corners (x0, y0, x1, y1) of what is on in each mask; zeros where nothing is.
-
-    >>> boxes_around(torch.tensor([[[0, 1, 1], [0, 1, 0]]]) > 0)
-    tensor([[1, 0, 3, 2]])
-    """
+    """Return the corners (x0, y0, x1, y1) of what is on in each mask; zeros where nothing is."""
     corners = torch.zeros(len(masks), 4, dtype=torch.long)
     for row, mask in zip(corners, masks, strict=True):
         ys, xs = torch.nonzero(mask, as_tuple=True)
@@ -118,17 +113,11 @@ def paired(first: Objects, second: Objects) -> tuple[Tensor, Tensor]:
 
 def unlike(expected: Objects, actual: Objects) -> Tensor:
     """Return the divergence of an image's objects from the expected ones."""
-    i, j = paired(expected, actual)
     p, q = expected["scores"], actual["scores"]
-    i, j = i.to(p.device), j.to(q.device)
-    lost, new = (
-        x[~torch.isin(torch.arange(len(x), device=x.device), places)] for x, places in ((p, i), (q, j))
-    )
-    total = _kl(p[i], q[j]).sum()
-    total = (
-        total + _kl(lost, torch.full_like(lost, LEAST)).sum() + _kl(torch.full_like(new, LEAST), new).sum()
-    )
-    weight = p[i].detach()
+    i, j = (places.to(p.device) for places in paired(expected, actual))
+    lost, new = (torch.ones_like(x, dtype=torch.bool).index_fill(0, at, False) for x, at in ((p, i), (q, j)))
+    least, weight = p.new_tensor(LEAST), p[i].detach()
+    total = _kl(p[i], q[j]).sum() + _kl(p[lost], least).sum() + _kl(least, q[new]).sum()
     if "boxes" in expected:
         mine, theirs = expected["boxes"][i], actual["boxes"][j]
         sides = 0.5 * ((mine - theirs) / (DEVIATION * _size(mine))).square()

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.errors import DataError, LoadError
+from onespike.errors import DataError, require
+from onespike.tasks.base import NETWORKS, Score
 from onespike.tasks.coco import Coco
 from onespike.tasks.intervals import Bounds, certain, interval, mean_error
-from onespike.tasks.scores import NETWORKS
 
 DRAWS = 100
 """The number of image samples whose spread is the standard error of AP."""
@@ -26,17 +26,6 @@ Figures = tuple[dict[str, float | None], dict[int, float | None]]
 Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
-
-
-def _pycocotools() -> tuple[Any, Any]:
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        raise LoadError(
-            "boxes and masks are scored with pycocotools. Install it with: pip install 'onespike[detection]'"
-        ) from error
-    return COCO, COCOeval
 
 
 def average_precision(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Figures:
@@ -55,10 +44,11 @@ def figures_of(evaluator: Any) -> Figures:
 
 def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
     """Return a pycocotools evaluator that has finished these images."""
-    coco_class, evaluator_class = _pycocotools()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
     def indexed(annotations: list[Any]) -> Any:
-        index = coco_class()
+        index = COCO()
         index.dataset = {**coco.record, "annotations": annotations}
         index.createIndex()
         return index
@@ -69,7 +59,7 @@ def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence
     with contextlib.redirect_stdout(io.StringIO()):
         # Numbered from 1: pycocotools reads the id 0 as "no match".
         truth = indexed([{**a, "id": n} for n, a in enumerate(coco.record["annotations"], 1)])
-        evaluator = evaluator_class(truth, truth.loadRes(plain) if plain else indexed([]), kind)
+        evaluator = COCOeval(truth, truth.loadRes(plain) if plain else indexed([]), kind)
         evaluator.params.imgIds = sorted(images)
         evaluator.evaluate()
         evaluator.accumulate()
@@ -128,9 +118,9 @@ class AveragePrecision:
         results: Results,
         masks: bool = False,
         categories: Mapping[int, int] | None = None,
-        apart: Callable[[Any, Any], Iterable[float]] | None = None,
+        apart: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
-        _pycocotools()
+        require("pycocotools", "detection", coco.source)
         self.coco, self.results, self.categories, self.apart = coco, results, categories, apart
         self.kinds = ("bbox", "segm") if masks else ("bbox",)
         bare = next((a for a in coco.record["annotations"] if not a.get("segmentation")), None)
@@ -149,7 +139,8 @@ class AveragePrecision:
             raise DataError("these images have no ids. List them together with their annotations.")
         numbers = [int(i) for i in labels]
         if self.apart is not None and ann is not None:
-            self.unlike.extend(self.apart(ann, snn))
+            with torch.no_grad():
+                self.unlike.extend(self.apart(ann, snn).tolist())
         for network, output in (("ann", ann), ("snn", snn)):
             if output is not None:
                 self.predictions[network].extend(self.checked(output, network, numbers))
@@ -181,7 +172,6 @@ class AveragePrecision:
             yield {**result, "category_id": renamed[category]}
 
     def evaluators(self, kind: str) -> dict[str, Any]:
-        """Return pycocotools' evaluators of both networks, for boxes or masks."""
         rows = self.predictions.items()
         return {network: evaluated(self.coco, results, kind, self.images) for network, results in rows}
 
@@ -216,7 +206,7 @@ class AveragePrecision:
         return record
 
 
-class Precision:
+class Precision(Score):
     """AP of the spiking network alone: of masks, or else of boxes. It is not a sum over batches."""
 
     def __init__(self, metric: AveragePrecision) -> None:
@@ -226,7 +216,6 @@ class Precision:
         self.metric.update(None, actual, labels)
 
     def value(self) -> float:
-        """Return AP in percent."""
         coco, results = self.metric.coco, self.metric.predictions["snn"]
         figure = average_precision(coco, results, self.metric.kinds[-1], self.metric.images)[0]["AP"]
         if figure is None:

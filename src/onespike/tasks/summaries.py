@@ -31,12 +31,11 @@ class Table:
         >>> Table(("a", "b"), (("x", 0.126), ("y", None))).texts()
         [('x', '0.13'), ('y', '–')]
         """
-        return [tuple(c if isinstance(c, str) else decimal(c, self.digits) for c in row) for row in self.rows]
 
+        def text(cell: str | float | None) -> str:
+            return "–" if cell is None else cell if isinstance(cell, str) else f"{cell:.{self.digits}f}"
 
-def decimal(value: float | None, digits: int) -> str:
-    """Write a figure; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+        return [tuple(map(text, row)) for row in self.rows]
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,11 +58,9 @@ class Summary:
     title: str
     table: Table
     note: str  # the sentence below the table
-    cards: tuple[tuple[str, str, str], ...]  # name, figures and small print, for the top of the page
     networks: tuple[str, ...] = ("ann", "snn")  # of each row of the table
     published: str = ""  # what the publisher of the weights states, in a sentence
     details: Table | None = None
-    about_details: str = ""
     examples: str = ""  # how to read the examples of a report
     parts: tuple[str, int] | None = None  # of an input, and how many were measured: energy is stated per part
 
@@ -81,6 +78,12 @@ class Headline:
     error: float | None = None
     bounds: Bounds | None = None
     paired: Bounds | None = None
+
+    @property
+    def figures(self) -> str:
+        """Return both figures, as `83.3 → 79.7`, or the only one."""
+        values = (self.spiking,) if self.original is None else (self.original, self.spiking)
+        return " → ".join("–" if value is None else f"{value:.4g}" for value in values)
 
     @property
     def difference(self) -> float | None:

@@ -15,24 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onespike.errors import DataError
+from onespike.errors import DataError, require
 from onespike.tasks.inputs import Items
 
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
 DATASETS = "datasets:"
 BETWEEN = "\n\n"
 """The separator between the rows of a dataset that form one text, as GPTQ joins WikiText."""
-PAIRS = (("sentence1", "sentence2"), ("text", "pair"), ("text1", "text2"))
-"""Names under which JSON rows hold two texts that belong together."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text, or the numbers of its tokens; for pairs also the other text and their rated similarity."""
+    """One text; for pairs also the other text and their rated similarity."""
 
     name: str
-    text: str = ""
-    ids: tuple[int, ...] | None = None
+    text: str
     other: str | None = None
     score: float | None = None
 
@@ -41,7 +38,7 @@ def documents(source: str) -> list[Document]:
     """Return every document of a source; empty ones are left out.
 
     A `.txt` file (or `.md`, `.raw`, `.text`) is one document, a folder has one per file, a `.jsonl` file one per
-    row: `{"text": …}`, `{"input_ids": […]}`, or two texts as `{"sentence1": …, "sentence2": …, "score": …}`. A
+    row: `{"text": …}`, or two texts as `{"sentence1": …, "sentence2": …, "score": …}`. A
     `.tsv` file has one pair per row, perhaps with a score. `datasets:NAME[,CONFIGURATION][@SPLIT]` is read by the
     library of that name, or from a folder that its `save_to_disk` wrote; its rows are joined to one document.
     """
@@ -54,7 +51,7 @@ def documents(source: str) -> list[Document]:
         every = [document for file in files for document in _file(file)]
     else:
         every = _file(Path(source))
-    filled = [d for d in every if d.text.strip() or d.ids]
+    filled = [document for document in every if document.text.strip()]
     if not filled:
         raise DataError(f"{source}: there is no text in it. Give a file with some.")
     return filled
@@ -87,16 +84,13 @@ def _row(name: str, line: str) -> Document:
         raise DataError(f"{name}: half a character (\\ud800 to \\udfff) stands alone. Correct it.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: this row is not JSON ({error}). Correct it.") from error
-    if isinstance(row, dict):
-        for first, second in PAIRS:
-            if isinstance(row.get(first), str) and isinstance(row.get(second), str):
-                return Document(name, row[first], other=row[second], score=_score(name, row.get("score")))
-        if isinstance(row.get("text"), str):
-            return Document(name, row["text"])
-        ids = row.get("input_ids")
-        if isinstance(ids, list) and all(type(i) is int for i in ids):
-            return Document(name, ids=tuple(ids))
-    raise DataError(f'{name}: a row holds {{"text": …}} or {{"input_ids": […]}}, and this one does not.')
+    match row:
+        case {"sentence1": str(first), "sentence2": str(second)}:
+            return Document(name, first, second, _score(name, row.get("score")))
+        case {"text": str(text)}:
+            return Document(name, text)
+    forms = '{"text": …} or {"sentence1": …, "sentence2": …}'
+    raise DataError(f"{name}: a row holds {forms}, and this one does not. Correct it.")
 
 
 def _pair(name: str, line: str) -> Document:
@@ -116,12 +110,7 @@ def _score(name: str, value: Any) -> float | None:
 
 
 def _dataset(source: str) -> Document:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{source}: this needs datasets. Install it: pip install 'onespike[language]'"
-        ) from error
+    datasets = require("datasets", "language", source)
     wanted, _, split = source.removeprefix(DATASETS).partition("@")
     name, _, configuration = wanted.partition(",")
     try:
@@ -196,7 +185,7 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
 
 def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, Any]]:
     """Return each token, the words that begin in it, and its bytes: None where the text is unknown."""
-    ids, starts = (document.ids, None) if document.ids is not None else tokenizer.encode(document.text)
+    ids, starts = tokenizer.encode(document.text)
     wrong = next(((place, i) for place, i in enumerate(ids) if not 0 <= i < tokenizer.size), None)
     if wrong is not None:
         raise DataError(
@@ -214,11 +203,7 @@ def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, An
 
 
 def _sums(text: str) -> tuple[list[int], list[int]]:
-    """Return how many words begin, and how many bytes there are, before each place of a text.
-
-    >>> _sums("a bé")
-    ([0, 1, 1, 2, 2], [0, 1, 2, 3, 5])
-    """
+    """Return how many words begin, and how many bytes there are, before each place of a text."""
     begins = (not c.isspace() and (i == 0 or text[i - 1].isspace()) for i, c in enumerate(text))
     words = list(accumulate(map(int, begins), initial=0))
     return words, list(accumulate((len(c.encode("utf-8", "replace")) for c in text), initial=0))

@@ -32,16 +32,20 @@ class Request:
     network: nn.Module
     batches: Sequence[Any]
     facts: Mapping[str, Any]
+    strict: bool = False
+    """Whether a product that is left in floats is refused."""
 
     @staticmethod
-    def of(snn: nn.Module, batches: Sequence[Any], integer: bool, facts: Mapping[str, Any]) -> Request:
+    def of(
+        snn: nn.Module, batches: Sequence[Any], integer: bool, facts: Mapping[str, Any], strict: bool = False
+    ) -> Request:
         """Return the request for one form of a network; what no format can write is refused."""
         check_deployable(snn, "export", "a file")
         if not batches or count(batches[0]) < 2:
             raise UsageError(
                 "export: at least two inputs are needed, so that the size of a batch can be left open."
             )
-        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts)
+        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts, strict)
 
 
 @dataclass(frozen=True)
@@ -165,14 +169,15 @@ def export(
         format: `onespike list formats` lists them.
         out: the new file; differences are written beside it, as `OUT.verified.json`.
         inputs: a batch, or a list of batches, of real inputs. The first one, of at least two inputs, traces the network.
-        integer: multiply spikes by 8-bit weights; by default only in formats that have no other form.
+        integer: multiply spikes by 8-bit weights; by default only in formats that have no other form. There it refuses a
+            network of which a product is left in floats.
         facts: more text for the file.
         differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
     out = Path(out)
-    chosen, integer = prepare(format, integer, out)
+    chosen, form = prepare(format, integer, out)
     batches = list(inputs) if isinstance(inputs, list) else [inputs]
-    request = Request.of(snn, batches, integer, dict(facts or {}))
+    request = Request.of(snn, batches, form, dict(facts or {}), bool(integer))
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
         foreign = chosen.write(request, file)
@@ -182,7 +187,7 @@ def export(
             runs = {"file": run, "onespike": lambda batch: call(request.network, batch)}
             times = best_times(runs, batches[0])
         done = Exported(
-            out, chosen.name, "integer" if integer else "float", foreign.runtime, size_of(file), comparison, times,
+            out, chosen.name, "integer" if form else "float", foreign.runtime, size_of(file), comparison, times,
             count(batches[0]), foreign.notes, request.facts,
         )  # fmt: skip
         report_of(file).write_text(stamped(done.to_dict()), encoding="utf-8")

@@ -306,15 +306,15 @@ def _purify_(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def trace(module: nn.Module, batch: Any, *, pure: bool = False) -> Graph:
+def trace(module: nn.Module, batch: Any, *, pure: bool = False, fixed: bool = False) -> Graph:
     """Return what a module runs, by `torch.export` with an open batch size where the network permits it.
 
-    `pure` leaves only nodes that compute a value of their own.
+    `pure` leaves only nodes that compute a value of their own; with `fixed` all sizes are those of the batch.
     """
     args, kwargs = call(lambda *args, **kwargs: (args, kwargs), batch)
 
     def batched(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim():
+        if fixed or not isinstance(leaf, Tensor) or not leaf.dim():
             return None
         # inputs that are not floats are tokens, whose number is left open, too
         return dict.fromkeys(range(1 if leaf.is_floating_point() else leaf.dim()), torch.export.Dim.AUTO)

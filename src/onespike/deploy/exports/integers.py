@@ -2,8 +2,8 @@
 
 A folder with `network.json` (nodes in running order, what is at every site, and checksums; its schema is beside it),
 `network.safetensors` (every tensor that they name) and `golden.safetensors` (inputs, outputs, and the
-spikes of every site as events). Products with weights are exact sums of integers. Everything between them is
-evaluated in float64, so that every runtime with double precision decides each spike the same way.
+spikes of every site as events). Products with weights are exact sums of integers, which thresholds turn into spikes. What
+else is between them is in fixed point: every result is rounded to a multiple of 2^−fraction.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import torch
 from torch import Tensor, fx
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.comparators import FRACTION, Comparator
 from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
-from onespike.deploy.exports.thresholds import integer_thresholds
+from onespike.deploy.exports.sheet import written
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
+from onespike.runtime.batches import count
 from onespike.runtime.validated import read_version, sealed, understood
 
-VERSION = 2
+VERSION = 3
 REMEDY = "Export it again."
 RECORD, TENSORS, GOLDEN, SCHEMA = "network.json", "network.safetensors", "golden.safetensors", "schema.json"
 VALUE = "value"
@@ -55,10 +58,11 @@ class SiteRecord:
         units: what one spike is worth; 0 where a channel is off.
         gain: powers of two by which the steps of a row are larger, by its position.
         typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
-        thresholds: smallest sums of the product `of` that fire each level, [outputs, levels], its bias folded in, where
-            nothing but ReLU and max-pooling stands between.
-        below: likewise the largest sums that fire each negative level.
-        of: that product.
+        thresholds: ascending integers [.., cuts] for the shape of the site, with all functions before it folded in; null
+            where `fires` scales and rounds.
+        values: the counts between thresholds: values[number of thresholds ≤ integer].
+        sign: −1 where the integer is negated first.
+        fraction: the bits behind the point of these integers; 0 for sums of a product.
         shape: of the counts on the golden inputs.
     """
 
@@ -73,8 +77,9 @@ class SiteRecord:
     offset: str | None
     typical: str | None
     thresholds: str | None
-    below: str | None
-    of: str | None
+    values: list[int]
+    sign: str | None
+    fraction: int
     shape: list[int]
 
 
@@ -83,6 +88,7 @@ class NetworkRecord:
     """The whole of `network.json`.
 
     Attributes:
+        fraction: results that are not integers are rounded to multiples of 2^−fraction.
         files: the SHA-256 of every other file.
         sha256: of this record without it, as JSON with sorted keys.
     """
@@ -91,6 +97,7 @@ class NetworkRecord:
     version: int
     inputs: list[str]
     outputs: dict[str, str]
+    fraction: int
     sites: dict[str, SiteRecord]
     nodes: list[NodeRecord]
     facts: dict[str, Any]
@@ -103,7 +110,7 @@ PLACES = ("device", "layout", "pin_memory", "memory_format")
 
 
 def read(file: Path) -> Run:
-    """Return how a folder runs in float64."""
+    """Return how a folder runs in fixed point."""
     replay = Replay.read(file)
     return lambda batch: replay(batch).outputs
 
@@ -119,6 +126,11 @@ def write(request: Request, file: Path) -> Foreign:
     network = marked(request.network, batch)
     graph = trace(network, batch, pure=True)
     record, stored = _described(graph, network, dict(request.facts))
+    floats = [operation.layer for operation in written(graph, count(batch)).rows() if operation.floats]
+    if request.strict and floats:
+        raise UsageError(
+            f"export: the products of {', '.join(floats)} are left in floats. Convert with io='int8', or leave integer= out."
+        )
     file.mkdir()
     answer = Replay(record, stored)(batch)
     for site, (_, counts) in zip(record["sites"].values(), answer.counts, strict=True):
@@ -127,7 +139,11 @@ def write(request: Request, file: Path) -> Foreign:
     save_file(_golden(record, batch, answer), file / GOLDEN)
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
-    return Foreign("float64 between exact integers", Replay.read(file), graph.notes)
+    return Foreign(
+        f"fixed point with {FRACTION} bits behind the point between exact integers",
+        Replay.read(file),
+        graph.notes,
+    )
 
 
 def schema() -> dict[str, Any]:
@@ -153,19 +169,24 @@ def _described(
     graph: Graph, network: Marked, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the record of a graph, and the tensors that it names."""
-    tensors, nodes = graph.tensors, graph.calls
-    fires = {arguments(node)["site"]: node for node in nodes if operation_of(node) == "spikes.fire"}
+    fires = {arguments(node)["site"]: node for node in graph.calls if operation_of(node) == "spikes.fire"}
     if len(fires) < len(network.sites):
         twice = next(s for s in network.sites if network.sites.count(s) > 1)
         raise UsageError(
             f"export: {twice} fires more than once in a forward, which integers cannot hold. Try format='onnx'."
         )
-    sites = {name: _site(fires[name], graph, tensors) for name in network.sites}
+    tensors = dict[str, Tensor]()
+    codes = {name: _code(fires[name], graph, tensors) for name in network.sites}
+    compared = fold_(graph)
+    tensors |= graph.tensors
+    nodes = graph.calls
+    sites = {name: code | _decided(name, nodes, compared.get(name)) for name, code in codes.items()}
     record = {
         "format": "onespike-integers",
         "version": VERSION,
         "inputs": [node.name for node in graph.inputs],
         "outputs": dict(zip(network.outputs, map(graph.name, graph.results), strict=False)),
+        "fraction": FRACTION,
         "sites": sites,
         "nodes": [_node(node, graph) for node in nodes],
         "facts": facts,
@@ -181,26 +202,39 @@ def _node(node: fx.Node, graph: Graph) -> dict[str, Any]:
     return {"name": node.name, "op": op, "args": args, "kwargs": kwargs}
 
 
-def _site(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _code(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what a neuron sends and what that is worth, by the names of its tensors."""
     neuron, typical = arguments(node), None
     decode = next((arguments(user) for user in node.users if operation_of(user) == "spikes.decode"), neuron)
     gain = neuron["gain"]
     if isinstance(gain, fx.Node) and operation_of(gain) == "spikes.row_gain":
         typical, gain = arguments(gain)["typical"], arguments(gain)["gain"]
-    sums = integer_thresholds(node, graph)
-    decides = {"thresholds": sums and sums.above, "below": sums and sums.below}
-    tensors |= {f"{side}.{neuron['site']}": value for side, value in decides.items() if value is not None}
 
     def tensor(of: Any) -> str | None:
-        return None if of is None else graph.name(of)
+        held = graph.tensor(of)
+        if held is None:
+            return None
+        tensors[graph.name(of)] = held
+        return graph.name(of)
 
     return {
-        "fires": node.name, "sides": neuron["sides"], "levels": list(neuron["levels"]), "bounds": list(neuron["bounds"]),
+        "sides": neuron["sides"], "levels": list(neuron["levels"]), "bounds": list(neuron["bounds"]),
         "steps": [tensor(neuron["positive"]), tensor(neuron["negative"])],
         "units": [tensor(decode["positive"]), tensor(decode["negative"])],
         "center": tensor(neuron["center"]), "gain": tensor(gain), "offset": tensor(decode.get("offset")),
-        "typical": tensor(typical), **{side: None if value is None else f"{side}.{neuron['site']}" for side, value in decides.items()},
-        "of": sums and sums.product, "shape": [],
+        "typical": tensor(typical), "shape": [],
+    }  # fmt: skip
+
+
+def _decided(site: str, nodes: list[fx.Node], by: Comparator | None) -> dict[str, Any]:
+    """Return how a site fires: by comparisons, or scaled and rounded."""
+    kinds = ("spikes.fire", "spikes.compare")
+    fires = next(n.name for n in nodes if operation_of(n) in kinds and arguments(n)["site"] == site)
+    if by is None:
+        return {"fires": fires, "thresholds": None, "values": [], "sign": None, "fraction": FRACTION}
+    sign = None if by.sign is None else f"sign.{site}"
+    return {
+        "fires": fires, "thresholds": f"thresholds.{site}", "values": by.values, "sign": sign, "fraction": by.fraction,
     }  # fmt: skip
 
 
@@ -224,8 +258,13 @@ PYTHON = {
 TYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 
 
+EXACT = tuple(
+    f"spikes.{name}" for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "row_gain")
+)
+
+
 class Replay:
-    """The record run by torch, in float64 between products: what defines the golden spikes."""
+    """The record run by torch, in fixed point between products: what defines the golden spikes."""
 
     def __init__(
         self, record: dict[str, Any], tensors: dict[str, Tensor], place: Path | str = RECORD
@@ -255,13 +294,20 @@ class Replay:
         with understood(self.place, REMEDY):
             return self._answer(batch)
 
+    def _on_grid(self, op: str, value: Any) -> Any:
+        """Return a result in fixed point; what spikes are worth is exact, since products of spikes are."""
+        if op in EXACT or not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return (value * 2.0 ** self.record["fraction"]).round() / 2.0 ** self.record["fraction"]
+
     def _answer(self, batch: Any) -> Answer:
         values: dict[str, Any] = dict(self.tensors)
         for name, leaf in zip(self.record["inputs"], tensors(batch), strict=True):
             values[name] = leaf.double() if leaf.is_floating_point() else leaf
         for node in self.record["nodes"]:
             kwargs = {name: _read(argument, values) for name, argument in node["kwargs"].items()}
-            values[node["name"]] = _function(node["op"])(*_read(node["args"], values), **kwargs)
+            result = _function(node["op"])(*_read(node["args"], values), **kwargs)
+            values[node["name"]] = self._on_grid(node["op"], result)
         outputs = [values[name] for name in self.record["outputs"].values()]
         counts = [(name, values[site["fires"]]) for name, site in self.record["sites"].items()]
         return Answer([o.float() if o.is_floating_point() else o for o in outputs], counts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +23,9 @@ from torch import Tensor, fx
 
 from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.comparators import LARGEST, first_integers
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
-from onespike.deploy.exports.thresholds import RELU, level_thresholds
 from onespike.errors import UsageError
 
 SIZES = ("aten.sym_size.int", "mul")
@@ -114,7 +114,7 @@ class Chain:
             before = node
             if op in PRODUCTS:
                 self.product, rectified = self._weighted(node, op), False
-            elif op == RELU and self.product is not None:
+            elif op == "aten.relu.default" and self.product is not None:
                 rectified = True  # its neuron fires on positive inputs alone
             elif op in (*SHAPES, "aten.max_pool2d.default"):
                 self.between.append(node)
@@ -207,7 +207,7 @@ class Chain:
             if product.scale is None:
                 rows, bias = (torch.cat([part / t for t in thresholds]) for part in (weight, product.bias))
             else:
-                first = level_thresholds(product.scale, product.bias, step[1], bounds).double()
+                first = _thresholds(product.scale, product.bias, step[1], bounds)
                 rows, bias = torch.cat([weight] * len(copies)), (1.5 - first).t().flatten()
             self._affine(f"{name}_levels", rows, bias, product.node.args[0], product.arguments)
             shape = _shape(product.node)
@@ -294,3 +294,11 @@ class Simulated:
                     signed = [spikes * worth for spikes, worth in zip(levels, copies, strict=True)]
                     counts[site].append(torch.stack(signed).sum(0))
         return Answer([torch.stack(outputs)], [(site, torch.stack(of)) for site, of in counts.items()])
+
+
+def _thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence[float]) -> Tensor:
+    """Return the smallest sum behind a ReLU that fires each level, [outputs, levels]."""
+    jumps = torch.tensor(bounds, dtype=torch.float64)
+    slope, start, size = (x.double().flatten().expand(len(scale))[:, None] for x in (scale, bias, step))
+    ends = torch.full((len(scale), len(jumps)), float(LARGEST), dtype=torch.float64)
+    return first_integers(lambda s: (s * slope + start).clamp(min=0) / size + 0.5 >= jumps, -ends, ends)

@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,8 @@ def write(request: Request, file: Path) -> Foreign:
     graph = trace(network, batch)
     # a site may fire more than once
     counts = [f"{site}#{number}" for number, site in enumerate(network.sites)]
-    model = translated(graph, [*network.outputs, *counts])
-    for name, value in request.facts.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        model.model.metadata_props[f"onespike.{name}"] = text
+    translations = {torch.ops.spikes.sums.default: sums}
+    model = translated(graph, [*network.outputs, *counts], request.facts, translations)
     probes = file.with_name(f"{file.name}.probes")
     model.save(str(probes))
     size = len(network.outputs)
@@ -67,8 +65,10 @@ def write(request: Request, file: Path) -> Foreign:
     return Foreign(f"onnxruntime {onnxruntime.__version__}", probe, graph.notes)
 
 
-def translated(graph: Graph, outputs: list[str]) -> Any:
-    """Return a graph as ONNX, without the source lines of each node."""
+def translated(
+    graph: Graph, outputs: list[str], facts: Mapping[str, Any], translations: Mapping[Any, Any]
+) -> Any:
+    """Return a graph as ONNX with some operations written otherwise, without the source lines of each node."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -79,8 +79,8 @@ def translated(graph: Graph, outputs: list[str]) -> Any:
                 graph.program,
                 opset_version=OPSET,
                 dynamo=True,
-                custom_translation_table={torch.ops.spikes.sums.default: sums},
-                input_names=_input_names(graph),
+                custom_translation_table=dict(translations),
+                input_names=input_names(graph),
                 output_names=outputs,
                 verbose=False,
             )
@@ -93,6 +93,9 @@ def translated(graph: Graph, outputs: list[str]) -> Any:
         log.setLevel(level)
     for node in model.model.graph.all_nodes():  # they take more bytes than the weights
         node.metadata_props.clear()
+    for name, value in facts.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        model.model.metadata_props[f"onespike.{name}"] = text
     return model
 
 
@@ -129,7 +132,7 @@ def sums(
     return op.CastLike(total, units)
 
 
-def _input_names(graph: Graph) -> list[str]:
+def input_names(graph: Graph) -> list[str]:
     """Return the names of a graph's inputs, without the wrapper's."""
     names = [node.name for node in graph.inputs]
     if names == ["args_0"]:

@@ -5,6 +5,7 @@ fire      x → signed counts            the neuron of a site
 decode    counts → values              where two activations meet, and in the float form everywhere
 linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
 conv      counts → values              likewise
+compare   integers → signed counts     the neuron and the functions before it, as thresholds on sums
 
 All act in the precision of their input. `torch.export` keeps them whole, and ONNX is written from the definitions; only the
 sums of products have other nodes there.
@@ -13,6 +14,7 @@ sums of products have other nodes there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import log2
 from typing import Any
 
@@ -79,7 +81,7 @@ def linear(
     gain: Tensor | None, most: int, signed: bool, site: str,
 ) -> Tensor:  # fmt: skip
     """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
-    value = sums(units_of(counts, up, down), weight, [], [], [], 1, most, signed) * scale
+    value = linear_sums(counts, weight, up, down, most, signed, site) * scale
     value = value if gain is None else value * gain
     result: Tensor = value if bias is None else value + bias
     return result
@@ -93,9 +95,41 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
     rows = (-1, *[1] * (weight.dim() - 2))
-    units = units_of(counts, up, down, weight.dim() - 2)
-    value: Tensor = sums(units, weight, stride, padding, dilation, groups, most, signed) * scale.view(rows)
+    around = (stride, padding, dilation, groups)
+    value: Tensor = conv_sums(counts, weight, up, down, *around, most, signed, site) * scale.view(rows)
     return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows))
+
+
+@operation
+def linear_sums(
+    counts: Tensor, weight: Tensor, up: Tensor | None, down: Tensor | None, most: int, signed: bool, site: str
+) -> Tensor:
+    """Ŵ·units, exactly."""
+    result: Tensor = sums(units_of(counts, up, down), weight, [], [], [], 1, most, signed)
+    return result
+
+
+@operation
+def conv_sums(
+    counts: Tensor, weight: Tensor, up: Tensor | None, down: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, most: int, signed: bool, site: str,
+) -> Tensor:  # fmt: skip
+    """Ŵ ∗ units, exactly."""
+    units = units_of(counts, up, down, weight.dim() - 2)
+    result: Tensor = sums(units, weight, stride, padding, dilation, groups, most, signed)
+    return result
+
+
+@operation
+def compare(
+    x: Tensor, thresholds: Tensor, sign: Tensor | None, values: Sequence[int], fraction: int, site: str
+) -> Tensor:
+    """values[number of thresholds ≤ sign·x·2^fraction]; thresholds are [.., cuts] for the shape of x."""
+    whole = (x if sign is None else x * sign) * 2.0**fraction
+    total = torch.full_like(whole, float(values[0]))
+    for place, (before, after) in enumerate(pairwise(values)):
+        total = total + (whole >= thresholds[..., place]).to(whole.dtype) * (after - before)
+    return total
 
 
 @operation

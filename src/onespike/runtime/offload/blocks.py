@@ -47,14 +47,14 @@ class Blocks:
     Attributes:
         resident: bytes of the weights that stay in memory.
         memory: bytes that weights and activations between blocks may take; None for a part of what is free.
-        tensors: where each parameter is stored, by its name.
+        tensors: where each parameter is stored, by its name, and some buffers.
     """
 
     units: list[Unit]
     resident: int
     device: torch.device
     memory: int | None
-    tensors: dict[str, Stored]
+    tensors: Mapping[str, Stored]
 
     def __deepcopy__(self, memo: Any) -> Blocks:
         return self  # a converted copy lies on the same disk
@@ -126,15 +126,10 @@ def lie_in_blocks_(model: nn.Module, device: torch.device = CPU, memory: int | N
     """
     written = model.__dict__.pop(TENSORS, None)
     tensors: Mapping[str, Stored] = _written(model) if written is None else written
-    every = dict(model.named_parameters(remove_duplicate=False))
-    first = {
-        id(p): name for name, p in reversed(every.items()) if name in tensors
-    }  # tied ones are stored once
-    places = {name: tensors[first[id(p)]] for name, p in every.items()}
     units, away = list[Unit](), set[nn.Module]()
     for name, module, repeats in _coming_and_going(model):
         paths = dict(module.named_parameters(remove_duplicate=False))
-        weights = {path: (places[f"{name}.{path}"], p.dtype) for path, p in paths.items()}
+        weights = {path: (tensors[f"{name}.{path}"], p.dtype) for path, p in paths.items()}
         units.append(Unit(name, weights, repeats, device))
         away.update(module.modules())
         module.register_forward_pre_hook(partial(arrive, units[-1]), with_kwargs=True)
@@ -148,14 +143,14 @@ def lie_in_blocks_(model: nn.Module, device: torch.device = CPU, memory: int | N
             if module in away:
                 value = torch.empty_like(parameter, device="meta")
             else:
-                value = places[prefix + name].read().to(device, parameter.dtype)
+                value = tensors[prefix + name].read().to(device, parameter.dtype)
                 resident += value.numel() * value.itemsize
             setattr(module, name, nn.Parameter(value, requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             stored = tensors.get(prefix + name)
             setattr(module, name, (buffer if stored is None else stored.read().to(buffer.dtype)).to(device))
         module.__dict__["_execution_device"] = device
-    blocks = model.__dict__[SCHEDULE] = Blocks(units, resident, device, memory, places)
+    blocks = model.__dict__[SCHEDULE] = Blocks(units, resident, device, memory, tensors)
     blocks.fitting(0)
     return model
 
@@ -202,7 +197,9 @@ def _written(model: nn.Module) -> dict[str, Stored]:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder) / "weights.safetensors"
     write(file, dict(model.named_parameters()))
-    return stored_in([file])
+    stored = stored_in([file])
+    first = {id(p): stored[name] for name, p in model.named_parameters()}  # tied ones are stored once
+    return {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _available(device: torch.device) -> int | None:

@@ -90,7 +90,7 @@ def write(path: Path, tensors: Mapping[str, Stored | Tensor], tied: Mapping[str,
 
     `tied` has further names of tensors, in the form of safetensors' `save_model`.
     """
-    header, place = dict[str, Any]({"__metadata__": dict(tied)} if tied else {}), 0
+    header, place = dict[str, Any]({"__metadata__": {"format": "pt", **tied}} if tied else {}), 0
     # every tensor begins at a multiple of the size of its numbers
     ordered = sorted(tensors.items(), key=lambda entry: -entry[1].itemsize)
     for name, tensor in ordered:
@@ -106,25 +106,25 @@ def write(path: Path, tensors: Mapping[str, Stored | Tensor], tied: Mapping[str,
             file.write(whole.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
+@dataclass(eq=False)
 class Unit:
     """Weights that come and go together: those of one module, and of its copy in a converted network.
 
     While `held`, somebody who takes many forwards through it keeps them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        weights: Mapping[str, tuple[Stored, torch.dtype]],
-        repeats: bool,
-        device: torch.device,
-    ) -> None:
-        self.name, self.weights, self.repeats, self.device = name, weights, repeats, device
-        self.size = sum(stored.numel() * dtype.itemsize for stored, dtype in weights.values())
-        self.held = False
+    name: str
+    weights: Mapping[str, tuple[Stored, torch.dtype]]
+    repeats: bool
+    device: torch.device
+    held: bool = False
 
     def __deepcopy__(self, memo: Any) -> Unit:
         return self  # a copy of the network has the same weights
+
+    @property
+    def size(self) -> int:
+        return sum(stored.numel() * dtype.itemsize for stored, dtype in self.weights.values())
 
     def load(self, modules: Iterable[nn.Module]) -> None:
         """Read the weights once, for these modules."""

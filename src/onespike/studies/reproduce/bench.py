@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,19 +17,17 @@ from onespike.calibration.inputs import batch_count
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
-from onespike.energy.columns import PAPER
 from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError
+from onespike.evaluation.pairwise import Once
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.recipe import Recipe
 from onespike.runs import Progress, no_progress
-from onespike.runs.forms import compare_integers
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.pipeline import spread
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
-from onespike.runtime.remembered import Once
 from onespike.scale_search import search
 from onespike.scale_search.objective import ScaleObjective, scale_within
 from onespike.studies.finished import Finished
@@ -63,7 +60,7 @@ class Bench:
         self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
         self.folder, self.batch_size, self.progress = folder, batch_size, progress
         self.ann, self.original, self.calibrations = loaded.model, Once(loaded.model), (calibration, *draws)
-        self.sets = sets = {"calibration": calibration, "search": held, "test": test}
+        sets = {"calibration": calibration, "search": held, "test": test}
         self.thresholds: dict[str, Thresholds] = {}
         self.identity = {
             "network": loaded.spec,
@@ -87,29 +84,26 @@ class Bench:
             return ""
         return (
             f"Scores are means over {len(self.calibrations)} calibrations on {len(self.calibration)} images each; sd, lowest "
-            "and highest are their spread. `error` is of the test images alone. Searches and integers take the first calibration."
+            "and highest are their spread. `error` is of the test images alone. Searches take the first calibration."
         )
 
     def calibrated(self, recipe: Recipe) -> Thresholds:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""
-        fields = calibrated_by(recipe) | {"placement": recipe.placement}
-        if recipe.levels.startswith("density"):
-            fields |= {"scale": recipe.scale, "rounding": recipe.final_rounding}
-        key = json.dumps([fields, self.calibration.names])
+        key = json.dumps([calibrated_by(recipe), self.calibration.names])
         if key not in self.thresholds:
-            batches = self.labeled(self.calibration, "calibrating")
-            self.thresholds[key] = calibrate(self.ann, (inputs for inputs, _ in batches), recipe)
+            batches = (inputs for inputs, _ in self.labeled(self.calibration, "calibrating"))
+            self.thresholds[key] = calibrate(self.ann, batches, recipe)
         return self.thresholds[key]
 
-    def labeled(
-        self, items: Items, title: str = "", batch_size: int | None = None
-    ) -> Iterator[tuple[Any, Any]]:
-        """Return batches of inputs, where the network is, and labels; with a title they have a progress bar."""
-        size, device = batch_size or self.batch_size, device_of(self.ann)
-        batches: Iterable[Any] = self.loaded.batches(items, size)
-        if title:
-            batches = self.progress(title, batch_count(items, size))(batches)
-        return ((to(inputs, device), labels) for inputs, labels in batches)
+    def labeled(self, items: Items, title: str) -> Iterable[tuple[Any, Any]]:
+        """Return batches of inputs and labels, with a progress bar."""
+        bar = self.progress(title, batch_count(items, self.batch_size))
+        return bar(self.loaded.batches(items, self.batch_size))
+
+    def batch(self, items: Items, size: int) -> Any:
+        """Return one batch of inputs, evenly spaced over these, where the network is."""
+        inputs, _ = next(iter(self.loaded.batches(limit(items, size), size)))
+        return to(inputs, device_of(self.ann))
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
@@ -155,53 +149,34 @@ class Bench:
             "pairs": or_none(result.ledger.ratio("nonzero", double=True)),
             "firing": sum(r.spikes for r in rows) / max(sum(r.elements for r in rows) / recipe.steps, 1),
             "seconds": record["seconds"]["snn"],
-            "images": record["images"],
         }
 
-    def rivals(self, recipe: Recipe) -> list[dict[str, Any]]:
-        """Measure the network under a recipe beside integer networks, on the test images; see `runs.forms`."""
-
-        def measure() -> dict[str, Any]:
-            calibration = self.labeled(self.calibration, "ranges of integers")
-            batches, spiking = self.labeled(self.test, "integer networks"), self.converted(recipe)
-            metric = partial(self.loaded.task.metric, self.test)
-            return {"rows": compare_integers(self.ann, spiking, PAPER, calibration, batches, metric)}
-
-        return list(self.once("rivals " + spell(recipe), measure)["rows"])
-
-    def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> dict[str, Any]:
-        """Search λ on the held-out images: `scale`, `value`, `seconds` and `forwards`."""
+    def searched(self, recipe: Recipe, trials: int = 12, objective: str = "kl") -> Recipe:
+        """Return the recipe with the λ that a search on the held-out images finds best."""
+        key = f"search {objective} {trials} " + spell(recipe.replace(scale=1.0))
 
         def measure() -> dict[str, Any]:
             aim = self.loaded.task.objectives[objective]
-            measured = ScaleObjective(
-                self.ann, self.converted(recipe), self.labeled(self.held), aim, self.held
-            )
+            batches, snn = self.loaded.batches(self.held, self.batch_size), self.converted(recipe)
+            measured = ScaleObjective(self.ann, snn, batches, aim, self.held)
             bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
-            result = search(
-                measured,
-                trials=trials,
-                maximize=aim.maximize,
-                fixed=(1.0, 0.25),
-                report=lambda *_: next(bar, None),
-            )
-            deque(bar, maxlen=0)  # closes the bar
-            return {
-                "scale": result.best.scale,
-                "value": result.best.value,
-                "seconds": sum(trial.seconds for trial in result.trials),
-                "forwards": measured.forwards,
-                "images": measured.images,
+            options: Any = {
+                "maximize": aim.maximize,
+                "fixed": (1.0, 0.25),
+                "report": lambda *_: next(bar, None),
             }
+            result = search(measured, trials=trials, **options)
+            deque(bar, maxlen=0)  # closes the bar
+            return {"scale": result.best.scale}
 
-        return self.once(f"search {objective} {trials} " + spell(recipe.replace(scale=1.0)), measure)
+        return recipe.replace(scale=self.once(key, measure)["scale"])
 
     def at_energy(self, recipe: Recipe, column: str, ratio: float) -> Recipe:
         """Return the recipe with the λ whose energy on a few held-out images is closest to this ratio."""
         key = f"at {column} {ratio:.6f} " + spell(recipe.replace(scale=1.0))
 
         def bisect() -> dict[str, Any]:
-            few, _ = next(self.labeled(limit(self.held, self.batch_size)))
+            few = self.batch(self.held, self.batch_size)
             return {"scale": scale_within(self.converted(recipe), few, column, ratio)}
 
         return recipe.replace(scale=self.once(key, bisect)["scale"])

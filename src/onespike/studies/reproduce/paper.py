@@ -47,19 +47,6 @@ PRESETS = {"ViT-Base/16": "paper-vit-base", "ViT-Large/16": "paper-vit-large", "
 
 
 def network_of(spec: str) -> str | None:
-    """Return which of the paper's networks a model is, or None.
-
-    >>> network_of("timm:vit_base_patch16_224"), network_of("bundled:cifar10-vit")
-    ('ViT-Base/16', None)
-    """
+    """Return which of the paper's networks a model is, or None."""
     name = spec.partition(":")[2]
     return next((network for start, network in NETWORKS.items() if name.startswith(start)), None)
-
-
-def ecmt_preset(spec: str) -> str:
-    """Return the preset of ECMT for a network: its code has constants for networks named ViT, and no others.
-
-    >>> ecmt_preset("timm:vit_base_patch16_224"), ecmt_preset("timm:eva_giant_patch14_336")
-    ('ecmt-vit', 'ecmt')
-    """
-    return "ecmt-vit" if spec.startswith("timm:vit_") else "ecmt"

@@ -1,4 +1,4 @@
-"""A study is a name, a function from a bench to rows, and a drawing; its results are files for readers and programs."""
+"""A study is a name and a function from a bench to rows, with a drawing if it is of a figure; its results are files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.energy.columns import meanings
-from onespike.errors import DataError, UsageError
+from onespike.energy.columns import PAPER
+from onespike.errors import DataError
 from onespike.reports import plots
 from onespike.reports.tables import as_csv, as_latex
 from onespike.runtime.atomic import write_atomically
@@ -37,8 +37,8 @@ class Study:
     measure: Measure
     name: str
     title: str
-    draw: Draw
     note: str
+    draw: Draw | None = None
     network: str = "cifar10-vit"
     task: str | None = None
     essential: tuple[str, ...] = ()
@@ -55,13 +55,11 @@ class Study:
 STUDIES: dict[str, Study] = {}
 
 
-def study(name: str, title: str, draw: Draw, note: str, **options: Any) -> Callable[[Measure], Measure]:
+def study(name: str, title: str, note: str, **options: Any) -> Callable[[Measure], Measure]:
     """Register a function from a bench to rows as a study."""
 
     def register(measure: Measure) -> Measure:
-        if name in STUDIES:
-            raise UsageError(f"the study '{name}' is registered already. Choose another name.")
-        STUDIES[name] = Study(measure, name, title, draw, note, **options)
+        STUDIES[name] = Study(measure, name, title, note, **options)
         return measure
 
     return register
@@ -78,20 +76,6 @@ def with_data(study: Study, rows: Sequence[Row], source: str) -> list[Row]:
     return named
 
 
-def as_markdown(study: Study, rows: Sequence[Row], bench: Bench) -> str:
-    """Return a page: the title, the table, what was measured on what, and how to compare it with the paper."""
-    columns = columns_of(rows)
-    table = [
-        columns,
-        ["---"] * len(columns),
-        *([cell(row.get(c)).replace("|", "\\|") for c in columns] for row in rows),
-    ]
-    lines = [f"# {study.title}", "", *("| " + " | ".join(line) + " |" for line in table), ""]
-    sets = ", ".join(f"{name} {len(items)} images of {items.source}" for name, items in bench.sets.items())
-    note = f"{study.note} {bench.note}".strip()
-    return "\n".join([*lines, f"Network: {bench.loaded.spec}; {sets}.", "", note, ""])
-
-
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """Return every column that any row has, in the order of first appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
@@ -105,20 +89,20 @@ def cell(value: Any) -> str:
 
 
 def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:
-    """Measure what is missing, and write CSV, LaTeX, JSON, Markdown and the figure as PNG, SVG and PDF."""
+    """Measure what is missing, and write CSV, LaTeX and JSON, and a figure as PNG, SVG and PDF."""
     with understood(bench.folder / CACHE, REMEDY, DataError) if bench.finished else nullcontext():
         rows = with_data(study, study.measure(bench), bench.test.source.removeprefix("bundled:"))
         facts = {"study": study.name, "title": study.title, "note": study.note}
-        every, essential, figure = columns_of(rows), study.columns(rows), study.draw(rows)
+        every, essential = columns_of(rows), study.columns(rows)
         raw = [["" if row.get(c) is None else str(row[c]) for c in every] for row in rows]
         contents: dict[str, str | bytes] = {
             f"{study.name}.csv": as_csv(every, raw),
             f"{study.name}.tex": as_latex(essential, [[cell(row.get(c)) for c in essential] for row in rows]),
             f"{study.name}.json": stamped({**facts, **bench.identity, "rows": rows}),
-            f"{study.name}.md": as_markdown(study, rows, bench),
-            f"{study.name}.png": plots.saved(figure),
-            **plots.files(figure, study.name),
         }
+        if study.draw is not None:
+            figure = study.draw(rows)
+            contents |= {f"{study.name}.png": plots.saved(figure), **plots.files(figure, study.name)}
     files = [bench.folder / name for name in contents]
     for file, content in zip(files, contents.values(), strict=True):
         write_atomically(file, content)
@@ -127,11 +111,8 @@ def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:
 
 COLORS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.GRAY, "#CC79A7", "#56B4E9")
 LABELS = {
-    **{column: f"energy ratio ({column})" for column in meanings()},
-    "energy": "energy ratio (the method's own count)", "kl": "KL, nats",
-    "scale": "scale λ", "percentile": "p, %", "T": "timesteps T", "levels per side": "levels per side",
-    "value": "activation, or value of its spike", "share": "share of values",
-    "seconds": "seconds", "ms per image": "ms per image", "firing": "spikes per neuron and input",
+    PAPER: f"energy ratio ({PAPER})", "scale": "scale λ", "percentile": "p, %", "T": "timesteps T",
+    "value": "activation, or value of its spike", "share": "share of values", "firing": "spikes per neuron and input",
 }  # fmt: skip
 
 
@@ -139,39 +120,6 @@ def _label(rows: Sequence[Row], measure: str) -> str:
     """Return the name of an axis; a score has that of its metric."""
     named = [row["metric"] for row in rows if row.get("metric")] if measure == "score" else []
     return str(named[0]) if named else LABELS.get(measure, measure)
-
-
-def bars(name: str, *measures: str) -> Draw:
-    """Draw one panel per measure; a row's bar is beside the paper's, if the paper prints one."""
-
-    def draw(rows: Sequence[Row]) -> Figure:
-        made, _ = plots.figure(5.2 * len(measures), 1.4 + 0.42 * len(rows), columns=len(measures))
-        for measure, panel in zip(measures, made.axes, strict=True):
-            kinds = (
-                (-0.2, measure, "data", plots.BLUE, "measured here"),
-                (0.2, f"paper {measure}", "paper data", plots.GRAY, "in the paper"),
-            )
-            drawn = [row for row in rows if any(row.get(key) is not None for _, key, *_ in kinds)]
-            for offset, key, data, color, label in kinds:
-                values = [row.get(key) for row in drawn]
-                if any(v is not None for v in values):
-                    at, widths = [place + offset for place in range(len(drawn))], [v or 0 for v in values]
-                    texts = [
-                        "" if v is None else f"{v:.3g}" + (f", {row[data]}" if data in row else "")
-                        for v, row in zip(values, drawn, strict=True)
-                    ]
-                    bars = panel.barh(at, widths, 0.38, color=color, label=label)
-                    panel.bar_label(bars, texts, padding=2, fontsize=7)
-            panel.set_yticks(range(len(drawn)), [str(row[name]) for row in drawn])
-            panel.invert_yaxis()
-            panel.grid(False, axis="y")
-            panel.margins(x=0.45)
-            panel.set_xlabel(_label(rows, measure))
-        handles, labels = made.axes[0].get_legend_handles_labels()
-        made.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
-        return made
-
-    return draw
 
 
 def curves(over: str, *measures: str, by: str = "", each: str = "", log: bool = False) -> Draw:

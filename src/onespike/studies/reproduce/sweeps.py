@@ -17,9 +17,8 @@ from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Site, Visitor, visiting
 from onespike.sites.tracer import Tracer
 from onespike.studies.reproduce.bench import SPREAD, Bench
-from onespike.studies.reproduce.study import Row, bars, curves, study
+from onespike.studies.reproduce.study import Row, curves, study
 from onespike.studies.reproduce.tables import literal, table
-from onespike.tasks import limit
 
 SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 TIMESTEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -37,8 +36,8 @@ BINS, IMAGES = 60, 16
 @study(
     "figure-scale",
     "Accuracy and energy over the scaling factor λ",
-    curves("scale", "score", PAPER, log=True),
     "The paper's figure has no table; it states λ = 0.252 as a good compromise for ViT-Base/16.",
+    draw=curves("scale", "score", PAPER, log=True),
 )
 def scale(bench: Bench) -> list[Row]:
     base = literal(bench)
@@ -48,16 +47,15 @@ def scale(bench: Bench) -> list[Row]:
 @study(
     "sweep-levels",
     "How many levels: M of eq. 12, and N of linear and exponential fire functions",
-    curves("levels per side", "score", PAPER, by="fire function"),
     "λ is searched for each row, without labels. With one more level per side, a spike costs no more additions unless it "
     "is fired.",
+    draw=curves("levels per side", "score", PAPER, by="fire function"),
 )
 def levels(bench: Bench) -> list[Row]:
     cases: list[tuple[Row, Recipe]] = []
     for kind, numbers in {"mixed": (2, 4, 6, 8, 10), "linear": (2, 4, 8), "exponential": (2, 4, 8)}.items():
         for number in numbers:
-            recipe = preset("sformer", levels=f"{kind}:{number}")
-            recipe = recipe.replace(scale=bench.searched(recipe, trials=8)["scale"])
+            recipe = bench.searched(preset("sformer", levels=f"{kind}:{number}"), trials=8)
             case = {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale}
             cases.append((case, recipe))
     return table(bench, cases, "ann")
@@ -66,7 +64,6 @@ def levels(bench: Bench) -> list[Row]:
 @study(
     "sweep-softmax-threshold",
     "The softmax threshold: the largest output or a percentile of them, per site, per head or for the model",
-    bars("threshold", "score", PAPER),
     "Eq. 16 divides the largest softmax output seen by the largest level, so one outlier sets the step. A percentile "
     "makes the step finer and clips what is above.",
 )
@@ -94,9 +91,9 @@ def multi_threshold(count: int) -> Recipe:
 @study(
     "figure-equivalence",
     "Integrate-and-fire over T steps against the multi-threshold neuron with N = T",
-    curves("T", "score", "firing", by="neuron", log=True),
     "Neurons stand in place of ReLUs; θ is the largest activation seen in calibration, v(0) = θ/2. The paper's figure "
     "(CIFAR-10, ResNet-18) has no table; it shows both low below T = 25, then rising, the multi-threshold neuron above.",
+    draw=curves("T", "score", "firing", by="neuron", log=True),
     network="cifar10-resnet18",
 )
 def equivalence(bench: Bench) -> list[Row]:
@@ -136,13 +133,12 @@ def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
 @study(
     "table-complexity",
     "Time of the neuron update and of the rest, and the firing rate: IF over T steps against one-step MTN",
-    bars("neuron", "ms per image", "firing"),
     "The paper states orders: O(T) for both parts of integrate-and-fire, O(N) and O(1) for the multi-threshold neuron, and comparable "
     "firing rates. Here its closed form makes the neuron update O(1) too. Firing is spikes for each neuron and input.",
     network="cifar10-resnet18",
 )
 def complexity(bench: Bench) -> list[Row]:
-    x, _ = next(bench.labeled(limit(bench.test, TIMED_IMAGES), batch_size=TIMED_IMAGES))
+    x = bench.batch(bench.test, TIMED_IMAGES)
     rows: list[Row] = []
     for name, recipe in (
         *((f"IF, T = {t}", integrate_fire(t)) for t in (1, 8, 32)),
@@ -181,9 +177,9 @@ def _chosen(bench: Bench) -> dict[str, str]:
 @study(
     "figure-distributions",
     "Distributions of activations, and of their spikes at several λ",
-    curves("value", "share", by="scale", each="stage"),
     "One site for each stage, from the middle of the network. The shares of the spikes are those of the pre-QKV "
     "activations coded at each λ; zero is the silent neuron.",
+    draw=curves("value", "share", by="scale", each="stage"),
 )
 def distributions(bench: Bench) -> list[Row]:
     def gather() -> dict[str, Any]:
@@ -194,7 +190,7 @@ def distributions(bench: Bench) -> list[Row]:
             if str(site) in chosen.values():
                 values[str(site)] = x.detach().flatten().float().cpu()
 
-        x, _ = next(bench.labeled(limit(bench.test, IMAGES), batch_size=IMAGES))
+        x = bench.batch(bench.test, IMAGES)
         with evaluating(bench.ann):
             Tracer(bench.ann, observe).run(x)
         rows = [row for stage, site in chosen.items() for row in _histogram(stage, site, values[site])]

@@ -1,4 +1,4 @@
-"""The paper's tables: classification, detection, energy, ablation, percentile; and two that answer its critics."""
+"""The paper's tables: classification, detection, energy, ablation, percentile; and one that answers its critics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onespike.energy.columns import PAPER, searchable
 from onespike.recipe import Recipe, preset
 from onespike.studies.reproduce import paper
 from onespike.studies.reproduce.bench import SPREAD, Bench, spell
-from onespike.studies.reproduce.study import Row, bars, curves, study
+from onespike.studies.reproduce.study import Row, curves, study
 from onespike.tasks.detection import SHAPES
 
 OTHER_DATA = (
@@ -23,10 +23,7 @@ PRECISIONS = ("AP", "AP50")
 def literal(bench: Bench) -> Recipe:
     """Return the paper's method: its λ and softmax threshold for its networks, a searched λ for others."""
     network = paper.network_of(bench.loaded.spec)
-    if network is not None:
-        return preset(paper.PRESETS[network])
-    recipe = preset("sformer")
-    return recipe.replace(scale=bench.searched(recipe)["scale"])
+    return bench.searched(preset("sformer")) if network is None else preset(paper.PRESETS[network])
 
 
 def scores(measured: Row, *first: str) -> Row:
@@ -43,7 +40,6 @@ def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> lis
 @study(
     "table-classification",
     "Accuracy on image classification, T = 1",
-    bars("network", "score"),
     "The paper's rows are ImageNet-1K. Its tables differ by 0.1 for ViT-Base/16: SFormer has 70.7 here and in the table of p, "
     "70.6 in that of energy (ECMT at T = 4: 69.9 and 70.0). " + OTHER_DATA,
     task="classification",
@@ -62,7 +58,6 @@ def classification(bench: Bench) -> list[Row]:
 @study(
     "table-detection",
     "Boxes and masks: AP and AP50 of the original and the spiking network, T = 1",
-    bars("network", "box AP50", "mask AP50"),
     "The paper's rows are COCO-2017; it prints no AP of its original network there, no energy, and masks in the text "
     "alone. Ours are of another network on other images, so what compares is the loss from `ann` to spiking. λ is "
     "searched by AP (of masks, where there are such) on images of its own.",
@@ -76,7 +71,7 @@ def classification(bench: Bench) -> list[Row]:
 )  # fmt: skip
 def detection(bench: Bench) -> list[Row]:
     recipe = preset("sformer")
-    searched = bench.searched(recipe, objective="ap")["scale"]
+    searched = bench.searched(recipe, objective="ap").scale
     rows: list[Row] = []
     for title, scale in (("λ searched", searched), ("λ of the preset", recipe.scale), ("λ = 1", 1.0)):
         measured = _precision(bench, recipe.replace(scale=scale))
@@ -109,22 +104,21 @@ def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
 @study(
     "table-energy",
     "Accuracy and energy: the original network, ECMT and SFormer over timesteps",
-    bars("method", "score", "energy"),
     "`energy` is each method's own count: ECMT counts non-zero spikes (pairs of them in products of two "
     "activations), SFormer counts a spike of size y as y additions. The columns behind it count both alike. "
     + OTHER_DATA,
 )
 def energy(bench: Bench) -> list[Row]:
     numbers = paper.ENERGY[paper.network_of(bench.loaded.spec) or "ViT-Base/16"]
-    base, ecmt = literal(bench), paper.ecmt_preset(bench.loaded.spec)
+    base, vit = literal(bench), bench.loaded.spec.startswith("timm:vit_")
+    ecmt = "ecmt-vit" if vit else "ecmt"  # its code has constants for networks named ViT, and no others
     rows: list[Row] = []
     for method, recipe, column in (
         *((f"ECMT T={t}", preset(ecmt, steps=t), "pairs") for t in (1, 2, 4)),
         *((f"SFormer T={t}", base.replace(steps=t), PAPER) for t in (1, 2)),
     ):
         measured = bench.measure(recipe)
-        energy = measured[column]
-        rows.append({"method": method, "ann": measured["ann"], "energy": energy, **scores(measured)})
+        rows.append({"method": method, "energy": measured[column], **scores(measured, "ann")})
     rows.insert(0, {"method": "original", "ann": rows[0]["ann"], "score": rows[0]["ann"], "energy": 1.0})
     for row in rows:
         row["paper score"], row["paper energy"] = numbers[row["method"]]
@@ -134,7 +128,6 @@ def energy(bench: Bench) -> list[Row]:
 @study(
     "table-ablation",
     "Scaling strategy × fire function, T = 1",
-    bars("variant", "score"),
     "Unscaled is λ = 1; scaled is λ searched for each fire function without labels, on images of its own. The softmax is never scaled. "
     "The paper's column is EVA on ImageNet-1K. " + OTHER_DATA,
 )
@@ -142,8 +135,7 @@ def ablation(bench: Bench) -> list[Row]:
     cases: list[tuple[Row, Recipe]] = []
     for kind, scaled in paper.ABLATION:
         recipe = preset("sformer", levels=f"{kind}:8", scale=1.0)
-        if scaled:
-            recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
+        recipe = bench.searched(recipe) if scaled else recipe
         variant = f"{'SFN' if kind == 'mixed' else kind}, {'λ searched' if scaled else 'λ = 1'}"
         cases.append(({"variant": variant, "scale": recipe.scale}, recipe))
     printed = paper.ABLATION.values()
@@ -153,8 +145,8 @@ def ablation(bench: Bench) -> list[Row]:
 @study(
     "table-percentile",
     "The normalization scale p, T = 1",
-    curves("percentile", "score", PAPER),
     "λ is the same in all rows. The paper's columns are ViT-Base/16 on ImageNet-1K. " + OTHER_DATA,
+    draw=curves("percentile", "score", PAPER),
 )
 def percentile(bench: Bench) -> list[Row]:
     base, printed = literal(bench), paper.PERCENTILE
@@ -167,64 +159,18 @@ def percentile(bench: Bench) -> list[Row]:
 
 @study(
     "table-quantization",
-    "Is it just quantization? Integer networks, and uniform n-bit activations against SFN at equal energy",
-    curves("energy", "score", by="method"),
-    "First the paper's method with a searched λ, the same with 8-bit weights, and post-training quantization of the "
-    "original: weights per output channel, activations per tensor or per channel, both clipped to the least squared "
-    "error; torchao quantizes linear maps alone, with a range per token. `energy` is the ratio of the `column` that holds "
-    "for a row, `minus spiking` the difference to the first row, image by image, with its standard error. Then each "
-    "n-bit row is followed by SFN with the λ that spends as many additions (counts).",
+    "Is it just quantization? Uniform n-bit activations against SFN at equal energy",
+    "Each n-bit row is followed by SFN with the λ that spends as many additions (counts). `onespike evaluate RUN --compare` "
+    "measures integer networks beside a run.",
+    draw=curves(PAPER, "score", by="method"),
 )
 def quantization(bench: Bench) -> list[Row]:
-    recipe = literal(bench)
-    recipe = recipe.replace(scale=bench.searched(recipe)["scale"])
-    measured = bench.measure(recipe)
-    rows: list[Row] = []
-    for row in bench.rivals(recipe):
-        headline, beside = (bench.loaded.task.headline(part) for part in (row, row["beside"]))
-        case = {"method": row["network"], "column": row["column"], "energy": measured[row["column"]]}
-        case |= {"scale": recipe.scale if "spiking" in row["network"] else None, "metric": headline.title}
-        case |= {"ann": headline.original, "score": headline.spiking, "error": headline.error}
-        difference = {"minus spiking": beside.difference, "its error": beside.error}
-        rows.append({**case, "kl": row.get("kl"), **difference})
+    cases: list[tuple[Row, Recipe]] = []
     for bits in (3, 4, 5, 6, 8):
         uniform = preset("uniform", levels=f"bits:{bits}")
-        energy = bench.measure(uniform)[PAPER]
-        methods: list[tuple[str, int | None, Recipe]] = [("uniform", bits, uniform)]
+        cases.append(({"method": "uniform", "bits": bits, "scale": uniform.scale}, uniform))
         for levels in ("mixed:8", "mixed:64+8"):
-            equal = bench.at_energy(preset("sformer", levels=levels), PAPER, energy)
-            methods.append((f"SFN {levels}", None, equal))
-        for method, number, recipe in methods:
-            case = {"method": method, "bits": number, "scale": recipe.scale, "column": PAPER}
-            measured = bench.measure(recipe)
-            rows.append({**case, "energy": measured[PAPER], **scores(measured, "ann")})
-    return rows
-
-
-@study(
-    "table-search-cost",
-    "What the search for λ costs",
-    bars("search", "seconds"),
-    "The paper tunes by 50 trials on a 2 % split and calls that one full evaluation. A forward is one image through one "
-    "network; the last row is one evaluation of the test images.",
-)
-def search_cost(bench: Bench) -> list[Row]:
-    objectives, front = bench.loaded.task.objectives, bench.loaded.task.front(bench.held)
-    rows: list[Row] = []
-    for title, trials, objective in (
-        (f"{objectives[front].title}, 50 trials", 50, front),
-        ("KL, 12 trials", 12, "kl"),
-        ("KL, 50 trials", 50, "kl"),
-    ):
-        result = bench.searched(preset("sformer"), trials, objective)
-        costs = {column: result[column] for column in ("scale", "seconds", "forwards", "images")}
-        measured = bench.measure(preset("sformer", scale=result["scale"]))
-        rows.append({"search": title, **costs, **scores(measured)})
-    whole = bench.measure(preset("sformer"))
-    costs = {
-        "scale": 0.25,
-        "seconds": whole["seconds"],
-        "forwards": whole["images"],
-        "images": whole["images"],
-    }
-    return [*rows, {"search": "one evaluation", **costs, **scores(whole)}]
+            sfn = preset("sformer", levels=levels)
+            equal = bench.at_energy(sfn, PAPER, bench.measure(uniform)[PAPER])
+            cases.append(({"method": f"SFN {levels}", "bits": None, "scale": equal.scale}, equal))
+    return table(bench, cases, "ann")

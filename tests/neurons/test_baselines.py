@@ -1,4 +1,4 @@
-"""Integrate-and-fire against a foreign implementation, and the one-step neuron against it."""
+"""Integrate-and-fire against a foreign implementation, the one-step neuron against it, and SpikingBrain's coding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from onespike.neurons import DualIntegrateFire, DualMultiThreshold, IntegrateFire, MultiThreshold
-from onespike.neurons.baselines import integrate_fire_step
-from onespike.spikes import linear_levels
+from onespike.neurons import Scale
+from onespike.neurons.baselines import (
+    DualIntegrateFire,
+    DualMultiThreshold,
+    IntegrateFire,
+    MeanFire,
+    MultiThreshold,
+    Uniform,
+    integrate_fire_step,
+)  # fmt: skip
+from onespike.spikes import mixed_levels
 
 
 def levels(count: int) -> tuple[int, ...]:
@@ -78,7 +86,27 @@ def test_one_step_equals_many(steps: int) -> None:
 def test_only_the_number_of_levels_counts() -> None:
     x = torch.linspace(0, 2, 101)
     for kind in (IntegrateFire, MultiThreshold):
-        plain, other = kind(1.0, levels=linear_levels(2)), kind(1.0, levels=(3, 8, 9, 70), rounding="nearest")
+        plain, other = (
+            kind(1.0, levels=mixed_levels(4, 0)),
+            kind(1.0, levels=(3, 8, 9, 70), rounding="nearest"),
+        )
         assert torch.equal(plain(x), other(x))
         assert (plain.largest, other.largest) == (4, 4)
         assert plain(x).max() == 1.0
+
+
+@pytest.mark.parametrize(("negative", "number"), [(0.0, 15), (0.5, 7)])
+def test_uniform_is_plain_quantization_of_four_bits(negative: float, number: int) -> None:
+    cell, x, delta = Uniform(0.75, negative, levels=levels(15)), torch.randn(200), 0.75 / number
+    codes = (x / delta).add(0.5 * x.sign()).trunc().clamp(-number if negative else 0, number)
+    torch.testing.assert_close(cell(x), codes * delta)
+
+
+def test_a_row_is_rounded_to_thirds_of_its_own_mean() -> None:
+    cell = MeanFire(1.0, 1.0, levels=tuple(range(1, 128)), scale=Scale(1 / 3))
+    x = torch.randn(5, 7, 32, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 7)[:, None]
+    step = x.abs().mean(-1, keepdim=True) / 3
+    assert torch.equal(cell.spikes(x), (x / step).round().clamp(-127, 127).int())
+    assert torch.allclose(cell(x), (x / step).round().clamp(-127, 127) * step)
+    assert torch.equal(cell(x * 1024), cell(x) * 1024)
+    assert not cell(torch.zeros(2, 4)).any()

@@ -1,17 +1,20 @@
-"""All passes on networks that read text: every one runs, padding or not, and what is tuned never ends worse."""
+"""Passes on networks that read text and on the bundled detector: every one runs, and what is tuned never ends worse."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
-import onespike
 from language_folders import bert, llama, text
-from onespike import preset, runs
+from onespike import calibrate, preset, runs
 from onespike.adapters import load_model
-from onespike.passes import PASSES, PassContext, PassState
+from onespike.passes import PASSES, PassContext, PassState, chain
+from onespike.passes.budget import spending
 from onespike.passes.statistics import divergences, fisher
 from onespike.presets import FAST
+from onespike.tasks import Classification, Language
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def test_fisher_information_of_a_window_is_the_sum_over_its_positions(story, tmp
     loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(4)
     batch = {"input_ids": loaded.task.inputs(str(story)).items[0].content.ids[None]}
     recipe = preset("sformer")
-    state = PassState(onespike.calibrate(loaded.model, [batch], recipe), recipe)
+    state = PassState(calibrate(loaded.model, [batch], recipe), recipe)
     site = next(s for s in state.spiking if "down_proj" in s.owner)
     windows = [{"input_ids": batch["input_ids"].expand(16, -1)}]
     drawn = [
@@ -73,7 +76,7 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     ids = torch.stack([item.content.ids for item in loaded.task.inputs(str(story)).items])
     batches = [{"input_ids": part} for part in ids.split(2)]
     recipe = preset("sformer")
-    start = PassState(onespike.calibrate(loaded.model, batches, recipe), recipe)
+    start = PassState(calibrate(loaded.model, batches, recipe), recipe)
     context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
     before = PASSES["allocate"](PASSES["nearest"](start, context), context)
     after = PASSES["tune"](before, context)
@@ -83,9 +86,49 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
 
 def test_passes_take_fewer_windows_than_images():
     """A window holds hundreds of answers: 32 are enough for calibration, and passes take their part of them."""
-    from onespike.tasks import Classification, Language
 
     def inputs_of(task):
         return PassContext(torch.nn.Identity(), [], task=task).portion(128)
 
     assert (inputs_of(Language(None, 16)), inputs_of(Classification())) == (16, 128)
+
+
+QUICK = ("nearest", "layout", "center", "allocate", "correct")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> tuple[PassState, PassContext, list[torch.Tensor]]:
+    """The literal method on a few scenes, and others to judge by."""
+    loaded = load_model("bundled:scenes")
+    inputs, others = (
+        [x for x, _ in loaded.batches(runs.choose(f"bundled:scenes-{name}", 24, loaded.task), 8)]
+        for name in ("calibration", "test")
+    )
+    recipe = preset("sformer")
+    state = PassState(calibrate(loaded.model, inputs, recipe), recipe)
+    context = PassContext(loaded.model, inputs, task=loaded.task)
+    return state, dataclasses.replace(context, budget=spending(state, context)), others
+
+
+def test_passes_are_nearer_at_the_same_energy(scenes):
+    state, context, others = scenes
+    better = chain(state, context, QUICK)
+    assert spending(better, context) == pytest.approx(context.budget, rel=0.02)
+    after, before = divergences([better, state], context, others).sum(1)
+    assert after < 0.7 * before
+
+
+def test_a_draw_of_objects_reaches_every_site(scenes):
+    state, context, _ = scenes
+    for site, row in fisher(state, context).items():
+        assert bool(row.information.isfinite().all()) and bool((row.information > 0).any()), site
+
+
+def test_tuning_a_detector_lowers_its_divergence_on_held_out_scenes(scenes, monkeypatch):
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 20)
+    state, context, _ = scenes
+    start = chain(state, context, ("nearest", "allocate"))
+    tuned = chain(state, context, ("nearest", "allocate", "tune"))
+    held = [context.inputs[-1]]
+    after, before = divergences([tuned, start], context, held).sum(1)
+    assert after <= 1.05 * before  # what is clearly worse is undone

@@ -1,0 +1,289 @@
+"""Comparators: a neuron behind functions compares integers, and the functions disappear.
+
+    fire(f(scale·S + bias)) = values[number of thresholds ≤ S]
+
+f is a chain of functions of single elements between a product and the neuron: ReLU, GELU, an affine map by channel, a
+max-pool. Each threshold is one integer, found by bisection on the chain in float64, so that a comparator fires what the
+neuron behind the functions fires, to the count. Where no product precedes, the integers are those of a fixed-point value:
+a residual sum, or a row that is brought to its mean and deviation, whose gains and biases are in the thresholds. A softmax
+needs one logarithm per row: its exponentials are in the thresholds, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from onespike.deploy.exports.graph import Graph, arguments, operation_of
+from onespike.spikes.code import MOST_CUTS
+
+FRACTION = 20
+"""Fixed-point values are multiples of 2⁻²⁰."""
+LARGEST, LARGEST_VALUE = 2**31 - 1, 2**44
+PRODUCTS = {"spikes.linear": "spikes.linear_sums", "spikes.conv": "spikes.conv_sums"}
+POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
+
+
+def _overloads(names: str) -> set[str]:
+    packets = [getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name)]
+    return {f"aten.{packet.__name__}.{overload}" for packet in packets for overload in packet.overloads()}
+
+
+MOVES = _overloads(
+    "view reshape _unsafe_view permute transpose t movedim flatten unflatten squeeze unsqueeze slice select unbind split "
+    "split_with_sizes chunk roll pixel_shuffle pixel_unshuffle"
+) | {"getitem"}
+"""What only moves elements."""
+MONOTONE = _overloads(
+    "relu sigmoid tanh hardtanh clamp clamp_min clamp_max relu6 hardsigmoid leaky_relu elu selu celu softplus exp log sqrt "
+    "add sub mul div neg erf softsign rsub"
+)
+TURNS = dict.fromkeys(_overloads("gelu"), -0.7517915246935645)
+TURNS |= dict.fromkeys(_overloads("silu"), -1.2784645427610738) | dict.fromkeys(_overloads("hardswish"), -1.5)
+TURNS |= dict.fromkeys(_overloads("mish"), -1.1924312144)
+"""Functions that fall up to here and rise from here on."""
+TANH_TURN = -0.7524614143
+BATCH_NORM = "aten.batch_norm.default"
+FOLLOWED = {*MOVES, *POOLS, *MONOTONE, *TURNS, BATCH_NORM}
+
+
+class Comparator(NamedTuple):
+    """How a site fires: values[number of thresholds ≤ sign·integer], thresholds [.., cuts] for the shape of the site."""
+
+    thresholds: Tensor
+    values: list[int]
+    sign: Tensor | None
+    """−1 where the integer is compared negated; None for nowhere."""
+    fraction: int
+    """Bits behind the point of the integers; 0 for sums of a product."""
+
+
+class Step(NamedTuple):
+    """One function of the chain, with its constants at the site."""
+
+    function: Callable[[Tensor], Tensor]
+    turn: float | None = None
+
+
+def first_integers(fires: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Return the smallest integers from `low` up to `high` at which a condition holds that stays true; `high` for none.
+
+    >>> first_integers(lambda s: s * 0.5 + 0.25 >= torch.tensor([0.5, 1.5]), torch.full((2,), -9.0), torch.full((2,), 9.0))
+    tensor([1., 3.])
+    """
+    low, high = low - 1, high.clone()
+    while bool(((high - low) > 1).any()):
+        middle = ((low + high) / 2).floor()
+        passed = fires(middle) & (middle > low)
+        high, low = torch.where(passed, middle, high), torch.where(passed, low, torch.maximum(low, middle))
+    return high
+
+
+def concrete(value: Any) -> Any:
+    """Return a symbolic size as that of the example."""
+    if isinstance(value, fx.Node):
+        return concrete(value.meta["val"])
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(concrete, value))
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(concrete(size) for size in node.meta["val"].shape)
+
+
+class _Path:
+    """The nodes between integers and a neuron, from the integers on."""
+
+    def __init__(self, fire: fx.Node, graph: Graph) -> None:
+        self.graph, self.nodes, self.source = graph, list[fx.Node](), arguments(fire)["x"]
+        self.shape = _shape(self.source)
+        while (before := self._before(self.source)) is not None:
+            self.nodes.insert(0, self.source)
+            self.source = before
+
+    def _before(self, node: Any) -> Any:
+        """Return the one value that a node of the chain depends on; None where the chain begins."""
+        op = operation_of(node)
+        if op not in FOLLOWED:
+            return None
+        moving = [a for a in node.args if isinstance(a, fx.Node) and self.graph.tensor(a) is None]
+        moving = [a for a in moving if not isinstance(a.meta["val"], torch.SymInt)]
+        divided = op.startswith("aten.div.") and (moving != [node.args[0]] or node.kwargs)
+        return None if len(moving) != 1 or divided or isinstance(moving[0].meta["val"], bool) else moving[0]
+
+    def at_site(self, constant: Tensor, shape: tuple[int, ...], place: int) -> Tensor:
+        """Return a constant of a value before node number `place`, moved to the site; axes along which it is one are 1."""
+        moved: Any = constant.double().expand(shape)
+        for node in self.nodes[place:]:
+            op = operation_of(node)
+            if op in MOVES:
+                function: Any = operator.getitem if op == "getitem" else node.target
+                moved = function(moved, *(concrete(a) for a in node.args[1:]), **concrete_all(node.kwargs))
+            elif op in POOLS:
+                start = moved[(slice(None), slice(None), *[slice(0, 1)] * (moved.dim() - 2))]
+                if not torch.equal(start.expand_as(moved), moved):
+                    raise ValueError("a pool mixes places with different constants")
+                moved = start.expand(_shape(node))
+        for axis in range(moved.dim()):
+            first = moved.narrow(axis, 0, 1)
+            if torch.equal(first.expand_as(moved), moved):
+                moved = first
+        if moved.dim() and moved.shape[0] > 1:
+            raise ValueError("it differs by input")
+        constants: Tensor = moved.unsqueeze(-1).clone()
+        return constants
+
+    def constant(self, argument: Any, shape: tuple[int, ...], place: int) -> Any:
+        held = self.graph.tensor(argument)
+        return concrete(argument) if held is None else self.at_site(held, shape, place)
+
+    def steps(self) -> Iterator[Step]:
+        for place, node in enumerate(self.nodes):
+            op = operation_of(node)
+            if op in MOVES or op in POOLS:
+                continue
+            shape = _shape(node)
+            if op == BATCH_NORM:
+                yield from self._batch_norm(node, shape, place + 1)
+                continue
+            inputs = [a for a in node.args if isinstance(a, fx.Node) and self.graph.tensor(a) is None]
+            moving = node.args.index(inputs[0])
+            others = [
+                None if n == moving else self.constant(a, shape, place + 1) for n, a in enumerate(node.args)
+            ]
+            turn = TURNS.get(op)
+            if turn is not None and node.kwargs.get("approximate") == "tanh":
+                turn = TANH_TURN
+            yield Step(_partial(node, moving, others), turn)
+
+    def _batch_norm(self, node: fx.Node, shape: tuple[int, ...], place: int) -> Iterator[Step]:
+        named = arguments(node)
+        parts = [self.graph.tensor(named[n]) for n in ("running_mean", "running_var", "weight", "bias")]
+        mean, var = (part.double() for part in parts[:2] if part is not None)
+        gain = (var + named["eps"]).rsqrt() * (1.0 if parts[2] is None else parts[2].double())
+        bias = -mean * gain + (0.0 if parts[3] is None else parts[3].double())
+        rows = (1, -1, *[1] * (len(shape) - 2))
+        yield from affine(*(self.at_site(part.view(rows), shape, place) for part in (gain, bias)))
+
+    def product(self) -> Iterator[Step]:
+        """The scale, the gain of a row and the bias behind the sums of a product."""
+        named, shape = arguments(self.source), _shape(self.source)
+        rows = (-1,) if operation_of(self.source) == "spikes.linear" else (-1, *[1] * (len(shape) - 2))
+        tensors = {name: named.get(name) for name in ("scale", "gain", "bias")}
+        for name, argument in tensors.items():
+            held = self.graph.tensor(argument)
+            if held is None and argument is not None:
+                raise ValueError("a gain depends on the input")
+            if held is not None:
+                whole = held if name == "gain" or held.dim() > 1 else held.view(rows)
+                part = self.at_site(whole, shape, 0)
+                yield from affine(None, part) if name == "bias" else affine(part, None)
+
+
+def concrete_all(kwargs: Any) -> dict[str, Any]:
+    return {name: concrete(value) for name, value in kwargs.items()}
+
+
+def affine(gain: Tensor | None, bias: Tensor | None) -> Iterator[Step]:
+    if gain is not None:
+        yield Step(lambda x: x * gain)
+    if bias is not None:
+        yield Step(lambda x: x + bias)
+
+
+def _partial(node: fx.Node, moving: int, others: list[Any]) -> Callable[[Tensor], Tensor]:
+    target: Any = node.target
+    kwargs = concrete_all(node.kwargs)
+    return lambda x: target(*others[:moving], x, *others[moving + 1 :], **kwargs)
+
+
+def comparator(fire: fx.Node, graph: Graph, most: int = MOST_CUTS) -> tuple[Comparator, _Path] | None:
+    """Return how a neuron decides on integers, and the nodes that still move them; None if it is scaled and rounded."""
+    named = arguments(fire)
+    signs = {"positive": (1,), "negative": (-1,)}.get(named["sides"], (-1, 1))
+    counts = sorted({0, *(sign * level for sign in signs for level in named["levels"])})
+    if len(counts) > most:
+        return None
+    path = _Path(fire, graph)
+    # where the chain cannot carry its constants, what reaches the neuron is compared
+    for source, nodes in ((path.source, path.nodes), (named["x"], [])):
+        path.source, path.nodes = source, nodes
+        with suppress(ValueError, RuntimeError):
+            return _compared(path, named, counts), path
+    return None
+
+
+def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparator:
+    sums = operation_of(path.source) in PRODUCTS
+    steps = [*(path.product() if sums else ()), *path.steps()]
+    at = len(path.nodes)
+    fixed = {
+        part: None if named[part] is None else path.constant(named[part], path.shape, at)
+        for part in ("positive", "negative", "center", "gain")
+    }
+    if any(isinstance(part, fx.Node) for part in fixed.values()):
+        raise ValueError("a gain depends on the input")
+    facts = (named["sides"], list(named["levels"]), list(named["bounds"]), "")
+    unit, limit = (1.0, LARGEST) if sums else (2.0**-FRACTION, LARGEST_VALUE)
+
+    def value(integers: Tensor, number: int = len(steps)) -> Tensor:
+        x = integers * unit
+        for step in steps[:number]:
+            x = step.function(x)
+        return x
+
+    def fired(integers: Tensor) -> Tensor:
+        result: Tensor = torch.ops.spikes.fire(value(integers), *fixed.values(), *facts)
+        return result
+
+    turning = [place for place, step in enumerate(steps) if step.turn is not None]
+    if len(turning) > 1:
+        raise ValueError("it turns more than once")
+    first = turning[0] if turning else len(steps)
+    ends = torch.tensor([-float(limit), float(limit)], dtype=torch.float64)
+    start, end = value(ends, first).expand_as(fired(ends)).unbind(-1)
+    sign = torch.where(end < start, -1.0, 1.0)[..., None]
+    wanted = torch.tensor(counts, dtype=torch.float64)
+    high = torch.full((*sign.shape[:-1], len(counts) - 1), float(limit), dtype=torch.float64)
+    low = -high
+    if not turning:
+        thresholds = first_integers(lambda s: fired(s * sign) >= wanted[1:], low, high)
+        return _pruned(thresholds, counts, sign, 0 if sums else FRACTION, limit)
+    turn = float(steps[first].turn or 0.0)
+    bottom = first_integers(lambda s: value(s * sign, first) >= turn, low[..., :1], high[..., :1])
+    here, beyond = value(bottom * sign), value((bottom + 1 / unit) * sign)
+    rises, falls = bool((here <= beyond).all()), bool((here >= beyond).all())
+    if rises == falls:
+        raise ValueError("it rises in one channel and falls in another")
+    order = wanted if rises else wanted.flip(0)
+    way = 1.0 if rises else -1.0
+    left = first_integers(
+        lambda s: way * fired(s * sign) <= way * order.flip(0)[1:], low, bottom.expand_as(low)
+    )
+    right = first_integers(lambda s: way * fired(s * sign) >= way * order[1:], bottom.expand_as(low), high)
+    values = [int(c) for c in (*order.flip(0).tolist(), *order[1:].tolist())]
+    return _pruned(torch.cat([left, right], -1), values, sign, 0 if sums else FRACTION, limit)
+
+
+def _pruned(thresholds: Tensor, values: list[int], sign: Tensor, fraction: int, limit: int) -> Comparator:
+    """Leave out the levels that no integer fires."""
+    columns = thresholds.flatten(0, -2)
+    keep, least = list[int](), values[0]
+    for number in range(columns.shape[1]):
+        column = columns[:, number]
+        if bool((column <= -limit).all()):
+            least, keep = values[number + 1], []
+        elif not bool((column >= limit).all()):
+            later = columns[:, number + 1] if number + 1 < columns.shape[1] else None
+            if later is None or not bool((later <= column).all()):
+                keep.append(number)
+    chosen = [least, *(values[number + 1] for number in keep)]
+    signs = sign.squeeze(-1).float() if bool((sign < 0).any()) else None
+    kind = torch.int32 if fraction == 0 else torch.int64
+    return Comparator(thresholds[..., keep].to(kind).contiguous(), chosen, signs, fraction)

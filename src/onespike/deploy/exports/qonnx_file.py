@@ -1,0 +1,283 @@
+"""`qonnx`: ONNX in which every neuron is a `MultiThreshold`, as FINN reads it; checked with qonnx's own executor.
+
+Written from the graph of `integers`: each comparator's integer thresholds decide here, too. Products are MatMul and Conv of
+whole numbers, which float32 holds up to 2²⁴, and annotations say how many bits they have. The rest is standard ONNX.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.comparators import Comparator
+from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.folded_graph import fold_
+from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
+from onespike.deploy.exports.onnx_file import input_names, translated
+from onespike.errors import UsageError
+from onespike.runtime.batches import call, split, take
+
+DOMAIN, KEY = "qonnx.custom_op.general", "onespike.tensors"
+MOST = 512
+"""No neuron has more counts: of more, thresholds take more memory than weights."""
+FLOAT, IR_VERSION = 1, 10
+LARGEST = 2.0**31 - 2**7
+"""No sum is larger, in float32."""
+TYPES = {"MatMul": "INT8", "Conv": "INT8", "MultiThreshold": "INT32", "Mul": None}
+"""Operation → the type of its second operand where that is whole numbers; None for the smallest."""
+LAYOUTS: dict[tuple[int, ...], str] = {
+    (2, 1): "NC",
+    (3, 1): "NCW",
+    (3, 2): "NWC",
+    (4, 1): "NCHW",
+    (4, 3): "NHWC",
+}
+"""(axes, axis of the channels) → the name of a layout."""
+
+
+def read(file: Path) -> Run:
+    """Return how qonnx runs a file: one input at a time."""
+    model = _Model(file)
+    return lambda batch: model(batch, "outputs")
+
+
+@export_format(
+    "qonnx", read=read, suffix=".onnx", needs=("onnxscript", "onnxruntime", "qonnx"), extra="qonnx", forms=(True,)
+)  # fmt: skip
+def write(request: Request, file: Path) -> Foreign:
+    """ONNX with MultiThresholds for neurons and integers of few bits, for FPGAs; one input at a time."""
+    from importlib.metadata import version
+
+    batch = example(request.batches)
+    first = take(batch, slice(0, 1))
+    network = marked(request.network, batch)
+    several, single = (
+        [*outputs, *counts] for outputs, counts in (call(network, batch), call(network, first))
+    )
+    axes = [_axis(before, after) for before, after in zip(several, single, strict=True)]
+    graph = trace(network, first, pure=True, fixed=True)
+    translations = {
+        torch.ops.spikes.sums.default: sums,
+        torch.ops.spikes.compare.default: neurons(folded(graph)),
+    }
+    written = translated(graph, [*network.outputs, *network.sites], request.facts, translations)
+    cleaned(written, graph, network.outputs, network.sites, axes).save(str(file))
+    model = _Model(file)
+
+    def probe(batch: Any) -> Answer:
+        return Answer([], list(zip(network.sites, model(batch, "sites"), strict=True)))
+
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors(first))
+    return Foreign(f"qonnx {version('qonnx')}", probe, (f"it takes one input at a time, of shape {shapes}",))
+
+
+def _axis(several: Tensor, single: Tensor) -> int:
+    """Return the axis along which there are more numbers for more inputs; −1 for none."""
+    return next((axis for axis, size in enumerate(single.shape) if size != several.shape[axis]), -1)
+
+
+def folded(graph: Graph) -> dict[str, Comparator]:
+    """Put comparators in place of all neurons, in a program that can be translated."""
+    fires = [arguments(node) for node in graph.calls if operation_of(node) == "spikes.fire"]
+    sites = [named["site"] for named in fires]
+    compared = fold_(graph, MOST)
+    for named in fires:
+        site, levels = named["site"], len(named["levels"])
+        if sites.count(site) > 1:
+            raise UsageError(
+                f"export: {site} fires more than once in a forward, which qonnx cannot hold. Try format='onnx'."
+            )
+        if site not in compared:
+            reason = (
+                f"it has {levels} levels. Convert with fewer and without the pass layout"
+                if levels > MOST // 2
+                else "a function that falls is before its max-pool. Pool first"
+            )
+            raise UsageError(f"export: qonnx has no thresholds for {site}: {reason}, or try format='onnx'.")
+    program = graph.program
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    mode = next(node.meta["val"].fake_mode for node in graph.inputs)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name not in specs:
+            name, value = graph.held[node.name]
+            node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+            specs[node.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name, None)
+            program.constants[name] = value
+    placed: list[fx.Node] = [node for node in program.graph.nodes if node.op == "placeholder"]
+    program.graph_signature.input_specs[:] = [specs[node.name] for node in placed]
+    program.graph_module.recompile()
+    return compared
+
+
+def sums(
+    units: Any, weight: Any, stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (),
+    groups: int = 1, most: int = 0, signed: bool = True,
+) -> Any:  # fmt: skip
+    """`operations.sums` of whole numbers in float32."""
+    from onnxscript import opset20
+
+    op: Any = opset20
+    whole = op.Cast(weight, to=FLOAT)
+    if not stride:
+        return op.MatMul(units, op.Transpose(whole, perm=[1, 0]))
+    geometry = {"strides": [*stride], "dilations": [*dilation], "pads": [*padding, *padding]}
+    return op.Conv(units, whole, group=groups, kernel_shape=list(weight.shape)[2:], **geometry)
+
+
+def neurons(compared: dict[str, Comparator]) -> Any:
+    """Return how `operations.compare` is written: MultiThresholds that count up, less those where the count falls."""
+    import onnx
+    from onnx.defs import OpSchema
+    from onnxscript import opset20, values
+
+    op: Any = opset20
+    kinds = {"out_dtype": "STRING", "out_bias": "FLOAT", "out_scale": "FLOAT", "data_layout": "STRING"}
+    schema = OpSchema(
+        "MultiThreshold", DOMAIN, 1, type_constraints=[("T", ["tensor(float)"], "")],
+        inputs=[OpSchema.FormalParameter(name, "T") for name in ("x", "thresholds")],
+        outputs=[OpSchema.FormalParameter("counts", "T")],
+        attributes=[OpSchema.Attribute(name, getattr(OpSchema.AttrType, kind), "") for name, kind in kinds.items()],
+    )  # fmt: skip
+    multi_threshold = values.Op(values.Opset(DOMAIN, 1), "MultiThreshold", schema)
+
+    def constant(value: Tensor) -> Any:
+        return op.Constant(value=onnx.numpy_helper.from_array(value.numpy()))
+
+    def counted(x: Any, rows: Tensor, columns: list[int], bias: int, layout: str) -> Any:
+        cuts = rows[:, columns] if columns else torch.full((1, 1), LARGEST)
+        kind = type_of(bias, bias + cuts.shape[1])
+        return multi_threshold(
+            x,
+            constant(cuts.contiguous()),
+            out_dtype=kind,
+            out_bias=float(bias),
+            out_scale=1.0,
+            data_layout=layout,
+        )
+
+    def compare(x: Any, thresholds: Any, sign: Any, values: Any, fraction: int, site: str) -> Any:
+        decided, shape = compared[site], [int(size) for size in x.shape]
+        x = x if decided.sign is None else op.Mul(x, constant(decided.sign))
+        cuts = _upwards(decided.thresholds.double() / 2.0**decided.fraction)
+        axes = [axis for axis in range(1, len(shape)) if cuts.shape[axis] > 1] or [
+            2 if len(shape) == 3 else 1
+        ]
+        order = [0, *axes, *(axis for axis in range(1, len(shape)) if axis not in axes)]
+        layout = LAYOUTS.get((len(shape), *axes))
+        if layout is None:  # all axes along which thresholds differ become the channels
+            channels = prod(shape[axis] for axis in axes)
+            x = op.Reshape(op.Transpose(x, perm=order), constant(torch.tensor([shape[0], channels, -1])))
+        rows = cuts.permute(*order, -1).flatten(0, -2)
+        steps = [after - before for before, after in pairwise(decided.values)]
+        up, down = ([n for n, step in enumerate(steps) for _ in range(sign * step)] for sign in (1, -1))
+        result = counted(x, rows, up, decided.values[0], layout or "NCW")
+        if down:
+            result = op.Sub(result, counted(x, rows, down, 0, layout or "NCW"))
+        if layout is not None:
+            return result
+        back = [order.index(axis) for axis in range(len(order))]
+        return op.Transpose(
+            op.Reshape(result, constant(torch.tensor([shape[axis] for axis in order]))), perm=back
+        )
+
+    return compare
+
+
+def _upwards(values: Tensor) -> Tensor:
+    """Return the smallest float32 that is not below: what a float32 is compared with, it compares alike."""
+    values = values.clamp(-LARGEST, LARGEST)
+    near = values.float()
+    return torch.where(near.double() < values, near.nextafter(torch.tensor(torch.inf)), near)
+
+
+def type_of(low: int, high: int) -> str:
+    """Return the smallest type of integers that holds a range.
+
+    >>> type_of(0, 263), type_of(-8, 7), type_of(-263, 0)
+    ('UINT9', 'INT4', 'INT10')
+    """
+    if low >= 0:
+        return f"UINT{max(1, high.bit_length())}"
+    return f"INT{1 + max((-low - 1).bit_length(), high.bit_length())}"
+
+
+def cleaned(written: Any, graph: Graph, outputs: list[str], sites: list[str], axes: list[int]) -> Any:
+    """Return a model with readable names, folded constants, shapes and types; counts are no outputs, but have names."""
+    from qonnx.core.datatype import DataType
+    from qonnx.core.modelwrapper import ModelWrapper
+    from qonnx.transformation.infer_datatypes import InferDataTypes
+    from qonnx.util.cleanup import cleanup_model
+
+    proto = written.model_proto
+    with readable():
+        model: Any = cleanup_model(ModelWrapper(proto))
+    for fact in proto.metadata_props:  # they are lost on the way
+        model.set_metadata_prop(fact.key, fact.value)
+    for node in model.graph.node:
+        held = model.get_initializer(node.input[1]) if node.op_type in TYPES else None
+        if held is not None and (held == held.round()).all():
+            kind = TYPES[node.op_type] or type_of(int(held.min()), int(held.max()))
+            model.set_tensor_datatype(node.input[1], DataType["BIPOLAR" if (abs(held) == 1).all() else kind])
+    model = model.transform(InferDataTypes())
+    counts = list(model.graph.output)[len(outputs) :]
+    del model.graph.output[len(outputs) :]
+    for put, site in zip(counts, sites, strict=True):
+        model.graph.value_info.append(put)
+        model.rename_tensor(put.name, site)
+    names = [put.name for put in model.graph.output] + sites
+    places = list(zip(names, axes, strict=True))
+    record = {
+        "inputs": input_names(graph),
+        "outputs": places[: len(outputs)],
+        "sites": places[len(outputs) :],
+    }
+    model.set_metadata_prop(KEY, json.dumps(record))
+    return model
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Let qonnx make the models of single nodes, which it runs one by one, for any onnxruntime: not of onnx's newest version."""
+    from qonnx.core import onnx_exec
+
+    make = onnx_exec.qonnx_make_model
+    onnx_exec.qonnx_make_model = partial(make, ir_version=IR_VERSION)
+    try:
+        yield
+    finally:
+        onnx_exec.qonnx_make_model = make
+
+
+class _Model:
+    """A file in qonnx's executor."""
+
+    def __init__(self, file: Path) -> None:
+        from qonnx.core.modelwrapper import ModelWrapper
+
+        self.model: Any = ModelWrapper(str(file))
+        self.record = json.loads(self.model.get_metadata_prop(KEY))
+
+    def __call__(self, batch: Any, part: str) -> list[Tensor]:
+        """Return outputs, or the counts of sites, of all inputs."""
+        from qonnx.core.onnx_exec import execute_onnx
+
+        names, runs = [put.name for put in self.model.graph.input], list[dict[str, Any]]()
+        for one in split(batch, 1):
+            leaves = [one[name] for name in self.record["inputs"]] if isinstance(one, dict) else tensors(one)
+            feeds = {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, leaves, strict=True)}
+            with readable():
+                runs.append(execute_onnx(self.model, feeds, return_full_exec_context=True))
+        values = [[torch.from_numpy(run[name]) for run in runs] for name, _ in self.record[part]]
+        axes = [axis for _, axis in self.record[part]]
+        return [torch.cat(v, axis) if axis >= 0 else v[0] for v, axis in zip(values, axes, strict=True)]

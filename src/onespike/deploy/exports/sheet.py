@@ -1,0 +1,188 @@
+"""The sheet of a network for hardware: per site what is stored and sent, per layer every operation that is no spike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from onespike.deploy.exports.base import Request, example
+from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, concrete
+from onespike.deploy.exports.comparison import reference
+from onespike.deploy.exports.folded_graph import fold_
+from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
+from onespike.runtime.batches import count
+from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
+
+FIXED = f"fixed point, {FRACTION} bits behind the point"
+SHIFTED, MULTIPLIED = "shift and add", "multiply by a constant"
+PRODUCTS = ("aten.matmul.default", "aten.bmm.default", "aten.linear.default", "aten.einsum.default")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one layer computes beside adding weights: how often per input, on numbers of which width."""
+
+    layer: str
+    name: str
+    number: int
+    width: str
+    floats: bool = False
+    """Whether it multiplies by weights in floats: an analog product."""
+
+
+@dataclass
+class SiteSheet:
+    """One site: what is stored there, what it sends, and how wide the sums behind it are, all in bits and bytes.
+
+    Attributes:
+        decides: whether its neurons compare integers, or scale and round.
+        accumulator_bits: enough for every sum that its levels and weights can give; 0 where two activations meet.
+        events: spikes per input, in the mean and at most, over the inputs of the sheet.
+    """
+
+    site: str
+    decides: str = ""
+    payload_bits: int = 0
+    weight_bytes: int = 0
+    threshold_bytes: int = 0
+    accumulator_bits: int = 0
+    events: float = 0.0
+    most_events: int = 0
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The sites of a network and the operations between them, for one input."""
+
+    sites: list[SiteSheet]
+    operations: list[Operation]
+
+    @property
+    def floats(self) -> list[Operation]:
+        """The products that are left in floats."""
+        return [operation for operation in self.operations if operation.floats]
+
+
+def sheet(snn: nn.Module, batches: Sequence[Any]) -> Sheet:
+    """Return the sheet of a converted network's integer form, with its spikes on a few inputs."""
+    request = Request.of(snn, batches, True, {})
+    batch = example(batches)
+    network = marked(request.network, batch)
+    graph = trace(network, batch, pure=True)
+    fold_(graph)
+    made = written(graph, count(batch))
+    for inputs in batches:
+        for site, counts in reference(request.network, inputs)[1].counts:
+            row, events = made.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
+            row.events += float(events.sum())
+            row.most_events = max(row.most_events, int(events.max()))
+    inputs_seen = sum(map(count, batches))
+    for row in made.sites.values():
+        row.events /= inputs_seen
+    return Sheet(list(made.sites.values()), made.rows())
+
+
+def written(graph: Graph, batch: int) -> _Written:
+    """Return a folded graph as rows, before any input has run."""
+    made = _Written(graph, batch)
+    for node in graph.calls:
+        made.add(node)
+    return made
+
+
+class _Written:
+    def __init__(self, graph: Graph, batch: int) -> None:
+        self.graph, self.batch = graph, batch
+        self.sites: dict[str, SiteSheet] = {}
+        self._rows: dict[tuple[str, str, str, bool], int] = {}
+
+    def rows(self) -> list[Operation]:
+        return [
+            Operation(layer, name, number // self.batch, width, floats)
+            for (layer, name, width, floats), number in self._rows.items()
+        ]
+
+    def _charge(
+        self, node: fx.Node, name: str, number: int, width: str = FIXED, floats: bool = False
+    ) -> None:
+        path = [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
+        layer = (
+            path[-1].removeprefix("network").partition(".integer_")[0].partition(".neurons.")[0].strip(".")
+            if path
+            else ""
+        )
+        key = (layer, name, width, floats)
+        self._rows[key] = self._rows.get(key, 0) + number
+
+    def add(self, node: fx.Node) -> None:
+        """Add one node to the sheet; what only moves elements costs nothing."""
+        op, result = operation_of(node), node.meta.get("val")
+        if op.startswith("spikes."):
+            self._site(node, op.removeprefix("spikes."), arguments(node))
+        elif isinstance(result, Tensor) and result.is_floating_point() and op not in (*MOVES, *POOLS):
+            named = [a for a in node.args if isinstance(a, fx.Node)]
+            weights = [x for x in map(self.graph.tensor, named) if x is not None]
+            if op in PRODUCTS or "conv" in op:
+                weighted = bool(weights)
+                depth = weights[0][0].numel() if weighted else int(concrete(named[0].meta["val"].shape[-1]))
+                kind = "product in floats" if weighted else "product of two activations"
+                self._charge(
+                    node, kind, _size(node) * depth, "32-bit floats" if weighted else FIXED, weighted
+                )
+            else:
+                self._charge(node, op.split(".")[1], _size(node))
+
+    def _site(self, node: fx.Node, op: str, named: dict[str, Any]) -> None:
+        if op == "row_gain":
+            self._charge(node, "rows measured", _size(named["x"]))
+            return
+        row = self.sites.setdefault(named["site"], SiteSheet(named["site"]))
+        tensors = {name: self.graph.tensor(value) for name, value in named.items()}
+        if op in ("compare", "fire"):
+            levels, signed = _levels(op, named)
+            row.decides = "compares" if op == "compare" else "scales and rounds"
+            row.payload_bits = max(map(abs, levels)).bit_length() + signed
+            comparisons = _size(node) * (len(levels) - 1).bit_length()  # a binary search
+            held = [x for name, x in tensors.items() if x is not None and name != "x"]
+            row.threshold_bytes = sum(x.nbytes for x in held)
+            width = "32-bit sums" if op == "compare" and not named["fraction"] else FIXED
+            self._charge(node, "comparison", comparisons, width)
+            if op == "fire":
+                steps = [x for x in (tensors["positive"], tensors["negative"]) if x is not None]
+                self._charge(node, f"neuron: {_factor([1 / step for step in steps])}", _size(node))
+        elif op == "decode":
+            units = [x for name in ("positive", "negative") if (x := tensors[name]) is not None]
+            self._charge(node, f"value of a spike: {_factor(units)}", _size(node))
+        else:  # a product with weights
+            weight: Any = tensors["weight"]
+            scale = tensors.get("scale")
+            row.weight_bytes += weight.nbytes
+            largest = int(weight.int().abs().flatten(1).sum(1).max()) * named["most"]
+            row.accumulator_bits = max(row.accumulator_bits, largest.bit_length() + 1)
+            if scale is not None:
+                self._charge(node, f"sum: {_factor([scale], SUM_SHIFTS)}", _size(node))
+
+
+def _levels(op: str, named: dict[str, Any]) -> tuple[list[int], bool]:
+    """Return the counts between which a neuron decides, 0 among them, and whether some are negative."""
+    if op == "compare":
+        return named["values"], min(named["values"]) < 0
+    return [0, *named["levels"]], named["sides"] != "positive"
+
+
+def _factor(factors: list[Tensor], digits: int = SHIFTS) -> str:
+    """Return how hardware multiplies by these constants: by shifting if they are sums of so many powers of two."""
+    finite = [x.double()[x.isfinite() & (x != 0)] for x in factors]
+    short = (torch.allclose(few_digits(x, digits), x, rtol=1e-6, atol=0.0) for x in finite)
+    return SHIFTED if all(short) else MULTIPLIED
+
+
+def _size(node: Any) -> int:
+    size = 1
+    for axis in node.meta["val"].shape:
+        size *= int(concrete(axis))
+    return size

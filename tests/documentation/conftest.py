@@ -1,6 +1,0 @@
-"""Helpers of the folder above."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))

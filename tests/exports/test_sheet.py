@@ -1,0 +1,64 @@
+"""The sheet for hardware: what a site stores and sends, by hand, and what is left beside spikes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import onespike
+from onespike.deploy.exports.sheet import FIXED, MULTIPLIED, SHIFTED, sheet
+from onespike.errors import UsageError
+from onespike.recipe import Recipe
+
+
+def network(**fields: object) -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    batches = [torch.randn(8, 6) for _ in range(2)]
+    return onespike.spike(model, batches, Recipe(**fields)), batches  # type: ignore[arg-type]
+
+
+def test_a_site_by_hand():
+    snn, batches = network(io="spiking", levels="linear:4")
+    made = sheet(snn, batches)
+    assert [row.site for row in made.sites] == ["0:linear0_input", "2:linear0_input", "4:linear0_input"]
+    row = made.sites[2]
+    integer = onespike.optimize(snn, integer_units=True)
+    form = integer[4].integer_linear0_input
+    assert (row.decides, row.payload_bits, row.weight_bytes) == (
+        "compares",
+        4,
+        3 * 12,
+    )  # counts up to 8, behind a ReLU
+    assert row.accumulator_bits == int(8 * form.weight.int().abs().sum(1).max()).bit_length() + 1
+    seen = []
+    for x in batches:
+        seen += (integer[4].neurons.linear0_input.spikes(integer[:4](x)) != 0).sum(1).tolist()
+    assert row.events == pytest.approx(sum(seen) / 16) and row.most_events == max(seen)
+    assert made.floats == []
+    left = {(row.layer, row.name): row.number for row in made.operations}
+    assert not any(name in ("gelu", "relu") for _, name in left)
+    assert left["2", "comparison"] == 16 * 5 and left["4", f"sum: {SHIFTED}"] == 3
+
+
+def test_many_levels_shift_or_multiply():
+    for digits, expected in ((0, MULTIPLIED), (1, SHIFTED), (2, SHIFTED)):
+        snn, batches = network(
+            io="int8", levels="linear:200", step_digits=digits, passes=("nearest", "center")
+        )
+        rows = {(row.layer, row.name): row for row in sheet(snn, batches).operations}
+        assert rows["2", f"neuron: {expected}"].number == 16 and rows["1", "gelu"].width == FIXED
+
+
+def test_products_in_floats_are_listed_and_refused(tmp_path: Path):
+    snn, batches = network()
+    made = sheet(snn, batches)
+    assert [(row.layer, row.number) for row in made.floats] == [("0", 96), ("4", 36)]
+    onespike.export(snn, "integers", tmp_path / "a", batches)
+    with pytest.raises(UsageError, match=r"the products of 0, 4 are left in floats\. Convert with io='int8'"):
+        onespike.export(snn, "integers", tmp_path / "b", batches, integer=True)
+    assert not (tmp_path / "b").exists()
+    onespike.export(network(io="int8")[0], "integers", tmp_path / "c", batches, integer=True)
