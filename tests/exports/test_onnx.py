@@ -77,7 +77,9 @@ def test_what_follows_from_one_count_is_told_apart() -> None:
     assert (comparison.counts, comparison.differ, comparison.origins, comparison.inputs) == (18, 4, 1, 2)
     other[0][1][1, 2] = -2.0  # the second differs from a on
     comparison.update((output, Answer([output], counts)), Answer([output], other), largest_class)
-    assert (comparison.differ, comparison.origins, comparison.sites["a"]) == (4 + 5, 1 + 2, [6, 1, 2])
+    assert (comparison.differ, comparison.origins, comparison.sites["a"]) == (4 + 5, 1 + 2, [12, 1, 2])
+    comparison.update((output, Answer([output], counts)), Answer([output], counts), largest_class)
+    assert sum(compared for compared, _, _ in comparison.sites.values()) == comparison.counts == 54
 
 
 def tokens(rows: int, length: int, padded: bool) -> dict[str, Any]:

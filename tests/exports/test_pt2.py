@@ -14,7 +14,7 @@ from exports.small import Convolutions, small
 def test_a_program_gives_the_bits_of_the_network(tmp_path: Path) -> None:
     snn, batches = small(Convolutions)
     file = tmp_path / "a.pt2"
-    done = onespike.export(snn, "pt2", file, batches, integer=True, facts={"preprocessing": "none"})
+    done = onespike.export(snn, "pt2", file, tuple(batches), integer=True, facts={"preprocessing": "none"})
     assert done.comparison.active > 100 and done.comparison.differ == 0 and done.notes == ()
     facts = {"onespike.json": ""}
     program = torch.export.load(file, extra_files=facts)

@@ -59,10 +59,10 @@ def exported(done: Exported) -> None:
         f"run by         {done.runtime}, on {compared.inputs} inputs",
         f"spike counts   {compared.counts} compared, {compared.differ} differ{origins}",
     )
-    for site, (counts, differ, largest) in list(compared.sites.items())[:5]:
+    for site, (counts, differ, largest) in list(compared.differing.items())[:5]:
         output.line(f"{indent} {site}: {differ} of {counts}, by at most {largest}")
-    if len(compared.sites) > 5:
-        output.line(f"{indent} and at {len(compared.sites) - 5} more sites: see {report_of(done.file)}")
+    if len(compared.differing) > 5:
+        output.line(f"{indent} and at {len(compared.differing) - 5} more sites: see {report_of(done.file)}")
     output.line(
         f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
         f"{compared.output_difference:.2g} of {compared.output_largest:.3g}",

@@ -68,9 +68,7 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
         return batch
     if len(batch) == 1:
         return batch[0] if isinstance(batch[0], Tensor) else batch
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    arguments = [p for p in inspect.signature(model.forward).parameters.values() if p.kind not in by_name]
-    required = sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in arguments)
+    arguments, required = _positional(model)
     if len(arguments) == required:  # leftover parts are not for the network
         return batch[0] if required == 1 else batch[:required]
     doubtful = [x for x in batch[required:] if isinstance(x, (Tensor, Mapping, tuple, list))]
@@ -81,6 +79,27 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
             "are they inputs or labels? Give inputs only, ((x,) for x, _ in loader), or a mapping with their names."
         )
     return batch
+
+
+def _positional(model: nn.Module) -> tuple[list[inspect.Parameter], int]:
+    """Return the positional arguments of a network, and how many of them it requires."""
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    arguments = [p for p in inspect.signature(model.forward).parameters.values() if p.kind not in by_name]
+    return arguments, sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in arguments)
+
+
+def batches_of_inputs(model: nn.Module, inputs: Any) -> list[Any]:
+    """Return anything that `spike` takes as a list of batches without labels.
+
+    A tensor or a mapping is one batch, and so is a tuple of tensors for a network of several inputs.
+
+    >>> cuts = torch.zeros(6, 2).split(3)
+    >>> len(batches_of_inputs(nn.Linear(2, 3), cuts)), len(batches_of_inputs(nn.Bilinear(2, 2, 1), cuts))
+    (2, 1)
+    """
+    tuple_of_tensors = isinstance(inputs, tuple) and all(isinstance(x, Tensor) for x in inputs)
+    one = isinstance(inputs, (Tensor, Mapping)) or (tuple_of_tensors and _positional(model)[1] > 1)
+    return [inputs_of(model, batch) for batch in ([inputs] if one else inputs)]
 
 
 def logits(output: Any) -> Any:

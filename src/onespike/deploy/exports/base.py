@@ -20,7 +20,7 @@ from onespike.deploy.exports.comparison import Answer, Comparison, Differences, 
 from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files
-from onespike.runtime.batches import call, count, take
+from onespike.runtime.batches import batches_of_inputs, call, count, take
 from onespike.runtime.forward import evaluating
 from onespike.runtime.provenance import stamped
 
@@ -37,10 +37,11 @@ class Request:
 
     @staticmethod
     def of(
-        snn: nn.Module, batches: Sequence[Any], integer: bool, facts: Mapping[str, Any], strict: bool = False
+        snn: nn.Module, inputs: Any, integer: bool, facts: Mapping[str, Any], strict: bool = False
     ) -> Request:
         """Return the request for one form of a network; what no format can write is refused."""
         check_deployable(snn, "export", "a file")
+        batches = batches_of_inputs(snn, inputs)
         if not batches or count(batches[0]) < 2:
             raise UsageError(
                 "export: at least two inputs are needed, so that the size of a batch can be left open."
@@ -168,7 +169,7 @@ def export(
         snn: a converted network on the CPU, with one timestep.
         format: `onespike list formats` lists them.
         out: the new file; differences are written beside it, as `OUT.verified.json`.
-        inputs: a batch, or a list of batches, of real inputs. The first one, of at least two inputs, traces the network.
+        inputs: real inputs, as for `spike`, or one batch of them. The first batch, of at least two inputs, traces the network.
         integer: multiply spikes by 8-bit weights; by default only in formats that have no other form. There it refuses a
             network of which a product is left in floats.
         facts: more text for the file.
@@ -176,8 +177,8 @@ def export(
     """
     out = Path(out)
     chosen, form = prepare(format, integer, out)
-    batches = list(inputs) if isinstance(inputs, list) else [inputs]
-    request = Request.of(snn, batches, form, dict(facts or {}), bool(integer))
+    request = Request.of(snn, inputs, form, dict(facts or {}), bool(integer))
+    batches = request.batches
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
         foreign = chosen.write(request, file)

@@ -81,7 +81,7 @@ class Comparison:
     origins: int = 0
     """Counts that differ at the first site where their input differs; all others follow from these."""
     sites: dict[str, list[int]] = field(default_factory=dict)
-    """Site → [compared, differ, largest difference], for sites with a difference."""
+    """Site → [compared, differ, largest difference]."""
     output_difference: float = 0.0
     output_largest: float = 0.0
     answers_differ: int = 0
@@ -99,13 +99,13 @@ class Comparison:
         for (site, before), (_, after) in zip(answer.counts, actual.counts, strict=True):
             apart = (before.double() - after.double()).abs()
             differ = int((apart != 0).sum())
+            compared, differing, largest = self.sites.get(site, (0, 0, 0))
+            largest = max(largest, int(apart.max()) if differ else 0)
+            self.sites[site] = [compared + before.numel(), differing + differ, largest]
             self.counts += before.numel()
             self.active += int((before != 0).sum())
             self.differ += differ
             if differ:
-                compared, differing, largest = self.sites.get(site, (0, 0, 0))
-                largest = max(largest, int(apart.max()))
-                self.sites[site] = [compared + before.numel(), differing + differ, largest]
                 each = before.numel() % inputs == 0  # else what fires here is the same for all inputs
                 by_input = (apart != 0).reshape(inputs if each else 1, -1).sum(1)
                 self.origins += int((by_input * (same if each else same.all())).sum())
@@ -117,8 +117,14 @@ class Comparison:
         self.answers_differ += int((other.reshape(inputs, -1).sum(1) > 0).sum())
         self.inputs += inputs
 
+    @property
+    def differing(self) -> dict[str, list[int]]:
+        """The sites with a difference."""
+        return {site: row for site, row in self.sites.items() if row[1]}
+
     def __str__(self) -> str:
-        first = ", ".join(list(self.sites)[:3]) + (" …" if len(self.sites) > 3 else "")
+        sites = self.differing
+        first = ", ".join(list(sites)[:3]) + (" …" if len(sites) > 3 else "")
         where = f" (they go back to {self.origins}), at {first}" if self.differ else ""
         return (
             f"{self.differ} of {self.counts} spike counts differ{where}; "
