@@ -29,6 +29,7 @@ REPRODUCTION = "docs/reproduction.md"
 
 FAST = ("nearest", "layout", "positions", "center", "allocate", "weigh", "correct", "refit")
 INTEGER = {"io": "int8", "step_digits": 2}  # edges in 8 bits, neurons that shift and add
+USUAL = {"budget": 0.2, "energy": "binary", **INTEGER}
 DEFAULT = "fast"  # of `onespike convert` and `onespike.spike`; a bare `Recipe()` is the paper's
 
 PRESETS: dict[str, Preset] = {
@@ -36,24 +37,19 @@ PRESETS: dict[str, Preset] = {
         "The default: passes that take minutes, within a binary ratio of 0.2 of all MACs.",
         "ViT-Tiny: 75.8 to 75.6 % (−0.2 ± 0.5; on integers −0.6 ± 0.5) at counts 0.638, binary 0.200; all charged, 0.031 beside 0.075 of plain int8.",
         "docs/energy.md",
-        {"passes": FAST, "budget": 0.2, "energy": "binary", **INTEGER},
+        {"passes": FAST, **USUAL},
     ),
     "best": Preset(
         "The same and `tune`, which learns; ViT-Tiny: about ten minutes.",
         "ViT-Tiny with a counts budget of 0.15: 6.1 points lost (75.8 to 69.7 %) at counts 0.148, binary 0.100.",
         "docs/fronts.md",
-        {"passes": (*FAST, "tune"), "budget": 0.2, "energy": "binary", **INTEGER},
+        {"passes": (*FAST, "tune"), **USUAL},
     ),
     "text": Preset(
         "For networks that read text: the passes that were best on them; minutes.",
         "SmolLM2-135M: perplexity 38.49 to 38.55 (+0.06 ± 0.19) at a binary ratio of 0.199 of all MACs (0.250 of what spikes).",
         "docs/language.md",
-        {
-            "passes": ("thrifty", "layout", "center", "allocate"),
-            "budget": 0.2,
-            "energy": "binary",
-            **INTEGER,
-        },
+        {"passes": ("thrifty", "layout", "center", "allocate"), **USUAL},
     ),
     "sformer": Preset(
         "The paper's method to the letter; seconds.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
@@ -46,182 +46,139 @@ class Recipe:
     `help(onespike.Recipe)` lists the fields; `onespike list fields` says what each of them means.
     """
 
-    preset: str = declared("sformer", "NAME", "The starting point: see `onespike list presets`.", usual=True)
-    neuron: str = declared("sfn", "NAME", "See `onespike list neurons`.")
+    preset: str = declared("sformer", "The starting point: see `onespike list presets`.", "NAME", usual=True)
+    neuron: str = declared("sfn", "See `onespike list neurons`.", "NAME")
     levels: str = declared(
         "mixed:8",
-        "M",
         "M of eq. 12, or linear:8, exponential:8, density:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
+        "M",
     )
     rounding: str = declared(
         "paper",
-        "KIND",
         "paper: thresholds at y−½ (eq. 11); nearest: midpoints; thrifty: where a level is worth its binary digits.",
     )
     scale: float = declared(
-        0.25, "λ", "The scale of eq. 8, in (0, 1]; softmax sites have none.", float, usual=True
+        0.25, "The scale of eq. 8, in (0, 1]; softmax sites have none.", "λ", float, usual=True
     )
-    percentile: float = declared(1.0, "P", "Thresholds are at the top p % of the activations.", float)
-    domain: str = declared(
-        "all",
-        "KIND",
-        "all or sided: which activations the percentile is taken over.",
-        choices=("all", "sided"),
-    )
+    percentile: float = declared(1.0, "Thresholds are at the top p % of the activations.", "P", float)
+    domain: str = declared("all", "Which activations the percentile is taken over.", choices=("all", "sided"))
     softmax: str | float = declared(
-        "site", "KIND", "site (eq. 16), model, head, percentile:P, or the threshold itself.", name_or_number
+        "site", "site (eq. 16), model, head, percentile:P, or the threshold itself.", "KIND", name_or_number
     )
-    granularity: str = declared(
-        "site", "KIND", "One threshold per site, or per channel.", choices=("site", "channel")
-    )
+    granularity: str = declared("site", "What has a threshold of its own.", choices=("site", "channel"))
     step_digits: int = declared(
         0,
-        "N",
         "Reciprocals of steps are sums of N powers of two, so that neurons shift and add; 0: any step.",
+        "N",
         int,
     )
     payload_bits: int = declared(
-        0, "N", "The bits of a spike beside its sign: no level above 2^N − 1; 0: any level.", int
+        0, "The bits of a spike beside its sign: no level above 2^N − 1; 0: any level.", "N", int
     )
     centers: str = declared(
         "all",
-        "KIND",
-        "all, or biases: centers and offsets only where they add one number to each output; no centers of one-sided values.",
+        "biases: centers and offsets only where they add one number to each output; no centers of one-sided values.",
         choices=("all", "biases"),
     )
     io: str = declared(
-        "analog",
-        "KIND",
-        "analog, int8 or spiking: the network's input and its output layer's input.",
-        choices=("analog", "int8", "spiking"),
+        "analog", "The network's input and its output layer's input.", choices=("analog", "int8", "spiking")
     )
     include: tuple[str, ...] = declared(
         ("*",),
+        "Only sites that match this glob spike, or backbone: those of a detector's.",
         "GLOB",
-        "Only sites that match this glob spike, or backbone: those of a detector's; may be repeated.",
         repeated=True,
     )
-    exclude: tuple[str, ...] = declared(
-        (), "GLOB", "Sites that match this glob stay analog; may be repeated.", repeated=True
-    )
+    exclude: tuple[str, ...] = declared((), "Sites that match this glob stay analog.", "GLOB", repeated=True)
     fold_batchnorm: bool = declared(
-        True, "yes|no", "Merge BatchNorm into the convolution before it.", yes_or_no
+        True, "Merge BatchNorm into the convolution before it.", "yes|no", yes_or_no
     )
     factors: tuple[tuple[str, float], ...] = declared(
-        (),
-        "GLOB=F",
-        "λ is F times as large at these sites; may be repeated.",
-        glob_with_numbers(1),
-        repeated=True,
+        (), "λ is F times as large at these sites.", "GLOB=F", glob_with_numbers(1), repeated=True
     )
     steps: int = declared(
-        1, "T", "Timesteps; above 1 T passes run on running means, and the neurons keep membranes.", int
+        1, "Timesteps; above 1 T passes run on running means, and the neurons keep membranes.", "T", int
     )
     placement: str = declared(
-        "synapse",
-        "KIND",
-        "synapse, or activation: neurons in place of ReLUs.",
-        choices=("synapse", "activation"),
+        "synapse", "Neurons where products read, or in place of ReLUs.", choices=("synapse", "activation")
     )
     fixed: tuple[tuple[str, float, float], ...] = declared(
-        (),
-        "GLOB=U,D",
-        "Thresholds above and below 0 of these sites; may be repeated.",
-        glob_with_numbers(2),
-        repeated=True,
+        (), "Thresholds above and below 0 of these sites.", "GLOB=U,D", glob_with_numbers(2), repeated=True
     )
     passes: tuple[str, ...] = declared(
-        (), "NAMES", "nearest,center,…: see `onespike list passes`.", names, usual=True
+        (), "nearest,center,…: see `onespike list passes`.", "NAMES", names, usual=True
     )
     budget: float | None = declared(
         None,
-        "RATIO",
         "The energy ratio that the passes meet, of all MACs of the original, or none.",
+        "RATIO",
         number_or_none,
         usual=True,
     )
     energy: str = declared(
-        "counts", "COLUMN", "The energy column of the budget: see `onespike list columns`.", usual=True
+        "counts", "The energy column of the budget: see `onespike list columns`.", "COLUMN", usual=True
     )
     max_drop: float | None = declared(
         None,
-        "SHARE",
         "The least energy that loses at most this much, such as 1%, instead of a budget.",
+        "SHARE",
         share_or_none,
         usual=True,
     )
 
     def __post_init__(self) -> None:
         from onespike.neurons import NEURONS, check_scale
-        from onespike.spikes import ROUNDINGS, parse_levels
+        from onespike.spikes import ROUNDINGS
 
         settle(self)
         check_scale(self.scale)
-        if not 0 <= self.percentile < 50:
-            raise UsageError(f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1.")
         registered: dict[str, Iterable[str]] = {"preset": PRESETS, "neuron": NEURONS, "rounding": ROUNDINGS}
         registered |= {name: option.choices for name, option in options(self).items() if option.choices}
+        if isinstance(self.softmax, str) and self.softmax_percentile is None:
+            registered["softmax"] = ("site", "model", "head")  # beside percentile:P and numbers
         for kind, choices in registered.items():
             if (name := getattr(self, kind)) not in choices:
                 raise unknown(kind, name, choices)
-        if isinstance(self.softmax, str):
-            if self.softmax_percentile is None and self.softmax not in ("site", "model", "head"):
-                raise unknown("softmax threshold", self.softmax, ("site", "model", "head"))
-        elif not SMALLEST <= self.softmax <= LARGEST:
-            raise UsageError(
-                f"a fixed softmax threshold must be {RANGE}, not {self.softmax:g}. The paper uses 0.0035."
-            )
-        spec = parse_levels(self.levels)
-        if not 0 <= self.payload_bits <= MOST_BITS:
-            raise UsageError(
-                f"payload_bits must be from 1 to {MOST_BITS}, or 0 for any level, not {self.payload_bits}. Chips have 1 to 8."
-            )
+        if mistake := next(self._mistakes(), None):
+            raise UsageError(mistake)
+
+    def _mistakes(self) -> Iterator[str]:
+        """Yield what is out of range or does not go together, each with the remedy."""
+        from onespike.spikes import parse_levels
+
+        if not 0 <= self.percentile < 50:
+            yield f"percentile must be in [0, 50), not {self.percentile:g}. The paper uses 1."
+        if not isinstance(self.softmax, str) and not SMALLEST <= self.softmax <= LARGEST:
+            yield f"a fixed softmax threshold must be {RANGE}, not {self.softmax:g}. The paper uses 0.0035."
+        spec, bits, steps = parse_levels(self.levels), self.payload_bits, self.steps
+        if not 0 <= bits <= MOST_BITS:
+            yield f"payload_bits must be from 1 to {MOST_BITS}, or 0 for any level, not {bits}. Chips have 1 to 8."
         if spec.integers and not self.payload(spec.integers):
-            raise UsageError(
-                f"levels '{self.levels}' have none of {self.payload_bits} bits. Give more payload_bits, or "
-                f"levels='bits:{self.payload_bits}'."
-            )
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise UsageError(
-                f"steps must be from 1 to {MOST_STEPS}, not {self.steps}. The paper uses 1 and 2."
-            )
-        if self.steps > 1 and self.neuron.endswith("if") and spec.name != "1,":
-            raise UsageError(
-                f"neuron '{self.neuron}' fires one spike per step, and levels '{self.levels}' are steps of their own. "
-                "With steps above 1 use levels='1,'."
-            )
-        if self.steps > 1 and self.neuron == "uniform":
-            raise UsageError("neuron 'uniform' is plain quantization and has one step. Use steps=1.")
-        if self.steps > 1 and self.io == "int8":
-            raise UsageError("edges in 8 bits are for one timestep. Use io='analog', or steps=1.")
+            yield f"levels '{self.levels}' have none of {bits} bits. Give more payload_bits, or levels='bits:{bits}'."
+        if not 1 <= steps <= MOST_STEPS:
+            yield f"steps must be from 1 to {MOST_STEPS}, not {steps}. The paper uses 1 and 2."
+        if steps > 1 and self.neuron.endswith("if") and spec.name != "1,":
+            several = f"levels '{self.levels}' are steps of their own. With steps above 1 use levels='1,'."
+            yield f"neuron '{self.neuron}' fires one spike per step, and {several}"
+        if steps > 1 and self.neuron == "uniform":
+            yield "neuron 'uniform' is plain quantization and has one step. Use steps=1."
+        if steps > 1 and self.io == "int8":
+            yield "edges in 8 bits are for one timestep. Use io='analog', or steps=1."
+        passes = "passes='nearest,allocate'"
         if self.budget is not None and not self.passes:
-            raise UsageError(
-                f"the budget {self.budget:g} is met by passes, and there are none. Name some: passes='nearest,allocate'."
-            )
+            yield f"the budget {self.budget:g} is met by passes, and there are none. Name some: {passes}."
         if self.max_drop is not None and not (self.passes and 0 < self.max_drop < 1):
-            rest = (
-                "" if self.passes else ", and there are no passes: name some with passes='nearest,allocate'"
-            )
-            raise UsageError(
-                f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}{rest}. Give another."
-            )
-        if self.passes and (self.steps > 1 or self.placement != "synapse"):
-            raise UsageError(
-                "passes are for one timestep and neurons at synapses. Take preset='sformer', which has none, or leave the "
-                "others out."
-            )
+            rest = "" if self.passes else f", and there are no passes: name some with {passes}"
+            yield f"max_drop is a share from 0 to 1 that passes hold, such as 1%, not {self.max_drop:g}{rest}. Give another."
+        if self.passes and (steps > 1 or self.placement != "synapse"):
+            yield "passes are for one timestep and neurons at synapses. Take preset='sformer', which has none, or leave the others out."
         for glob, factor in self.factors:
             if not SMALLEST <= factor <= LARGEST:
-                raise UsageError(
-                    f"the factor of {glob!r} must be {RANGE}, not {factor:g}. Leave it out for 1."
-                )
+                yield f"the factor of {glob!r} must be {RANGE}, not {factor:g}. Leave it out for 1."
         for glob, *both in self.fixed:
             for threshold in both:
                 if threshold != 0 and not SMALLEST <= threshold <= LARGEST:
-                    raise UsageError(
-                        f"the fixed threshold of {glob!r} must be 0 or {RANGE}, not {threshold:g}. "
-                        "Leave it out to calibrate it."
-                    )
+                    yield f"the fixed threshold of {glob!r} must be 0 or {RANGE}, not {threshold:g}. Leave it out to calibrate it."
 
     @property
     def softmax_percentile(self) -> float | None:
@@ -267,8 +224,10 @@ class Recipe:
         """Return θ+ and θ− of a site that are given, not calibrated."""
         import torch
 
-        sides = next((sides for glob, *sides in self.fixed if fnmatchcase(str(site), glob)), None)
-        return None if sides is None else (torch.tensor(float(sides[0])), torch.tensor(float(sides[1])))
+        for glob, above, below in self.fixed:
+            if fnmatchcase(str(site), glob):
+                return torch.tensor(float(above)), torch.tensor(float(below))
+        return None
 
     def __repr__(self) -> str:
         """Return the preset and the fields that differ from it."""

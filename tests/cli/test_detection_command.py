@@ -70,7 +70,7 @@ def test_search_finds_the_best_precision_of_masks(figures, run):
 
 
 def test_what_a_detector_is_not_searched_by(refused):
-    message = "…the objective of bundled:scenes is ap or kl, not top1. Leave --objective out."
+    message = "unknown objective 'top1'. Known: ap, kl."
     refused(f"search {{scenes}} --data {SCENES} --objective top1", message)
 
 

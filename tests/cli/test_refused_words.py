@@ -23,7 +23,7 @@ TEXT = "convert transformers:{llama_folder} --weights pretrained --out {tmp_path
 BOXES = "…boxes are scored with annotations…"
 REFUSED = {
     "--preset sforme": f"unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? Known: {', '.join(sorted(PRESETS))}.",
-    "--set softmax=row": "unknown softmax threshold 'row'. Known: head, model, site.",
+    "--set softmax=row": "unknown softmax 'row'. Known: head, model, site.",
     "--set levels=0": "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
     "--scale 0": f"scale must be in (0, 1], not 0. {SCALE}",
     "--set percentile=-1": "percentile must be in [0, 50), not -1. The paper uses 1.",
@@ -69,7 +69,7 @@ REFUSED = {
     "report {vit_run} {text_run} --data {TEST}": "report: the task of {vit_run} is …Compare runs of one task at a time.",
     "doctor {vit_run} --data {TEST} --images 1": "the doctor needs at least 2 images, not 1. Try --images 64.",
     "doctor {vit_run} --data {TEST} --budget 0.2": "--budget and --energy are of the rows of --passes. Give it, too.",
-    f"{SEARCH} --objective loss": "search: the objective of bundled:cifar10-vit is top1 or agreement or kl, not loss. Leave --objective out.",
+    f"{SEARCH} --objective loss": "unknown objective 'loss'. Known: agreement, kl, top1.",
     f"{SEARCH} --energy joule": f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}.",
     "generate {vit_run} a": "generate: this network classifies, and writes no text.…",
     "generate {text_run} 'the cat' --length 30": "…the network's context of 32 is full…",

@@ -50,7 +50,7 @@ def evaluate(
     from onespike.cli import show
     from onespike.deploy.integer import optimize_
     from onespike.runs.forms import benchmark_pair, compare_pair
-    from onespike.runs.searching import measurable, searched
+    from onespike.runs.searching import measurable, uses
     from onespike.runtime.devices import in_blocks
     from onespike.tasks import check
 
@@ -75,8 +75,7 @@ def evaluate(
     metric = pair.loaded.task.metric(items)
     if picture is not None:
         check(task, "picture")
-    search = {"sha256": searched(run).get("used", ())}
-    for purpose, used in (("calibration", pair.data), ("the search", search)):
+    for purpose, used in uses(run, pair).items():
         if seen := runs.overlap(used, items):
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
     if (cost := runs.estimate_of(pair.ann, runs.Inputs(items, pair.loaded), batch_size)) is not None:

@@ -59,7 +59,9 @@ def _fields() -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(Recipe):
         option = options(Recipe)[field.name]
         name = f"--{field.name.replace('_', '-')}" if option.usual else f"--set {field.name}="
-        yield name, f"{option.metavar}: {option.help} Default: {field.default!r}."
+        kind = option.metavar or "|".join(option.choices)
+        more = " May be repeated." if option.repeated else ""
+        yield name, f"{kind and kind + ': '}{option.help}{more} Default: {field.default!r}."
 
 
 def _presets() -> Iterator[tuple[str, str]]:

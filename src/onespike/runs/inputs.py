@@ -21,16 +21,14 @@ from onespike.tasks import Item, Items, Task, limit, unlabeled
 
 def choose(data: str, count: int | None, task: Task | None = None) -> Items:
     """Return the inputs of a folder without labels, or `count` of them evenly spaced; images if no task is given."""
-    items = unlabeled(data) if task is None else task.inputs(data)
-    return items if count is None else limit(items, count)
+    return limit(unlabeled(data) if task is None else task.inputs(data), count)
 
 
 def choose_labeled(
     loaded: LoadedModel, data: str, annotations: Path | None = None, count: int | None = None
 ) -> Items:
     """Return inputs with the labels that the network's task is scored by."""
-    items = loaded.task.labeled(data, annotations)
-    return items if count is None else limit(items, count)
+    return limit(loaded.task.labeled(data, annotations), count)
 
 
 def without(items: Items, names: Iterable[str]) -> Items:

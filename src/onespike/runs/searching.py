@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,32 +70,30 @@ def search(
     """
     pair, items = in_memory(model, snn, loader, task)
     column = None if budget is None else energy or pair.recipe.energy
-    _check_objective(pair, objective)
-    aim = pair.loaded.task.objectives[objective or pair.loaded.task.objective(items)]
-    measure = _objective(pair, items, aim, column, len(items), progress)
-    result = search_scale(measure, **_aimed(pair, aim), trials=trials, sampler=sampler, budget=budget)
+    aim = _aim(pair, objective or pair.loaded.task.objective(items))
+    _, run = _scales(pair, items, aim, column, len(items), progress)
+    result = run(trials=trials, sampler=sampler, budget=budget)
     set_scale_(snn, result.best.scale)
     return result
 
 
-def _check_objective(pair: NetworkPair, objective: str | None) -> None:
-    names = pair.loaded.task.objectives
-    if objective is not None and objective not in names:
-        raise UsageError(
-            f"search: the objective of {pair.loaded.spec} is {' or '.join(names)}, not {objective}. Leave objective= out."
-        )
+def _aim(pair: NetworkPair, name: str) -> Objective:
+    objectives = pair.loaded.task.objectives
+    if name not in objectives:
+        raise unknown("objective", name, objectives)
+    return objectives[name]
 
 
-def _objective(
+def _scales(
     pair: NetworkPair, items: Items, aim: Objective, column: str | None, batch_size: int, progress: Progress
-) -> ScaleObjective:
-    bar = progress("original network", batch_count(items, batch_size))
-    return ScaleObjective(pair.ann, pair.snn, bar(pair.loaded.batches(items, batch_size)), aim, items, column)
-
-
-def _aimed(pair: NetworkPair, aim: Objective) -> dict[str, Any]:
-    """Return what a search is told about its objective; λ = 1 and the preset's value are always tried."""
-    return {"maximize": aim.maximize, "fixed": (1.0, preset(pair.recipe.preset).scale)}
+) -> tuple[ScaleObjective, Callable[..., Search]]:
+    """Return what measures a λ, and the search that asks it: λ = 1 and the preset's value are always tried."""
+    batches = progress("original network", batch_count(items, batch_size))(
+        pair.loaded.batches(items, batch_size)
+    )
+    measure = ScaleObjective(pair.ann, pair.snn, batches, aim, items, column)
+    fixed = 1.0, preset(pair.recipe.preset).scale
+    return measure, partial(search_scale, measure, maximize=aim.maximize, fixed=fixed)
 
 
 def search_images(
@@ -110,11 +109,9 @@ def search_images(
     else:
         everything = choose(data, None, pair.loaded.task)
     free = _unused(everything, pair.data)
-    count = max(round(SHARE * len(free)), 100) if count is None else count
-    chosen = limit_items(free, count)
-    order = random.Random(0).sample(range(len(chosen)), len(chosen))  # noqa: S311 - no secret
-    shuffled = tuple(chosen[place] for place in order)
-    return dataclasses.replace(chosen, items=shuffled), len(everything)
+    chosen = limit_items(free, max(round(SHARE * len(free)), 100) if count is None else count)
+    shuffled = random.Random(0).sample(chosen.items, len(chosen))  # noqa: S311 - no secret
+    return dataclasses.replace(chosen, items=tuple(shuffled)), len(everything)
 
 
 @dataclass(frozen=True)
@@ -145,15 +142,18 @@ def measurable(
     held_out: bool = False,
 ) -> Items:
     """Return inputs to measure a run on; `held_out` leaves out what calibration or a search has used."""
-    if not held_out:
-        return choose_labeled(pair.loaded, data, annotations, count)
     items = choose_labeled(pair.loaded, data, annotations)
-    items = _unused(items, pair.data, {"sha256": searched(folder).get("used", ())})
-    return items if count is None else limit_items(items, count)
+    if held_out:
+        items = _unused(items, *uses(folder, pair).values())
+    return limit_items(items, count)
+
+
+def uses(folder: Path, pair: NetworkPair) -> dict[str, Mapping[str, Any]]:
+    """Return what a run has used inputs for, with their hashes: a figure on them is not held-out."""
+    return {"calibration": pair.data, "the search": {"sha256": searched(folder).get("used", ())}}
 
 
 def _unused(items: Items, *records: Mapping[str, Any]) -> Items:
-    """Return the inputs that calibration or a search has not used."""
     for record in records:
         items = without(items, overlap(record, items))
     if not items:
@@ -194,26 +194,21 @@ def search_run(
             f"the budget must be above 0, not {budget:g}. The paper's networks use 0.15 to 0.19."
         )
     try_file(folder / FOLDER / RECORD)
-    task = pair.loaded.task
-    _check_objective(pair, objective)
+    labeled = objective is None or _aim(pair, objective).labeled
     before_search, own_column = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = with_recipe(pair, pair.recipe.replace(factors=()))
-    labeled = objective is None or task.objectives[objective].labeled
     items, available = search_images(pair, data, limit, annotations, labeled)
     column = energy or own_column if budget is not None or energy is not None else None
-    objective = objective or task.objective(items)
-    aim = task.objectives[objective]
-    measure = _objective(pair, items, aim, column, batch_size, progress)
+    objective = objective or pair.loaded.task.objective(items)
+    measure, run = _scales(pair, items, _aim(pair, objective), column, batch_size, progress)
     before, _ = _energy(before_search, measure.parts[0][0], own_column)
     place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
     place.mkdir(exist_ok=True)
     # each request is a separate study, so that one run may be searched in several ways
     prices = None if profile().name == DEFAULT else profile().name
     parts = (objective, sampler, budget and f"{budget:g}", column, prices)
-    result = search_scale(
-        measure,
-        **_aimed(pair, aim),
+    result = run(
         sampler=sampler,
         budget=budget,
         storage=url or f"sqlite:///{place / STUDY}",
@@ -231,14 +226,12 @@ def search_run(
     pair = with_recipe(pair, pair.recipe.replace(scale=result.best.scale))
     after, analog = _energy(pair.snn, measure.parts[0][0], own_column)
     record = {
-        "trials": [dataclasses.asdict(trial) for trial in result.trials],
-        "best": dataclasses.asdict(result.best),
+        **dataclasses.asdict(result),
         "seconds": time.perf_counter() - started,
         "forwards": measure.forwards,
         "full_evaluation_forwards": available,
         "objective": objective,
         "images": len(items),
-        "budget": budget,
         "energy": column,
         "front": [dataclasses.asdict(trial) for trial in result.front()],
         "spent": {

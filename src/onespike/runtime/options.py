@@ -12,14 +12,14 @@ from onespike.errors import UsageError, unknown
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is written on the command line: its placeholder and meaning in the help, and how a word becomes its value.
+    """How a field is written on the command line: its meaning and placeholder in the help, and how a word becomes its value.
 
     Where it may be repeated, the field is a tuple, and each word gives one element; other tuples are one word with
     commas. A `usual` field has an option of its own; the others are given by `--set FIELD=VALUE`.
     """
 
-    metavar: str
     help: str
+    metavar: str = ""
     read: Callable[[str], Any] = str
     repeated: bool = False
     choices: tuple[str, ...] = ()

@@ -70,13 +70,15 @@ class Items(Sequence[Item]):
         return {int(item.label or 0): item.content for item in self.items}
 
 
-def limit(items: Items, count: int) -> Items:
-    """Return `count` images evenly spaced over the list, or all of them if there are fewer.
+def limit(items: Items, count: int | None) -> Items:
+    """Return `count` images evenly spaced over the list, or all of them if there are fewer or no count is given.
 
     >>> ten = Items("ten", tuple(Item(str(i), None, Path()) for i in range(10)))
     >>> limit(ten, 4).names
     ('0', '2', '5', '7')
     """
+    if count is None:
+        return items
     if count < 1:
         raise UsageError(
             f"limit must be at least 1, not {count}. Leave it out to use all {len(items)} images."

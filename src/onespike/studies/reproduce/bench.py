@@ -209,4 +209,4 @@ def split(
     rest = runs.without(calibration, first.names)
     if Path(calibration.source).resolve() == Path(source.source).resolve():
         source = runs.without(source, calibration.names)
-    return first, rest, source if count is None else limit(source, count)
+    return first, rest, limit(source, count)
