@@ -258,8 +258,8 @@ def test_a_convolution_without_a_batch_has_the_same_channels(kind, shape):
     for site in ("0:conv0_input", "2:conv0_input", "4:conv0_input"):
         assert torch.equal(single[site].positive, batched[site].positive)
         assert single[site].positive.shape == (3 if site[0] == "0" else 4, *[1] * len(shape))
-        assert axes(single[site], None) == axes(batched[site], None)
-        assert axes(single[site], None).step == (-len(shape) - 1,)
+        assert axes(single[site], single[site]) == axes(batched[site], batched[site])
+        assert axes(single[site], single[site]).step == (-len(shape) - 1,)
     snn = convert(model, single, recipe)
     x = torch.randn(3, *shape)
     torch.testing.assert_close(snn(x), snn(x[None])[0])

@@ -15,7 +15,7 @@ from onespike.adapters import load_model
 from onespike.passes import PASSES, chain
 from onespike.passes.allocate import Curve
 from onespike.passes.budget import spending
-from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted, with_steps
+from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted
 from onespike.sites import Site
 from onespike.tasks import limit
 
@@ -53,7 +53,8 @@ def test_gradients_meet_errors_at_every_site():
         x = model.hidden(model.embed(batch).relu()).relu().detach().requires_grad_()
         drawing(model.head(model.out(x).relu().mean(1)) * 6, torch.arange(4)).backward()
         for i, factor in enumerate(FACTORS):
-            e = with_steps(neuron, factor)(x.detach()) - x.detach()
+            larger = {"positive": neuron.positive * factor, "negative": neuron.negative * factor}
+            e = neuron._with(larger)(x.detach()) - x.detach()
             joint[i] += (x.grad * e).flatten(1).sum(1).double().square().sum()
         if batch is inputs[0]:
             drawing = context.task.drawing(4, generator)

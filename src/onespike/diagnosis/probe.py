@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onespike.conversion.firing import is_spiking
 from onespike.energy.ledger import or_none
-from onespike.energy.metering import metered
+from onespike.energy.metering import counted
 from onespike.energy.survey import decibels
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.evaluation.side_by_side import at_scale
@@ -73,8 +73,7 @@ class Probe:
         """Return kl, agreement (%) and energy at another λ, and whether more answers are right than before."""
         with at_scale(snn, scale):
             distance = self.distance(snn)
-            with evaluating(snn), metered(snn) as ledger:
-                call(snn, take(self.parts[0], slice(0, COUNTED)))
+            ledger = counted(snn, take(self.parts[0], slice(0, COUNTED)))
         return {
             "scale": scale,
             "kl": distance.kl,

@@ -30,31 +30,25 @@ CHARGED = (
 """(kind, MACs charged per output element, functions); the softmax of fused attention is charged 2 at its site."""
 
 
-def _spelled(names: str) -> set[Callable[..., Any]]:
+def spelled(names: str) -> set[Callable[..., Any]]:
     """Return the functions of these names in torch, its tensors and `F`, in place and as operators."""
-    spelled = [form.format(name) for name in names.split() for form in ("{}", "{}_", "__{}__", "__r{}__")]
-    return {getattr(owner, name) for owner in (torch, Tensor, F) for name in spelled if hasattr(owner, name)}
+    forms = [form.format(name) for name in names.split() for form in ("{}", "{}_", "__{}__", "__r{}__")]
+    return {getattr(owner, name) for owner in (torch, Tensor, F) for name in forms if hasattr(owner, name)}
 
 
 FUNCTION_MACS: dict[Callable[..., Any], tuple[str, int]] = {
-    function: (kind, macs) for kind, macs, names in CHARGED for function in _spelled(names)
+    function: (kind, macs) for kind, macs, names in CHARGED for function in spelled(names)
 }
-PRODUCTS = _spelled("mul multiply div divide true_divide addcmul addcdiv")
+PRODUCTS = spelled("mul multiply div divide true_divide addcmul addcdiv")
 """Element-wise: a gate, a layer scale. If one factor is a number, it is not a product of two."""
 PRODUCT = "element-wise product"
 
-
-def _multiplies_two(args: tuple[Any, ...]) -> bool:
-    factors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
-    return len(factors) >= 2
-
-
-COMPARED = _spelled(
+COMPARED = spelled(
     "relu relu6 hardtanh clamp clip gelu silu mish elu selu celu softplus softsign sigmoid tanh hardswish hardsigmoid "
     "leaky_relu exp log sqrt erf batch_norm"
 )
 """Functions of single elements that thresholds take in, where only neurons read the result."""
-MOVES = _spelled(
+MOVES = spelled(
     "view reshape permute transpose t movedim flatten unflatten squeeze unsqueeze select narrow unbind split chunk roll "
     "contiguous to float type_as getitem get swapaxes pixel_shuffle max_pool1d max_pool2d max_pool3d dropout"
 )
@@ -67,11 +61,11 @@ class Call:
 
     kind: str = ""
     macs: int = 0
-    sums: int = 0
-    """Sums of products that it takes, which would be brought to fixed point."""
+    sums: int = 0  # of products, which it would bring to fixed point
     before: Call | None = None
-    scales: bool = False
-    """Whether it ends with a factor, which a neuron that scales takes in: a division by the sum of a row."""
+    scales: bool = (
+        False  # whether it ends with a factor, which a neuron that scales takes in, as a softmax does
+    )
     needed: bool = False
 
 
@@ -105,8 +99,9 @@ class AnalogFunctions(TorchFunctionMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         kind, macs = FUNCTION_MACS.get(function, ("", 0))
-        if function in PRODUCTS and _multiplies_two(args[-2:]):
-            kind, macs = PRODUCT, 1
+        if function in PRODUCTS:
+            factors = [x for x in args[-2:] if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
+            kind, macs = (PRODUCT, 1) if len(factors) == 2 else ("", 0)
         if kind:
             macs *= result.numel()
             _add(self.ledger.functions, kind, macs)

@@ -42,12 +42,9 @@ class Reading:
 
     name: str
     additions: Callable[[Tensor], Tensor]
-    elasticity: float = 1.0
-    """How fast additions fall with the logarithm of a step: Σ|y| as 1/step, digits about as its logarithm."""
-    by_digits: bool = False
-    """A spike is charged by its signed binary digits, so few digits save more than few spikes."""
-    over_steps: bool = False
-    """Pairs are counted beyond the first timestep."""
+    elasticity: float = 1.0  # how fast additions fall with the logarithm of a step: Σ|y| as 1/step
+    by_digits: bool = False  # charged by signed binary digits, so few digits save more than few spikes
+    over_steps: bool = False  # pairs are counted beyond the first timestep
 
     def lanes(self, largest: int) -> int:
         """Return the number of lanes, each with one sum, for counts up to `largest`."""
@@ -55,12 +52,9 @@ class Reading:
 
 
 READINGS = {
-    reading.name: reading
-    for reading in (
-        Reading("counts", lambda y: y.abs()),
-        Reading("nonzero", lambda y: (y != 0).float(), elasticity=0.5, over_steps=True),
-        Reading("binary", naf_weight, elasticity=0.5, by_digits=True),
-    )
+    "counts": Reading("counts", lambda y: y.abs()),
+    "nonzero": Reading("nonzero", lambda y: (y != 0).float(), elasticity=0.5, over_steps=True),
+    "binary": Reading("binary", naf_weight, elasticity=0.5, by_digits=True),
 }
 
 
@@ -140,11 +134,6 @@ def holdable() -> list[str]:
 def searchable() -> list[str]:
     """Return the columns that depend on spikes, and so on λ."""
     return [name for name, column in COLUMNS.items() if column.reading]
-
-
-def comparators() -> list[str]:
-    """Return the columns that depend on the original network alone."""
-    return [name for name, column in COLUMNS.items() if not column.reading]
 
 
 def integer_reading(name: str) -> str | None:

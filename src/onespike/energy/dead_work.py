@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from onespike.conversion.network import is_converted
+from onespike.energy.analog_functions import spelled
 from onespike.errors import UsageError
 from onespike.runtime.batches import call, count, logits, take, to
 from onespike.runtime.forward import check_network, device_of, evaluating, in_memory
@@ -41,18 +42,12 @@ def _mean(x: Tensor, size: Any, **options: Any) -> Any:
     return getattr(F, f"adaptive_avg_pool{x.dim() - 2}d")(x, size)
 
 
+FLAT = "relu relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish hardsigmoid sigmoid tanh"
 OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys(
-        (
-            F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish,
-            F.hardtanh, F.hardswish, F.hardsigmoid, F.sigmoid, torch.sigmoid, Tensor.sigmoid, F.tanh, torch.tanh,
-            Tensor.tanh,
-        ),
-        _smooth,
-    ),
+    **dict.fromkeys(spelled(FLAT), _smooth),
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), _average),
     **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d), _mean),
-}  # fmt: skip
+}
 """Functions that block some values, and their stand-ins: a path that is blocked now is not dead."""
 
 

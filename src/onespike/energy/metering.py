@@ -16,7 +16,8 @@ from onespike.energy.ledger import Ledger
 from onespike.energy.operand_pairs import Pairs
 from onespike.energy.spike_counts import SiteCount, add_up, sample
 from onespike.neurons import Neuron
-from onespike.runtime.batches import count
+from onespike.runtime.batches import call, count
+from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.coverage import Coverage, Operations, Owners
 from onespike.sites.padding import mask_of, real
@@ -109,12 +110,20 @@ def _shared(offset: Tensor, x: Tensor) -> int:
     )
 
 
+def counted(snn: nn.Module, *batches: Any, ledger: Ledger | None = None, watch: bool | None = None) -> Ledger:
+    """Return what a converted network counts on these batches, in evaluation mode."""
+    with evaluating(snn), metered(snn, ledger, watch=watch) as ledger:
+        for batch in batches:
+            call(snn, batch)
+    return ledger
+
+
 @contextmanager
 def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
     """Count every forward of a converted network within this context; the outputs do not change.
 
-    It counts forwards of its thread and refuses those of other threads. Give those copies of the network and separate
-    ledgers, and add the ledgers up with `Ledger.merge`.
+    Forwards of other threads are refused. Give those copies of the network and separate ledgers, and add the ledgers
+    up with `Ledger.merge`.
 
     Args:
         model: a converted network.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,11 @@ from onespike.energy.columns import READINGS
 from onespike.sites import Site
 from onespike.spikes import SpikeCode
 
-Key = TypeVar("Key")
-Number = TypeVar("Number", int, float)
 
-
-def add_up(totals: dict[Key, Number], more: Mapping[Key, Number]) -> None:
+def add_up(totals: dict[Any, Any], more: Mapping[Any, Any]) -> None:
     """Add numbers to totals of the same names."""
     for name, number in more.items():
-        totals[name] = totals[name] + number if name in totals else number
+        totals[name] = totals.get(name, 0) + number
 
 
 @cache
@@ -86,33 +83,28 @@ class SiteCount:
     site: Site
     role: str
     spiking: bool
-    dense: bool = False
-    """Whether it is multiplied as 8-bit integers: an edge of the network."""
+    dense: bool = False  # an edge of the network, multiplied as 8-bit integers
     macs: int = 0
     elements: int = 0
+    # additions by reading, as all that follow in dictionaries
     additions: dict[str, float] = field(default_factory=dict)
-    """By reading, as all that follow in dictionaries."""
+    later: dict[str, float] = field(default_factory=dict)  # the part of them after the first timestep
+    sent: dict[str, float] = field(default_factory=dict)  # without their fan-out: spikes that leave the site
     pairs: dict[str, float] = field(default_factory=dict)
-    sent: dict[str, float] = field(default_factory=dict)
-    """Spikes that leave the site: the additions without their fan-out."""
-    joined: dict[str, float] = field(default_factory=dict)
-    """Additions that join the sums of lanes and of both signs at each output."""
-    scaled: int = 0
-    """Elements that integers multiply and round: edges in 8 bits but pixels, and neurons with many levels."""
-    shifted: int = 0
-    """Elements of neurons with many levels whose steps are reached by shifting and adding."""
-    compared: float = 0.0
-    """Comparisons with thresholds."""
-    measured: float = 0.0
-    """Additions that measure rows with separate steps, and one shift per output."""
+    joined: dict[str, float] = field(
+        default_factory=dict
+    )  # the sums of lanes and of both signs at each output
+    scaled: int = (
+        0  # elements that integers multiply and round: 8-bit edges but pixels, neurons with many levels
+    )
+    shifted: int = 0  # elements of neurons with many levels whose steps are reached by shifting and adding
+    compared: float = 0.0  # comparisons with thresholds
+    measured: float = 0.0  # additions that measure rows with separate steps, and one shift per output
     spikes: float = 0.0
     active: int = 0
     saturated: int = 0
     visits: int = 0
-    later: dict[str, float] = field(default_factory=dict)
-    """The part of the additions that came after the first timestep."""
-    constant_macs: float = 0.0
-    """Multiply-accumulates of constant parts of activations with other activations."""
+    constant_macs: float = 0.0  # of constant parts of activations with other activations
 
     @property
     def updates(self) -> bool:

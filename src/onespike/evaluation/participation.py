@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import is_converted
-from onespike.energy.metering import metered
+from onespike.energy.metering import counted
 from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call, inputs_of, to
-from onespike.runtime.forward import device_of, evaluating
-from onespike.sites import Operand, Visitor, visiting
+from onespike.runtime.forward import device_of
+from onespike.sites import Operand, Visit, visiting
 from onespike.sites.coverage import ANALOG
 
 SATURATED_SHARE = 0.01
@@ -43,12 +43,10 @@ class Verification:
         return "\n".join([first, *(f"{title}: {', '.join(n) or 'none'}" for title, n in lists.items())])
 
 
-class _Ticks(Visitor):
-    """A visitor that compiles: it marks each neuron as reached in a buffer."""
-
-    def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        operand.neuron().ticks.add_(1)
-        return operand.value(x)
+def _tick(operand: Operand, x: Tensor) -> Tensor:
+    """Mark a neuron as reached, in a buffer, so that this compiles."""
+    operand.neuron().ticks.add_(1)
+    return operand.value(x)
 
 
 def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:
@@ -56,7 +54,7 @@ def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[st
     for neuron in neurons.values():
         neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
     try:
-        with torch.no_grad(), visiting(model, _Ticks()):
+        with torch.no_grad(), visiting(model, Visit(_tick)):
             call(torch.compile(model, backend=backend), batch)
         return {site for site, neuron in neurons.items() if float(neuron.get_buffer("ticks")) > 0}
     finally:
@@ -78,22 +76,21 @@ def verify(
     if not is_converted(model):
         raise ConversionError("verify: this network has no neurons. Convert it first.")
     batch = to(inputs_of(model, batch), device_of(model))
-    with evaluating(model), metered(model, watch=True) as ledger:
-        call(model, batch)
+    ledger = counted(model, batch, watch=True)
     places = {str(site): neuron for site, neuron in named_neurons(model)}
     neurons = [site for site, neuron in places.items() if isinstance(neuron, Neuron)]
     rows = {str(site): row for site, row in ledger.sites.items()}
-    counted = {site: rows[site] for site in neurons if site in rows}
-    reached = set(counted)
+    rows = {site: rows[site] for site in neurons if site in rows}
+    reached = set(rows)
     if compiled:
         reached &= _reached_when_compiled(model, batch, backend)
     return Verification(
         reached=tuple(site for site in neurons if site in reached),
         silent=tuple(site for site in neurons if site not in reached),
-        dead=tuple(site for site, row in counted.items() if not row.active),
+        dead=tuple(site for site, row in rows.items() if not row.active),
         saturated={
             site: row.saturated / row.elements
-            for site, row in counted.items()
+            for site, row in rows.items()
             if row.saturated > SATURATED_SHARE * row.elements
         },
         uncovered=tuple(

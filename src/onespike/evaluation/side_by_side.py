@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +101,8 @@ def evaluate(
     checked = (labeled("evaluate", batch) for batch in progress(batches))
     for inputs, labels, (expected, (actual, counted)) in pairwise((ann, snn), checked, (original, spiking)):
         if not images and count(inputs):
-            dead = _dead_share(ann, inputs)
+            with suppress(UsageError):  # a network for which it is unknown
+                dead = sum(dead_work(ann.model if isinstance(ann, Once) else ann, inputs).values(), 0.0)
         if counted is not total:
             total.merge(counted)
         score.update(expected, actual, labels)
@@ -138,23 +139,11 @@ def at_scale(snn: nn.Module, scale: float | None) -> Iterator[None]:
             set_scale_(snn, before)
 
 
-def _dead_share(ann: nn.Module, inputs: Any) -> float | None:
-    try:
-        return sum(dead_work(ann.model if isinstance(ann, Once) else ann, inputs).values(), 0.0)
-    except UsageError:  # a network for which it is unknown
-        return None
-
-
 def _timed(model: nn.Module, inputs: Any) -> tuple[Any, float]:
     """The output, and the seconds it took, without those in which others had their turn."""
-    device = device_of(model)
-    _synchronize(device)
+    device = torch.get_device_module(device_of(model))
+    device.synchronize()
     started = clock()
     output = call(model, inputs)
-    _synchronize(device)
+    device.synchronize()
     return output, clock() - started
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()

@@ -142,18 +142,14 @@ def curve(
 
 def curves_of(state: PassState, context: PassContext) -> Curves:
     """Return the curves of all sites; remembered, since they serve every budget."""
-    if context.memory.curves is not None:
-        before, column, curves = context.memory.curves
-        if before is state and column == context.energy:
-            return curves
-    rows, drawn, curves = fisher(state, context), samples(state, context), {}
+    if context.memory.curves is not None and context.memory.curves[0] is state:
+        return context.memory.curves[1]
+    rows, drawn, curves = fisher(state, context), samples(state, context), Curves()
     for site, t in state.spiking.items():
-        seen = evidence(t, drawn[site], rows[site], state.axes[site])
+        seen, row = evidence(t, drawn[site], rows[site], state.axes[site]), rows[site]
         layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [
-            curve(t, levels, seen, rows[site].fan_out, state, context.energy) for levels in layouts
-        ]
-    context.memory.curves = (state, context.energy, curves)
+        curves[site] = [curve(t, levels, seen, row.fan_out, state, context.energy) for levels in layouts]
+    context.memory.curves = state, curves
     return curves
 
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from onespike.calibration.thresholds import SiteThreshold
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """The axes of one operand, counted from the back, in ascending order."""
 
-    center: tuple[int, ...] = ()
-    """Axes along which a constant may differ: its product stays a constant, or one row."""
-    step: tuple[int, ...] = ()
-    """Axes along which a step may differ and still be folded into the other operand or the result."""
-    position: int | None = None
-    """The axis of tokens, along which steps may differ by powers of two."""
+    center: tuple[int, ...] = ()  # where a constant may differ: its product stays a constant, or one row
+    step: tuple[
+        int, ...
+    ] = ()  # where a step may differ and still be folded into the other operand or the result
+    position: int | None = None  # that of tokens, where steps may differ by powers of two
 
 
-def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
-    """Return the axes of a site; `drives` is the first operand of the same product, the site itself included.
+def axes(threshold: SiteThreshold, first: SiteThreshold) -> Axes:
+    """Return the axes of a site; `first` is the first operand of the same product, or the site itself.
 
     x·Wᵀ folds a step per channel into W. In q·kᵀ a step can be folded only per head; in A·v the step of a
     channel of v scales the result.
@@ -39,7 +37,7 @@ def axes(threshold: SiteThreshold, drives: SiteThreshold | None) -> Axes:
         return Axes((), heads, -2)
     if site.role == "lhs":
         return Axes((*heads, -1), heads, -2)
-    if drives is not None and drives.role == "softmax":
+    if first.role == "softmax":
         return Axes((*heads, -1), (*heads, -1), -2)
     return Axes((*heads, -2), heads, -1)
 
@@ -52,5 +50,5 @@ def reduced(x: Tensor, axes: tuple[int, ...], how: str = "sum") -> Tensor:
     (torch.Size([1, 4]), torch.Size([3, 1, 5]))
     """
     others = [axis for axis in range(-x.dim(), 0) if axis not in axes]
-    total: Tensor = getattr(x, how)(others, keepdim=True)
-    return total.squeeze(0)
+    result: Tensor = getattr(x, how)(others, keepdim=True)
+    return result.squeeze(0)

@@ -33,11 +33,11 @@ def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[An
 
 @dataclass
 class Memory:
-    """Measurements that several passes share, each with what it belongs to."""
+    """Measurements that several passes share."""
 
     fisher: dict[Site, Fisher] | None = None
     samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None  # gains, values
-    curves: tuple[PassState, str, Curves] | None = None  # those of a state and a column
+    curves: tuple[PassState, Curves] | None = None
     tried: list[float] = field(default_factory=list)  # the ratios that the last `fit` has measured
 
 
@@ -77,12 +77,11 @@ class PassState:
 
     @cached_property
     def firing(self) -> dict[Site, SiteThreshold]:
-        """Return the sites that fire under the recipe."""
         return {s: t for s, t in self.thresholds.items() if analog_reason(t, self.recipe) is None}
 
     @cached_property
     def spiking(self) -> dict[Site, SiteThreshold]:
-        """Return the sites that fire under the recipe and that passes may change."""
+        """The sites that fire under the recipe and that passes may change."""
         return {s: t for s, t in self.firing.items() if s not in self.unserved}
 
     def drives(self, site: Site) -> bool:
@@ -106,7 +105,6 @@ class PassState:
         return side * self.scale(site)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """Return the converted network, on the weights of the original."""
         return convert(model, self.thresholds, self.recipe, share_weights=True)
 
     def with_sites(self, changes: dict[Site, dict[str, Any]], **recipe: Any) -> PassState:

@@ -14,11 +14,11 @@ from torch import nn
 from onespike.conversion.network import steps_of
 from onespike.energy.columns import holdable
 from onespike.energy.ledger import Ledger
-from onespike.energy.metering import metered
+from onespike.energy.metering import counted
 from onespike.errors import UsageError, unknown
 from onespike.passes.base import PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
-from onespike.runtime.batches import call, split, take_first, to
+from onespike.runtime.batches import split, take_first, to
 from onespike.runtime.forward import device_of, evaluating, in_turn
 from onespike.sites import Site
 
@@ -55,18 +55,11 @@ class Spent:
 
 def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = IMAGES) -> Spent:
     """Measure a network's energy on the last inputs, from which no pass takes samples: steps spend less where they were chosen."""
-    whole, ratios = Ledger(), list[float]()
-
-    def spent(part: Any) -> Ledger:
-        with metered(snn) as ledger:
-            call(snn, to(part, device_of(snn)))
-        return ledger
-
+    whole, ratios, size = Ledger(), list[float](), max(1, PART * number // IMAGES)
     batches = take_first(reversed(inputs), max(number // steps_of(snn), PART))
+    parts = (to(part, device_of(snn)) for batch in batches for part in split(batch, size))
     with evaluating(snn):
-        size = max(1, PART * number // IMAGES)
-        parts = (part for batch in batches for part in split(batch, size))
-        for ledger in in_turn(snn, (partial(spent, part) for part in parts)):
+        for ledger in in_turn(snn, (partial(counted, snn, part) for part in parts)):
             ratios.append(ledger.ratio(column))
             whole.merge(ledger)
     each = torch.tensor(ratios, dtype=torch.float64)
@@ -75,7 +68,6 @@ def spent_by(snn: nn.Module, inputs: Sequence[Any], column: str, number: int = I
 
 
 def measured(state: PassState, context: PassContext) -> Spent:
-    """Measure the energy of a state's network on the last calibration inputs."""
     return spent_by(state.network(context.model), context.inputs, context.energy, context.portion(IMAGES))
 
 
@@ -85,7 +77,6 @@ def spending(state: PassState, context: PassContext) -> float:
 
 
 def target(state: PassState, context: PassContext) -> float:
-    """Return the requested budget, or the energy of the state."""
     return spending(state, context) if context.budget is None else context.budget
 
 

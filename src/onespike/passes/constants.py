@@ -91,18 +91,15 @@ def typical_magnitude(threshold: SiteThreshold, groups: list[Sample]) -> Tensor 
     """Return the median over rows of mean |x − center|; of the nonzero rows if most are; None if all are zero."""
     rows = torch.cat([group.rows for group in groups]).float()
     sizes = threshold.centered(rows).abs().mean(-1).flatten()
-    middle = sizes.median()
-    if not bool(middle > 0):
-        middle = sizes[sizes > 0].median() if bool((sizes > 0).any()) else middle
-    return middle if bool(middle > 0) else None
+    if not bool(sizes.median() > 0):
+        sizes = sizes[sizes > 0]
+    return sizes.median() if len(sizes) else None
 
 
 def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
     """Return the gain of each sampled row: of its position, and of its magnitude where that counts."""
-    gain = torch.tensor(group.gain)
-    if threshold.typical is None:
-        return gain
-    return gain * row_gain(threshold.centered(group.rows), threshold.typical)
+    gain, typical = torch.tensor(group.gain), threshold.typical
+    return gain if typical is None else gain * row_gain(threshold.centered(group.rows), typical)
 
 
 def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:

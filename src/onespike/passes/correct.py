@@ -25,11 +25,8 @@ INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
 
 def weighted_mean(x: Tensor, row: Fisher, position: int | None, axes: tuple[int, ...]) -> Tensor:
     """Return the mean of x along these axes, each position weighted by its Fisher information."""
-    weights = torch.ones((), dtype=torch.double, device=x.device)
-    if position is not None and bool(row.information.sum() > 0):
-        table = row.by_position(position).double().to(x.device)
-        weights = (table / table.mean()).view(-1, *[1] * (-position - 1))
-    return reduced(x.double() * weights, axes, "mean")
+    x = x.double()
+    return reduced(x if position is None else x * row.weights(position, x), axes, "mean")
 
 
 @calibration_pass("correct", needs=("allocate",), affine=True)

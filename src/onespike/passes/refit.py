@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from onespike.conversion.firing import named_neurons
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import FISHER_IMAGES, Fisher, fisher, held_out, judged, probing, unspiked
+from onespike.passes.statistics import FISHER_IMAGES, fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, take_first, to
 from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site
@@ -80,14 +80,6 @@ def weight_of(module: Any) -> Tensor | None:
     return module.weight if fits else None
 
 
-def importance(row: Fisher, position: int, x: Tensor) -> Tensor:
-    """Return the Fisher information of each row of [.., inputs], as a column."""
-    table = row.by_position(position).to(x)
-    shape = [1] * x.dim()
-    shape[position] = len(table)
-    return table.view(shape).expand(*x.shape[:-1], 1).reshape(-1, 1) / table.mean()
-
-
 @calibration_pass("refit", needs=("allocate",), whole=True)
 def refit(state: PassState, context: PassContext) -> PassState:
     """Fit W + D and b + d for linear maps and convolutions behind spikes, from x and its spikes in the original network.
@@ -117,11 +109,10 @@ def refit(state: PassState, context: PassContext) -> PassState:
             rows, missed = rows_of(module, torch.stack((value, exact - value)), generator)
             if site not in sums:
                 sums[site] = Moments(len(rows), rows.shape[-1], exact)
-            position = state.axes[site].position
-            weight = (
-                exact.new_ones(1, 1) if position is None else importance(informations[site], position, exact)
-            )
-            sums[site].add(rows, missed, weight.expand(rows.shape[1], 1))
+            position, weight = state.axes[site].position, exact.new_ones(1, 1)
+            if position is not None:
+                weight = informations[site].weights(position, exact).expand(*exact.shape[:-1], 1)
+            sums[site].add(rows, missed, weight.reshape(-1, 1).expand(rows.shape[1], 1))
         return x
 
     with torch.inference_mode(), probing(model, visit):

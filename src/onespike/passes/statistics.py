@@ -51,7 +51,6 @@ def probing(model: nn.Module, probe: Probe) -> AbstractContextManager[Any]:
 
 
 Hear = Callable[[Tensor], None]
-"""Takes in the gradient of one operand."""
 See = Callable[[Operand, Tensor, Tensor | None], Hear]
 """see(operand, value, padding) is shown an operand, and returns what takes in its gradient."""
 
@@ -123,9 +122,10 @@ class Fisher:
         """Return the Fisher information of one element, along these axes."""
         return reduced(self.information[None], axes, "mean") / self.elements
 
-    def by_position(self, position: int) -> Tensor:
-        """Return the Fisher information of each position."""
-        return self.information.movedim(position, 0).flatten(1).sum(1)
+    def weights(self, position: int, like: Tensor) -> Tensor:
+        """Return the Fisher information of each position relative to their mean, along its axis of an operand."""
+        table = self.information.movedim(position, 0).flatten(1).sum(1).to(like)
+        return (table / table.mean()).view(-1, *[1] * (-position - 1))
 
 
 def octave(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from copy import deepcopy
 from io import BytesIO
 from typing import Any
 
@@ -110,13 +111,12 @@ class Training:
         self.network, self.costs = unspiked(state, context), list[Tensor]()
         self.allowed = additions_within(context.energy, goal, state.thresholds.macs)
         self.optimizer = torch.optim.Adam(self.learner.parameters(), RATE, betas=(0.9, 0.99))
-        self.average, self.best, self.best_loss = self._values(), self._values(), math.inf
-        self.step, self.waited, self.seconds = 0, 0, 0.0
+        self.average, self.best = (deepcopy(self.learner.state_dict()) for _ in range(2))
+        self.best_loss, self.step, self.waited, self.seconds = math.inf, 0, 0, 0.0
         self.free, self.held = held_out("tune", context)
         self.file = None if context.folder is None else context.folder / FILE
-
-    def _values(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.learner.state_dict().items()}
+        # what a resumed tuning must share with the one it continues
+        self.identity = torch.stack([site.start[0].double().sum() for site in self.sites.values()])
 
     @torch.no_grad()
     def learned(self) -> PassState:
@@ -153,7 +153,7 @@ class Training:
     @torch.no_grad()
     def _judge(self) -> float:
         """Return the loss of the averaged constants on inputs that no step has seen."""
-        now = self._values()
+        now = deepcopy(self.learner.state_dict())
         self.learner.load_state_dict(self.average)
         losses = [float(self._loss(self.context.inputs[i])) for i in self.held]
         self.learner.load_state_dict(now)
@@ -176,8 +176,7 @@ class Training:
                 loss = self._judge()
                 self.waited += 1
                 if loss < self.best_loss:
-                    self.best = {name: value.clone() for name, value in self.average.items()}
-                    self.best_loss, self.waited = loss, 0
+                    self.best, self.best_loss, self.waited = deepcopy(self.average), loss, 0
                 self._save()
             self.seconds += time.perf_counter() - started
         self.context.model.train(training)
@@ -207,23 +206,18 @@ class Training:
         mirrors = isinstance(batch, Tensor) and batch.dim() == 4
         return batch.flip(-1) if mirrors and bool(torch.rand((), generator=generator) < 0.5) else batch
 
-    def _identity(self) -> Tensor:
-        """Return what a resumed tuning must share with the one it continues: its start."""
-        return torch.stack([site.start[0].double().sum() for site in self.sites.values()])
-
     def _save(self) -> None:
         if self.file is None:
             return
-        contents = BytesIO()
         record = {
             "learner": self.learner.state_dict(),
             "average": self.average,
             "best": self.best,
             "optimizer": self.optimizer.state_dict(),
             "facts": (self.step, self.waited, self.best_loss, self.seconds),
-            "identity": self._identity(),
+            "identity": self.identity,
         }
-        torch.save(record, contents)
+        torch.save(record, contents := BytesIO())
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.file, hashlib.sha256(contents.getvalue()).digest() + contents.getvalue())
 
@@ -235,7 +229,7 @@ class Training:
             if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
                 raise ValueError("its SHA-256 differs")
             record = torch.load(BytesIO(data[DIGEST:]), weights_only=True)
-            if torch.equal(record["identity"], self._identity()):
+            if torch.equal(record["identity"], self.identity):
                 self.learner.load_state_dict(record["learner"])
                 self.optimizer.load_state_dict(record["optimizer"])
                 self.average, self.best = record["average"], record["best"]

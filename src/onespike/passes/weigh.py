@@ -27,14 +27,18 @@ LEAST, MOST = 0.1, 1000.0
 
 
 class Together:
-    """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter."""
+    """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter.
+
+    J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error.
+    """
 
     def __init__(self) -> None:
         self.joint, self.apart, self.squares = torch.zeros(3, len(FACTORS)).double().unbind()
 
     def hear(self, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
         for index, factor in enumerate(FACTORS):
-            self.add(index, gradient * (with_steps(neuron, factor)(value) - value))
+            steps = {"positive": neuron.positive * factor, "negative": neuron.negative * factor}
+            self.add(index, gradient * (neuron._with(steps)(value) - value))
 
     def add(self, index: int, effect: Tensor) -> None:
         """Add J·e of several inputs."""
@@ -55,11 +59,7 @@ class Together:
 
 
 def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
-    """Return the effect of each site's errors on the output of the original network, at several sizes of their steps.
-
-    J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error. One backward
-    pass per input serves all sites.
-    """
+    """Return the effect of each site's errors on the output of the original network, at several sizes of their steps."""
     effects: dict[Site, Together] = {}
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
@@ -68,11 +68,6 @@ def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
 
     gradients("weighing", state, context, IMAGES, context.seed + 2, see)
     return effects
-
-
-def with_steps(neuron: Neuron, factor: float) -> Neuron:
-    """Return the same neuron with steps larger by this factor."""
-    return neuron._with({"positive": neuron.positive * factor, "negative": neuron.negative * factor})
 
 
 def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
@@ -95,7 +90,7 @@ def weigh(state: PassState, context: PassContext) -> PassState:
     """
     if context.memory.curves is None:
         raise UsageError("the pass 'weigh' needs 'allocate'. Add it, or leave 'weigh' out.")
-    before, _, curves = context.memory.curves
+    before, curves = context.memory.curves
     goal, joint = least(state, context), dict(curves)
     for site, effect in coherence(state, context).items():
         log_step, ratio = state.step(site).clamp(min=1e-30).log(), effect.ratio()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onespike.energy.columns import PAPER, comparators
+from onespike.energy.columns import COLUMNS, PAPER
 from onespike.energy.ledger import Ledger
 from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import saved as saved
@@ -62,7 +62,8 @@ def ledger(energy: Mapping[str, float], column: str | None = None) -> Figure:
 
 def _draw_ledger(axes: Any, energy: Mapping[str, float], column: str | None = None) -> None:
     values = [1.0, *energy.values()]
-    colors = {column: ORANGE} | dict.fromkeys(comparators(), GREEN)
+    comparators = [name for name, entry in COLUMNS.items() if not entry.reading]
+    colors = {column: ORANGE} | dict.fromkeys(comparators, GREEN)
     bars = axes.barh(["original", *energy], values, color=[GRAY, *(colors.get(n, BLUE) for n in energy)])
     axes.bar_label(bars, [f"{v:.3f}" for v in values], padding=3, fontsize=9)
     axes.invert_yaxis()

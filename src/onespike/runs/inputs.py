@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from onespike.adapters import LoadedModel
 from onespike.errors import DataError, UsageError
 from onespike.runtime.atomic import sha256
+from onespike.runtime.validated import checksum
 from onespike.tasks import Item, Items, Task, limit, unlabeled
 
 
@@ -106,4 +106,4 @@ def images_digest(items: Items) -> str:
     """Return the SHA-256 of images in order: names, labels, contents, and everything else known about them."""
     rows = [[item.name, item.label, digest(item)] for item in items]
     record = [rows, None if items.truth is None else items.truth.record]
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return checksum(record)

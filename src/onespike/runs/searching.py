@@ -17,7 +17,7 @@ from onespike.calibration.inputs import batch_count
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import searchable
 from onespike.energy.ledger import or_none
-from onespike.energy.metering import metered
+from onespike.energy.metering import counted
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
 from onespike.passes import no_progress
@@ -27,8 +27,6 @@ from onespike.runs import storage
 from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
 from onespike.runs.pair import NetworkPair, in_memory, with_recipe
 from onespike.runtime.atomic import sha256, try_file, write_atomically
-from onespike.runtime.batches import call
-from onespike.runtime.forward import evaluating
 from onespike.runtime.validated import read_sealed, sealed
 from onespike.scale_search import Search, Trial
 from onespike.scale_search import search as search_scale
@@ -250,6 +248,5 @@ def search_run(
 
 def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
     """Return the ratio of a network, None for neurons whose spikes have no count, and the share that stays analog."""
-    with evaluating(snn), metered(snn) as ledger:
-        call(snn, inputs)
+    ledger = counted(snn, inputs)
     return or_none(ledger.ratio(column)), ledger.analog_share

@@ -68,7 +68,7 @@ def read(
 
 def sealed(record: dict[str, Any]) -> str:
     """Return JSON with the SHA-256 of its contents, so that any damage is found."""
-    return json.dumps({**record, SEAL: _checksum(record)}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({**record, SEAL: checksum(record)}, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_sealed(
@@ -79,7 +79,7 @@ def read_sealed(
         return None
     text = file.read_bytes()
     record = parse(dict[str, Any], text, file, remedy, error)
-    if record.pop(SEAL, None) != _checksum(record):
+    if record.pop(SEAL, None) != checksum(record):
         raise error(f"{file}: the file is damaged (it is not what was saved: its SHA-256 differs). {remedy}")
     parse(schema, text, file, remedy, error)
     return record
@@ -95,7 +95,7 @@ def read_version(schema: type[Any], file: Path, version: int, what: str, remedy:
     return read_sealed(schema, file, remedy) or {}
 
 
-def _checksum(record: dict[str, Any]) -> str:
+def checksum(record: Any) -> str:
     """Return the SHA-256 of a record's contents, independent of text layout."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 

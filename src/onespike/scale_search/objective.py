@@ -10,11 +10,11 @@ from torch import nn
 from onespike.conversion.network import set_scale_
 from onespike.energy.columns import column_of
 from onespike.energy.ledger import Ledger
-from onespike.energy.metering import metered
+from onespike.energy.metering import counted, metered
 from onespike.errors import DataError
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.runtime.batches import call, count, to
-from onespike.runtime.forward import device_of, evaluating
+from onespike.runtime.forward import device_of
 from onespike.scale_search import LOWEST, Hopeless, Measurement
 from onespike.tasks import Items, Objective
 
@@ -83,11 +83,9 @@ class ScaleObjective:
 def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, halvings: int = 12) -> float:
     """Return the smallest λ whose energy on these inputs is within a ratio: energy falls as λ grows."""
     low, high = LOWEST, 1.0
-    with evaluating(snn):
-        for _ in range(halvings):
-            middle = (low * high) ** 0.5
-            set_scale_(snn, middle)
-            with metered(snn) as ledger:
-                call(snn, inputs)
-            low, high = (low, middle) if ledger.ratio(column) <= ratio else (middle, high)
+    for _ in range(halvings):
+        middle = (low * high) ** 0.5
+        set_scale_(snn, middle)
+        enough = counted(snn, inputs).ratio(column) <= ratio
+        low, high = (low, middle) if enough else (middle, high)
     return high

@@ -5,7 +5,6 @@ Several processes may share a study through optuna's own storage and heartbeat; 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sqlite3
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onespike.errors import LoadError, UsageError, first_line, require, unknown
-from onespike.runtime.validated import understood
+from onespike.runtime.validated import checksum, understood
 
 SAMPLERS = ("gp", "tpe", "grid")
 DAMAGED = "Remove search/study.db from the run to search anew, or name another storage."
@@ -179,7 +178,8 @@ def _measure(study: Any, trial: Any, objective: Objective, budget: float | None)
         facts["energy"] = measured.energy
         if budget is not None:
             trial.set_constraint("budget", measured.energy - budget)
-    facts["sha256"] = seal(scale, measured.value, measured.finished, measured.energy)
+    # a database checks its structure, not its numbers
+    facts["sha256"] = checksum((scale, measured.value, measured.finished, measured.energy))
     for name, fact in facts.items():
         trial.set_user_attr(name, fact)
     # Told as complete even if given up: the GP ignores pruned trials and would ask for them again.
@@ -313,15 +313,10 @@ def revive(study: Any, blank_since: dict[int, float]) -> None:
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
-def seal(*results: float | None) -> str:
-    """Return the SHA-256 of a trial's results: a database checks its structure, not its numbers."""
-    return hashlib.sha256(json.dumps(results).encode()).hexdigest()
-
-
 def read_trial(frozen: Any) -> Trial:
     scale, value, attributes = frozen.params["scale"], frozen.value, frozen.user_attrs
     finished, energy = attributes.get("finished"), attributes.get("energy")
-    if attributes.get("sha256") != seal(scale, value, finished, energy):
+    if attributes.get("sha256") != checksum((scale, value, finished, energy)):
         raise LoadError(
             f"search: trial {frozen.number} of the study is damaged (it is not what was stored: its SHA-256 differs). "
             "Start over with fresh=True, or name another storage."
