@@ -24,9 +24,9 @@ from onespike.presets import PRESETS
 from onespike.recipe import preset
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
-CHAINS = "export: nir holds chains of products and ReLUs alone: {}. "
+CHAINS = "export: nir holds chains of products and elementwise functions alone: {}. "
 ALONE = CHAINS + "Try format='integers'."
-PASSES = CHAINS + "Convert with preset='sformer' and io='spiking', or try format='integers'."
+PIXELS = CHAINS + "Convert with preset='chip' and io='spiking', or try format='integers'."
 ANALOG = "export: nir has no ReLU, and the input of the product before the output stays analog. Convert with io='spiking'."
 RULE = (
     "export: the neuron 'mean' at {} fires by a rule of its own, which no format but pt2 can write. "
@@ -78,7 +78,9 @@ def refused(kind: str, name: str, form: str) -> str | None:
         return None
     passes = name in ("fast", "best", "text", "chip")
     if kind == "cnn":
-        return PASSES.format("0:conv0_input has a center or gains") if passes else ANALOG
+        if name == "chip":
+            return None
+        return PIXELS.format("the bias before 2:conv0_input differs by place") if passes else ANALOG
     if passes:  # its edges are in 8 bits
         return ALONE.format("embed:linear0_input codes an input of 2 dimensions")
     return ALONE.format(f"the product before {FIRST[kind]} is neither of vectors nor of images")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 import onespike
 from exports.small import Attention, Convolutions, Deep, installed
-from onespike.errors import UsageError
-from onespike.recipe import Recipe
+from onespike.deploy.exports import nir_graph
+from onespike.errors import OnespikeWarning, UsageError
+from onespike.recipe import Recipe, preset
 
 installed("nir")
 
@@ -28,6 +30,15 @@ class Pooled(nn.Sequential):
             nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 3),
         )  # fmt: skip
+
+
+class Unpadded(Pooled):
+    """Nothing is padded, so that the lowest pixel may be any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[0].padding, self[6] = (0, 0), nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
+        self[4], self[7] = nn.Conv2d(4, 6, 2, padding=1), nn.Linear(24, 8)
 
 
 class Branched(nn.Module):
@@ -46,25 +57,72 @@ def converted(model: nn.Module, *shape: int, recipe: Recipe = SPIKING) -> tuple[
     return onespike.spike(model.eval(), [x], recipe), x
 
 
-@pytest.mark.parametrize("kind", ["deep", "pooled"])
-def test_norse_fires_every_spike(kind: str, tmp_path: Path) -> None:
+class Mixed(nn.Sequential):
+    """Functions that fall and rise, a product without a function, and BatchNorm of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 3, padding=1), nn.GELU(), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Tanh(),
+            nn.Flatten(), nn.Linear(96, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 8), nn.Linear(8, 3),
+        )  # fmt: skip
+
+
+CHANNELS = Recipe(io="spiking", granularity="channel", passes=("nearest", "center"))
+MADE = {
+    "deep": (Deep, SPIKING),
+    "pooled": (Pooled, SPIKING),
+    "analog input": (Pooled, Recipe(io="spiking", exclude=("0:*",))),
+    "centers": (Deep, CHANNELS),
+    "functions": (Mixed, SPIKING),
+    "by place": (Pooled, Recipe(io="spiking", granularity="channel")),
+    "chip": (Unpadded, preset("chip", passes=("nearest", "center", "allocate"))),
+    "chip, spiking input": (Mixed, preset("chip", io="spiking", passes=("nearest", "center", "allocate"))),
+}
+SHAPES = {Unpadded: (2, 8, 8), Deep: (6,), Pooled: (2, 8, 8), Mixed: (2, 8, 8)}
+
+
+@pytest.mark.parametrize(("kind", "recipe"), MADE.values(), ids=MADE)
+def test_norse_fires_every_spike(kind: type[nn.Module], recipe: Recipe, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    snn, x = converted(Deep(), 6) if kind == "deep" else converted(Pooled(), 2, 8, 8)
-    done = onespike.export(snn, "nir", tmp_path / "a.nir", x)
+    snn, x = converted(kind(), *SHAPES[kind], recipe=recipe)
+    done = onespike.export(snn, "nir", tmp_path / "a.nir", x, facts={"scale": 0.25})
     comparison = done.comparison
     assert comparison.active > 50 and comparison.differ == 0 and comparison.answers_differ == 0
     assert comparison.output_difference <= 1e-5 * comparison.output_largest
+    assert fnmatchcase(done.notes[0], "* binary neurons for * counts of an input")
 
     import nir
 
     graph = nir.read(tmp_path / "a.nir")
     kinds = {type(node).__name__ for node in graph.nodes.values()}
     assert kinds <= {"Input", "Output", "Affine", "Conv2d", "IF", "SumPool2d", "Flatten"}
+    assert graph.metadata["onespike.scale"] == "0.25"
+    fires = [node for node in graph.nodes.values() if isinstance(node, nir.IF)]
+    assert all("_input" in str(node.metadata["onespike.site"]) for node in fires)
+
+
+def test_the_cost_is_stated_before_a_large_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nir_graph, "LARGE", 100)
+    snn, x = converted(Deep(), 6)
+    with pytest.warns(OnespikeWarning) as stated:
+        onespike.export(snn, "nir", tmp_path / "a.nir", x)
+    words = "export: * binary neurons for * counts of an input, * MB. Convert with fewer levels: preset='chip', io='spiking'."
+    assert fnmatchcase(str(stated[0].message), words)
 
 
 def chain(*middle: nn.Module) -> nn.Sequential:
     """A convolution, what stands between, and linear maps."""
     return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), *middle, nn.Linear(8, 3))
+
+
+class Twice(nn.Sequential):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        layer = nn.Linear(6, 6)
+        super().__init__(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(6, 3))
 
 
 class Backwards(Branched):
@@ -73,30 +131,33 @@ class Backwards(Branched):
         return self.last((hidden + self.second(hidden)).relu())
 
 
-ALONE = "export: nir holds chains of products and ReLUs alone: {}. Try format='integers'."
+PIXELS = "Convert with preset='chip' and io='spiking', or try format='integers'."
+CHIP = "Convert with preset='chip', or try format='integers'."
+REMEDIES = {"pixels": PIXELS, "many levels": CHIP, "gains": CHIP, "twice": "Try format='onnx'."}
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "attention": (lambda: converted(Attention(), 5, 6), "embed:linear0_input codes an input of 2 dimensions"),
     "a sum": (lambda: converted(Branched(), 6), "aten.add.Tensor stands before last:linear0_input"),
-    "a branch": (lambda: converted(Backwards(), 6), "last:linear0_input has a branch (aten.add.Tensor)"),
+    "a branch": (lambda: converted(Backwards(), 6), "aten.add.Tensor stands before last:linear0_input"),
     "groups": (
         lambda: converted(Convolutions(), 3, 12, 12),
         "the convolution before middle:linear0_input has groups",
     ),
-    "centers": (
-        lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", passes=("nearest", "center"))),
-        "0:linear0_input has a center or gains",
+    "pixels": (
+        lambda: converted(Pooled(), 2, 8, 8, recipe=CHANNELS),
+        "the bias before 4:conv0_input differs by place",
     ),
-    "channels": (
-        lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", granularity="channel")),
-        "0:linear0_input has a step for each channel",
+    "many levels": (
+        lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", levels="bits:10")),
+        "0:linear0_input has 1023 levels",
     ),
-    "no ReLU": (
-        lambda: converted(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), 6),
-        "1:linear0_input fires on negative inputs, which no ReLU leaves",
+    "twice": (lambda: converted(Twice(), 6), "0:linear0_input fires more than once in a forward"),
+    "gains": (
+        lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", passes=("nearest", "tokens"))),
+        "0:linear0_input has gains that depend on the input",
     ),
     "a padded pool": (
         lambda: converted(chain(nn.MaxPool2d(3, 2, padding=1), nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), 2, 8, 8),
-        "the max-pool before 4:linear0_input has a padding or a dilation",
+        "the max-pool before 4:linear0_input has a padding or a dilation, or rounds up",
     ),
     "an average": (
         lambda: converted(chain(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), 2, 8, 8),
@@ -110,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
         lambda: converted(Deep(), 5, 6, recipe=Recipe(io="spiking", exclude=("0:*",))),
         "the product before 2:linear0_input is neither of vectors nor of images",
     ),
-    "a last ReLU": (lambda: converted(nn.Sequential(Deep(), nn.ReLU()), 6), "the network does not end with a product"),
+    "a last ReLU": (lambda: converted(nn.Sequential(Deep(), nn.ReLU()), 6), "aten.relu.default stands before the output"),
     "several inputs": (lambda: named(Deep()), "this network takes more than one tensor"),
 }  # fmt: skip
 
@@ -126,8 +187,9 @@ def test_refusals(name: str, tmp_path: Path) -> None:
     snn, x = make()
     with pytest.raises(UsageError) as error:
         onespike.export(snn, "nir", tmp_path / "a.nir", x)
-    expected = ALONE.format(reason)
-    if name == "centers":  # the passes have made them
-        expected = expected.replace("Try", "Convert with preset='sformer' and io='spiking', or try")
-    assert str(error.value) == expected
+    remedy = REMEDIES.get(name, "Try format='integers'.")
+    assert (
+        str(error.value)
+        == f"export: nir holds chains of products and elementwise functions alone: {reason}. {remedy}"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -1,46 +1,59 @@
-"""NIR: chains of products and ReLUs as binary neurons, one copy of a neuron per level.
+"""NIR: chains of products and elementwise functions as binary neurons, one for each threshold.
 
-A product's row is copied for each level, and its bias holds the level's integer threshold T:
+A neuron of the network is as many neurons of NIR as it has thresholds T on the integer sums S of its product, with
+everything between folded in (`comparators.py`). Four nodes stand for a product and its neurons:
 
-    S − T + 1½ > 1   ⟺   S ≥ T,   S the sum of 8-bit weights and spikes, so that `>` and `≥` agree
+    product     S = Ŵ·counts
+    levels      ±S − T + 1 for each threshold, so that `>` and `≥` agree on the IF's threshold of ½
+    fire        IF: one spike for each threshold that S has reached; below count 0, for each that it has not
+    values      the counts again: each spike times the difference of two counts
 
-The product behind takes the copies with weights Δy·Ŵ, Δy the difference of two levels. A max-pool of counts is a sum-pool of
-each level's spikes and one more neuron. Everything is an integer in float32, so that no simulator rounds.
+A max-pool of counts is a sum-pool of each threshold's spikes and one more neuron. All of it is integers in float32, so that
+no simulator rounds. Only the coding of the network's input divides real numbers.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparators import LARGEST, first_integers
+from onespike.deploy.exports.comparators import PRODUCTS
 from onespike.deploy.exports.comparison import Answer
+from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
-from onespike.errors import UsageError
+from onespike.deploy.exports.nir_levels import (
+    CHIP,
+    SPIKING_INPUT,
+    THRESHOLD,
+    Fired,
+    by_channel,
+    of_input,
+    of_sums,
+    refuse,
+    spread,
+)
+from onespike.errors import OnespikeWarning, UsageError
 
 SIZES = ("aten.sym_size.int", "mul")
 SHAPES = ("aten.flatten.using_ints", "aten.view.default", "aten.reshape.default")
-PRODUCTS = ("spikes.linear", "spikes.conv", "aten.linear.default", "aten.conv2d.default")
-PLAIN = "Convert with preset='sformer' and io='spiking', or try format='integers'."
-"""The remedy for what the passes have made."""
+POOL = "aten.max_pool2d.default"
+ANALOG = ("aten.linear.default", "aten.conv2d.default")
+SPIKING = (*PRODUCTS, *PRODUCTS.values())
 POINT = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
-Copies = list[float]
-"""Of each copy of a neuron, the difference of two levels that its spike is worth, with the sign of its side."""
-
-
-def refuse(reason: str, remedy: str = "Try format='integers'.") -> UsageError:
-    """Return the error for what NIR cannot hold, with the format that can."""
-    return UsageError(f"export: nir holds chains of products and ReLUs alone: {reason}. {remedy}")
+MOST_CUTS = 512
+"""No neuron has more counts: of more, each would be thousands of neurons."""
+LARGE = 2**20
+"""Of so many neurons, their number and the size of the file are stated before it is written."""
 
 
 def read(file: Path) -> Run:
@@ -55,7 +68,7 @@ def read(file: Path) -> Run:
     "nir", read=read, suffix=".nir", needs=("nir", "nirtorch", "norse"), extra="nir", forms=(True,)
 )
 def write(request: Request, file: Path) -> Foreign:
-    """NIR, for ReLU networks without branches: binary neurons, one for each level; checked with Norse."""
+    """NIR, for networks without branches: binary neurons, one for each threshold; checked with Norse."""
     import nir
     import norse
 
@@ -63,48 +76,57 @@ def write(request: Request, file: Path) -> Foreign:
     if not isinstance(batch, Tensor):
         raise refuse("this network takes more than one tensor")
     network = marked(request.network, batch)
+    if twice := {site for site in network.sites if network.sites.count(site) > 1}:
+        raise refuse(f"{min(twice)} fires more than once in a forward", "Try format='onnx'.")
     chain = Chain(trace(network, batch, pure=True))
-    nir.write(contents := io.BytesIO(), nir.NIRGraph(nodes=chain.nodes, edges=chain.edges))
+    facts = {f"onespike.{name}": str(fact) for name, fact in request.facts.items()}
+    graph = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges, metadata=facts)
+    if chain.neurons > LARGE:
+        size = sum(
+            array.nbytes
+            for node in chain.nodes.values()
+            for array in vars(node).values()
+            if hasattr(array, "nbytes")
+        )
+        warnings.warn(
+            f"export: {chain.cost}, {size / 1e6:.0f} MB. Convert with fewer levels: preset='chip', io='spiking'.",
+            OnespikeWarning,
+            stacklevel=2,
+        )  # fmt: skip
+    nir.write(contents := io.BytesIO(), graph)
     file.write_bytes(contents.getbuffer())  # HDF5 cannot close a file on a full disk
     fires = {site: chain.fires[site] for site in network.sites}
-    return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires))
-
-
-class Product(NamedTuple):
-    """A product that waits for its neuron: the node, its arguments by name, and its tensors in double."""
-
-    node: fx.Node
-    arguments: dict[str, Any]
-    weight: Tensor
-    bias: Tensor
-    scale: Tensor | None
-    """None for a product of values."""
-    times: tuple[Tensor | None, Tensor | None]
-    """The units of a count of each sign."""
+    return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires), (chain.cost,))
 
 
 class Chain:
     """The nodes and edges of a graph, written product by product.
 
     Attributes:
-        fires: site → the node whose spikes are its counts, and what they are worth.
-        copies: of the neurons before; None where a real value comes.
+        fires: site → the node whose spikes are its counts, and how.
         product: the product that waits for its neuron.
-        between: pools and changes of shape between it and its neuron.
+        before: the neurons whose spikes come; None where a real value comes.
+        between: pools and changes of shape between a product and its neuron.
     """
 
     def __init__(self, graph: Graph) -> None:
         import nir
 
+        calls = [node for node in graph.calls if operation_of(node) == "spikes.fire"]
         self.graph, self.last = graph, "input"
+        self.coded = {
+            named["site"]: named for named in map(arguments, calls) if named["x"] is graph.inputs[0]
+        }
+        self.folded = fold_(graph, MOST_CUTS)
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
-        self.fires: dict[str, tuple[str, Copies]] = {}
-        self.copies: Copies | None = None
-        self.product: Product | None = None
+        self.fires: dict[str, Fired] = {}
+        self.product: fx.Node | None = None
+        self.before: Fired | None = None
         self.between: list[fx.Node] = []
-        before, rectified = graph.inputs[0], False
-        self.nodes["input"] = nir.Input(input_type={"input": _shape(before)})
+        self.neurons = 0
+        before = graph.inputs[0]
+        self.nodes["input"] = nir.Input(input_type={"input": _array(_shape(before))})
         for node in graph.calls:
             op = operation_of(node)
             if op in SIZES:
@@ -112,140 +134,159 @@ class Chain:
             if node.args[0] is not before:
                 raise refuse(f"{_where(node)} has a branch ({op})")
             before = node
-            if op in PRODUCTS:
-                self.product, rectified = self._weighted(node, op), False
-            elif op == "aten.relu.default" and self.product is not None:
-                rectified = True  # its neuron fires on positive inputs alone
-            elif op in (*SHAPES, "aten.max_pool2d.default"):
+            if op in (*SPIKING, *ANALOG):
+                self._multiply(node, op)
+            elif op in (*SHAPES, POOL) and self.product is not None:
                 self.between.append(node)
+            elif op == "spikes.compare":
+                self._fire(node, arguments(node)["site"])
+            elif op == "spikes.row_gain":
+                raise refuse(f"{_where(node)} has gains that depend on the input", CHIP)
             elif op == "spikes.fire":
-                self._fire(**arguments(node))
+                levels = len(arguments(node)["levels"])
+                reason = f"{levels} levels" if levels > MOST_CUTS // 2 else "no thresholds on integers"
+                raise refuse(f"{_where(node)} has {reason}", CHIP)
             else:
-                raise refuse(f"{op} stands before {_where(node)}")
-        if self.product is None or self.between or rectified:
+                raise _obstacle(node)
+        if self.product is None or self.between:
             raise refuse("the network does not end with a product")
-        weight, scale = self._copied(self.product), self.product.scale
-        weight = weight if scale is None else weight * by_rows(scale, weight)
-        self._affine(
-            "output_layer", weight, self.product.bias, self.product.node.args[0], self.product.arguments
-        )
-        self._add("output", nir.Output(output_type={"output": _shape(before)}))
+        self._add("output", nir.Output(output_type={"output": _array(_shape(before))}))
+        counts = sum(prod(fired.shape) for fired in self.fires.values())
+        self.cost: str = f"{self.neurons} binary neurons for {counts} counts of an input"
 
     def _add(self, name: str, node: Any) -> None:
         self.nodes[name] = node
         self.edges.append((self.last, name))
         self.last = name
 
-    def _weighted(self, node: fx.Node, op: str) -> Product:
-        """Read a product, and refuse what NIR cannot multiply."""
+    def _affine(self, name: str, weight: Tensor, bias: Tensor, size: tuple[int, ...], geometry: dict[str, Any] = POINT) -> None:  # fmt: skip
+        """Write a linear map of vectors, or a convolution of images of this size."""
+        import nir
+
+        kernel, added = weight.float().numpy(), bias.float().numpy()
+        if len(size) == 1:
+            self._add(name, nir.Affine(weight=kernel, bias=added))
+            return
+        wide = kernel.reshape(*kernel.shape, *[1] * (4 - kernel.ndim))
+        stride, padding, dilation = (tuple(geometry[part]) for part in ("stride", "padding", "dilation"))
+        self._add(name, nir.Conv2d(size[1:], wide, stride, padding, dilation, 1, added))
+
+    def _multiply(self, node: fx.Node, op: str) -> None:
+        """Write a product, and before it what the spikes that it receives are worth."""
         where, convolution, named = _where(node), "conv" in op, arguments(node)
-        if not op.startswith("spikes.") and (self.product is not None or self.copies is not None):
-            raise UsageError(
-                f"export: nir has no ReLU, and the input of the product before {where} stays analog. "
-                "Convert with io='spiking'."
-            )
+        if op in ANALOG and (self.fires or where == "the output"):
+            raise _analog(where)
         if node.meta["val"].dim() != (4 if convolution else 2):
             raise refuse(f"the product before {where} is neither of vectors nor of images")
-        if convolution and named["groups"] != 1:
+        if convolution and named["groups"] != 1:  # nir takes the channels of a group for all of them
             raise refuse(f"the convolution before {where} has groups")
-        weight, bias, scale, *times = (
-            self._double(named.get(name)) for name in ("weight", "bias", "scale", "up", "down")
-        )
+        if named.get("gain") is not None:
+            raise refuse(f"the rows before {where} have gains", CHIP)
+        weight, bias, scale = (self._double(named.get(part)) for part in ("weight", "bias", "scale"))
         if bias is not None and bias.dim() > 1:
-            raise refuse(f"the bias before {where} differs by place")
+            raise refuse(f"the bias before {where} differs by place", SPIKING_INPUT)
+        before: Any = node.args[0]
+        if self.before is not None:
+            self._values(self.before, [self._double(named.get(part)) for part in ("up", "down")], where)
         bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return Product(node, named, weight, bias, scale, tuple(times))
+        weight = weight if scale is None else weight * by_rows(scale, weight)
+        name = "output_layer" if where == "the output" else f"product{len(self.fires)}"
+        self._affine(name, weight, bias, _shape(before), POINT | named)
+        self.product, self.before = node, None
 
     def _double(self, argument: Any) -> Any:
         tensor = self.graph.tensor(argument)
         return None if tensor is None else tensor.double()
 
-    def _copied(self, product: Product) -> Tensor:
-        """Return the weight with one block of inputs per copy of the neurons before."""
-        weight, (up, down) = product.weight, product.times
-        if self.copies is None:
-            return weight
-        shape = (1, -1, *[1] * (weight.dim() - 2))
-        blocks = [(weight * worth, up if worth > 0 else down) for worth in self.copies]
-        return torch.cat([block if by is None else block * by.view(shape) for block, by in blocks], 1)
-
-    def _affine(self, name: str, weight: Tensor, bias: Tensor, x: Any, geometry: dict[str, Any]) -> None:
+    def _values(self, fired: Fired, units: list[Tensor | None], where: str) -> None:
+        """Write what the spikes before a product are worth, in its units, and their change of shape."""
         import nir
 
-        kernel, added = weight.float().numpy(), bias.float().numpy()
-        if weight.dim() == 2:
-            self._add(name, nir.Affine(weight=kernel, bias=added))
-            return
-        size = tuple(int(n) for n in x.meta["val"].shape[2:])
-        stride, padding, dilation = (tuple(geometry[part]) for part in ("stride", "padding", "dilation"))
-        self._add(name, nir.Conv2d(size, kernel, stride, padding, dilation, 1, added))
+        one = torch.ones(1, dtype=torch.float64)
+        wide = [(one if unit is None else unit).view(-1, *[1] * (len(fired.shape) - 1)) for unit in units]
+        up, down = (by_channel(unit.expand(fired.shape).flatten(), fired.size[0], where) for unit in wide)
+        worth, base = fired.levels.values(up, down)
+        self._affine(f"{fired.node}_values", spread(worth).transpose(0, 1), base, fired.size)
+        if len(fired.shape) < len(fired.size):
+            self._add(
+                f"{fired.node}_flat", nir.Flatten(input_type={"input": _array(fired.size)}, start_dim=0)
+            )
 
-    def _fire(
-        self, x: fx.Node, center: Any, gain: Any, sides: str, levels: list[int], bounds: list[float], site: str, **steps: Any
-    ) -> None:  # fmt: skip
-        """Write a neuron: the waiting product with one row per level, one IF of threshold 1, and what follows it."""
-        if center is not None or gain is not None:
-            raise refuse(f"{site} has a center or gains", PLAIN)
-        step = {1: self._double(steps["positive"]), -1: self._double(steps["negative"])}
-        if any(side.numel() > 1 for side in step.values()):
-            raise refuse(f"{site} has a step for each channel")
-        signs = {"positive": (1,), "negative": (-1,)}.get(sides, (1, -1))
-        jumps = torch.tensor(bounds, dtype=torch.float64) - 0.5
-        thresholds = torch.cat([sign * jumps * step[sign] for sign in signs])
-        copies = [float(sign * (high - low)) for sign in signs for low, high in pairwise((0, *levels))]
-        name, shape = f"fire{len(self.fires)}", _shape(x)
-        if self.product is None:  # the network's own input
-            if self.copies is not None or len(shape) not in (1, 3):
-                raise refuse(f"{site} codes an input of {len(shape)} dimensions")
-            weight = torch.cat([torch.eye(shape[0], dtype=torch.float64) / t for t in thresholds])
-            weight = weight if len(shape) == 1 else weight[..., None, None]
-            self._affine(f"{name}_levels", weight, torch.zeros(len(weight)), x, POINT)
+    def _fire(self, node: fx.Node, site: str) -> None:
+        """Write the neurons of a site: a row for each threshold, one IF, and what follows it."""
+        where: Any = self.product if self.product is not None else self.graph.inputs[0]
+        size, final = _shape(where), _shape(node)
+        if len(size) not in (1, 3):
+            raise refuse(f"{site} codes an input of {len(size)} dimensions")
+        if self.product is None:
+            levels = of_input(self.coded[site], self.graph, size, site)
         else:
-            if signs != (1,):
-                raise refuse(f"{site} fires on negative inputs, which no ReLU leaves")
-            product, weight = self.product, self._copied(self.product)
-            if product.scale is None:
-                rows, bias = (torch.cat([part / t for t in thresholds]) for part in (weight, product.bias))
-            else:
-                first = _thresholds(product.scale, product.bias, step[1], bounds)
-                rows, bias = torch.cat([weight] * len(copies)), (1.5 - first).t().flatten()
-            self._affine(f"{name}_levels", rows, bias, product.node.args[0], product.arguments)
-            shape = _shape(product.node)
-        size = (len(copies) * shape[0], *shape[1:])
-        self._add(name, _neurons(size, 1.0))
+            pools: list[Any] = [node for node in self.between if operation_of(node) == POOL]
+            windows = [(_shape(node)[1:], _shape(node.args[0])[1:], arguments(node)) for node in pools]
+            levels = of_sums(self.folded[site], size, final, windows, site)
+        copies, name = len(levels.moves), f"fire{len(self.fires)}"
+        self._affine(f"{name}_levels", spread(levels.weight), levels.bias.flatten(), size)
+        spikes = (copies * size[0], *size[1:])
+        self._neurons(name, spikes, site, levels.above)
         for index, node in enumerate(self.between):
-            size = self._follow(node, f"{name}_{index}", size, len(copies))
-        self.fires[site] = (self.last, copies)
-        self.copies, self.product, self.between = copies, None, []
+            if operation_of(node) == POOL:
+                spikes = self._pool(node, f"{name}_{index}", spikes, site)
+            elif len(_shape(node)) != 1:
+                raise refuse(f"the shape changes before {site}")
+        self.before = self.fires[site] = Fired(self.last, levels, (size[0], *spikes[1:]), final)
+        self.product, self.between = None, []
 
-    def _follow(self, node: fx.Node, name: str, size: tuple[int, ...], copies: int) -> tuple[int, ...]:
-        """Write a max-pool of the levels' spikes, or a change of shape; return the size of its result."""
+    def _neurons(self, name: str, size: tuple[int, ...], site: str, above: Tensor | None = None) -> None:
         import nir
 
-        shape = _shape(node)
-        if operation_of(node) in SHAPES:
-            if len(shape) != 1:
-                raise refuse(f"the shape changes before {_where(node)}")
-            self._add(f"{name}_flat", nir.Flatten(input_type={"input": _array(size)}, start_dim=0))
-            return (copies * int(shape[0]),)
-        pool = arguments(node)
-        if any(n != 0 for n in pool["padding"]) or any(n != 1 for n in pool["dilation"]):
-            raise refuse(f"the max-pool before {_where(node)} has a padding or a dilation")
+        ones, threshold = torch.ones(size), torch.full(size, THRESHOLD)
+        arrays = {
+            "r": ones,
+            "v_threshold": threshold if above is None else threshold + above.float(),
+            "v_reset": 0 * ones,
+        }
+        parts = {part: array.numpy() for part, array in arrays.items()}
+        self._add(name, nir.IF(**parts, metadata={"onespike.site": site}))
+        self.neurons += ones.numel()
+
+    def _pool(self, node: fx.Node, name: str, spikes: tuple[int, ...], site: str) -> tuple[int, ...]:
+        """Write a max-pool of the spikes of each threshold; return the size of its result."""
+        import nir
+
+        pool, shape = arguments(node), _shape(node)
+        if any(n != 0 for n in pool["padding"]) or any(n != 1 for n in pool["dilation"]) or pool["ceil_mode"]:
+            raise refuse(f"the max-pool before {site} has a padding or a dilation, or rounds up")
         kernel = pool["kernel_size"]
-        parts = (_array(part) for part in (kernel, pool["stride"] or kernel, (0, 0)))
-        self._add(f"{name}_pool", nir.SumPool2d(*parts))
-        pooled = (size[0], *(int(n) for n in shape[1:]))
-        self._add(f"{name}_any", _neurons(pooled, 0.5))
+        self._add(f"{name}_pool", nir.SumPool2d(*map(_array, (kernel, pool["stride"] or kernel, (0, 0)))))
+        pooled = (spikes[0], *shape[1:])
+        self._neurons(f"{name}_any", pooled, site)
         return pooled
 
 
-def _shape(node: fx.Node) -> Any:
+def _shape(node: fx.Node) -> tuple[int, ...]:
     """Return the size of one input's part of a result."""
-    return _array(node.meta["val"].shape[1:])
+    return tuple(int(n) for n in node.meta["val"].shape[1:])
 
 
 def _array(sizes: Iterable[int]) -> Any:
     return torch.tensor([int(n) for n in sizes]).numpy()
+
+
+def _obstacle(node: fx.Node) -> UsageError:
+    """Return the error for the function that no threshold could take in, the last one before a neuron."""
+    obstacle, ends = node, ("spikes.compare", "output", *SPIKING, *ANALOG)
+    while len(readers := list(node.users)) == 1 and operation_of(readers[0]) not in ends:
+        node = readers[0]
+        obstacle = obstacle if operation_of(node) in SHAPES else node
+    if readers and operation_of(readers[0]) in ANALOG:
+        return _analog(_where(node))
+    return refuse(f"{operation_of(obstacle)} stands before {_where(node)}")
+
+
+def _analog(where: str) -> UsageError:
+    return UsageError(
+        f"export: nir has no ReLU, and the input of the product before {where} stays analog. Convert with io='spiking'."
+    )
 
 
 def _where(node: fx.Node) -> str:
@@ -253,23 +294,16 @@ def _where(node: fx.Node) -> str:
     seen = [node]
     while seen:
         reader = seen.pop(0)
-        if operation_of(reader) == "spikes.fire":
+        if operation_of(reader) in ("spikes.fire", "spikes.compare"):
             return str(arguments(reader)["site"])
         seen += list(reader.users)
     return "the output"
 
 
-def _neurons(size: tuple[int, ...], threshold: float) -> Any:
-    import nir
-
-    ones = torch.ones([int(n) for n in size]).numpy()
-    return nir.IF(r=ones, v_threshold=threshold * ones, v_reset=0 * ones)
-
-
 class Simulated:
     """A NIR graph in Norse, one input at a time, for one step of length 1."""
 
-    def __init__(self, graph: Any, fires: dict[str, tuple[str, Copies]]) -> None:
+    def __init__(self, graph: Any, fires: dict[str, Fired]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import norse.torch
@@ -277,8 +311,8 @@ class Simulated:
             self.network = norse.torch.from_nir(graph, dt=1)
         self.fires, self.spikes = fires, dict[str, Tensor]()
         modules = dict(self.network.named_modules())
-        for name, _ in fires.values():
-            modules[name].register_forward_hook(partial(self._keep, name))
+        for fired in fires.values():
+            modules[fired.node].register_forward_hook(partial(self._keep, fired.node))
 
     def _keep(self, name: str, _: Any, __: Any, output: Any) -> None:
         self.spikes[name] = output[0] if isinstance(output, tuple) else output
@@ -289,16 +323,6 @@ class Simulated:
             for one in batch:
                 output = self.network(one)
                 outputs.append(output[0] if isinstance(output, tuple) else output)
-                for site, (name, copies) in self.fires.items():
-                    levels = self.spikes[name].chunk(len(copies))
-                    signed = [spikes * worth for spikes, worth in zip(levels, copies, strict=True)]
-                    counts[site].append(torch.stack(signed).sum(0))
+                for site, fired in self.fires.items():
+                    counts[site].append(fired.counts(self.spikes[fired.node]))
         return Answer([torch.stack(outputs)], [(site, torch.stack(of)) for site, of in counts.items()])
-
-
-def _thresholds(scale: Tensor, bias: Tensor, step: Tensor, bounds: Sequence[float]) -> Tensor:
-    """Return the smallest sum behind a ReLU that fires each level, [outputs, levels]."""
-    jumps = torch.tensor(bounds, dtype=torch.float64)
-    slope, start, size = (x.double().flatten().expand(len(scale))[:, None] for x in (scale, bias, step))
-    ends = torch.full((len(scale), len(jumps)), float(LARGEST), dtype=torch.float64)
-    return first_integers(lambda s: (s * slope + start).clamp(min=0) / size + 0.5 >= jumps, -ends, ends)
