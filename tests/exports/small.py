@@ -70,6 +70,28 @@ class InPlace(nn.Module):
         return self.last(self.third(x.relu_()).mean((2, 3)))
 
 
+class Pools(nn.Sequential):
+    """Average pools, ReLU6, Hardswish, BatchNorm of one dimension and windows of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding="same"), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 8, 1), nn.ReLU6(),
+            nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(8, 8, 1, groups=2), nn.Hardswish(), nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(), nn.Linear(32, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5),
+        )  # fmt: skip
+
+
+class Back(nn.Sequential):
+    """Transposed convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(),
+            nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2), nn.ReLU(),
+            nn.Conv2d(4, 4, 3), nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.Flatten(), nn.Linear(36, 5),
+        )  # fmt: skip
+
+
 TINY = dict(
     vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5,
     max_position_embeddings=16,
@@ -87,7 +109,14 @@ def bert() -> Any:
     return transformers.BertModel(transformers.BertConfig(**TINY))
 
 
-SHAPES = {InPlace: (3, 6, 6), Convolutions: (3, 12, 12), Attention: (5, 6), Deep: (6,)}
+SHAPES = {
+    Pools: (3, 14, 14),
+    Back: (3, 8, 8),
+    InPlace: (3, 6, 6),
+    Convolutions: (3, 12, 12),
+    Attention: (5, 6),
+    Deep: (6,),
+}
 AFFINE = Recipe(passes=("nearest", "positions", "center"), levels="mixed:6")
 TOKENS = Recipe(passes=("nearest", "tokens"))
 

@@ -20,20 +20,28 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import AFFINE, TOKENS, Attention, Convolutions, Deep, InPlace, small
+from exports.small import AFFINE, TOKENS, Attention, Back, Convolutions, Deep, InPlace, Pools, small
 from onespike.deploy.exports import Exported
-from onespike.deploy.exports.integers import NetworkRecord, Replay, schema
-from onespike.errors import LoadError
-from onespike.recipe import Recipe
+from onespike.deploy.exports.base import verify
+from onespike.deploy.exports.comparators import largest_sum
+from onespike.deploy.exports.integers import Replay
+from onespike.deploy.exports.record import NetworkRecord, schema
+from onespike.errors import LoadError, UsageError
+from onespike.recipe import Recipe, preset
 from onespike.runtime.validated import parse, sealed
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
+CHIP = preset("chip", passes=("nearest",), budget=None)
+
+
 CASES = {
     "convolutions": (Convolutions, None),
     "affine attention": (Attention, AFFINE),
     "steps by token": (Attention, TOKENS),
     "affine convolutions": (Convolutions, AFFINE),
     "in place, affine": (InPlace, AFFINE),
+    "pools and functions": (Pools, CHIP),
+    "convolutions there and back": (Back, CHIP),
     "a chain": (Deep, Recipe(percentile=0.0)),
 }
 
@@ -50,6 +58,61 @@ def test_numpy_reproduces_every_spike(kind: type[nn.Module], recipe: Recipe | No
     assert done.comparison.differ <= done.comparison.counts // 1000 and done.comparison.active > 50
     compared, differ, apart = runpy.run_path(str(SCRIPT))["replay"](tmp_path / "a")
     assert compared > 100 and differ == 0 and apart < 1e-5
+
+
+def test_every_site_of_a_chip_compares_integers(tmp_path: Path) -> None:
+    for kind in (Pools, Back):
+        done = written(kind, CHIP, tmp_path / kind.__name__)
+        record = Replay.read(done.file).record
+        assert all(site["thresholds"] is not None for site in record["sites"].values())
+        assert not any("mean" in node["op"] or "adaptive" in node["op"] for node in record["nodes"])
+        values = [len(site["values"]) for site in record["sites"].values()]
+        assert max(values) <= 256 and "levels" not in json.dumps(record["nodes"])
+
+
+def test_golden_inputs_are_as_many_as_asked(tmp_path: Path) -> None:
+    snn, batches = small(Deep)
+    onespike.export(snn, "integers", tmp_path / "a", batches, golden=7)
+    record = json.loads((tmp_path / "a" / "network.json").read_text())
+    assert {site["shape"][0] for site in record["sites"].values()} == {7}
+    done = verify(tmp_path / "a")
+    assert (done.comparison.inputs, done.comparison.differ) == (7, 0)
+    assert runpy.run_path(str(SCRIPT))["replay"](tmp_path / "a")[1] == 0
+    for golden, words in ((0, "golden=0 is not from 1 to"), (10**6, "Give more inputs with limit=")):
+        with pytest.raises(UsageError, match=words):
+            onespike.export(snn, "integers", tmp_path / "b", batches, golden=golden)
+
+
+def test_an_existing_file_is_checked_again(tmp_path: Path) -> None:
+    snn, batches = small(Deep)
+    integers, program = tmp_path / "a", tmp_path / "a.pt2"
+    first = onespike.export(snn, "integers", integers, batches)
+    onespike.export(snn, "pt2", program, batches)
+    again = verify(integers, snn, batches)
+    assert (again.comparison.counts, again.comparison.differ) == (
+        first.comparison.counts, first.comparison.differ,
+    )  # fmt: skip
+    assert set(again.files) == {"network.json", "network.safetensors", "golden.safetensors", "schema.json"}
+    done = verify(program, snn, tuple(batches))
+    assert (done.comparison.counts, done.comparison.answers_differ, list(done.files)) == (0, 0, ["."])
+    with pytest.raises(UsageError, match=r"a\.pt2 holds no golden spikes\. Give the run"):
+        verify(program)
+    program.write_bytes(program.read_bytes() + b"0")
+    with pytest.raises(
+        LoadError, match=r"a\.pt2: the export is damaged: it is not the file .* Export it again\."
+    ):
+        verify(program, snn, batches)
+    record = json.loads((integers / "network.json").read_text())
+    resealed(integers, record | {"fraction": 19})
+    with pytest.raises(LoadError, match="the export is damaged"):
+        verify(integers)
+    report = tmp_path / "a.verified.json"
+    report.write_text(report.read_text().replace('"integer"', '"float"', 1))
+    with pytest.raises(LoadError, match="its SHA-256 differs"):
+        verify(integers)
+    report.unlink()
+    with pytest.raises(LoadError, match="no such file, which says what the export was"):
+        verify(integers)
 
 
 def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
@@ -114,26 +177,27 @@ def test_any_damage_is_refused(folder: Path, name: str, tmp_path: Path) -> None:
 
 
 RUNS = {
-    "a library": ("load_library.__call__", ["canary.so"]),
-    "a file that torch makes": ("aten.from_file", ["canary", True, 4]),
-    "a file that torch saves": ("aten.save", [1, "canary"]),
-    "a pickle that NumPy reads": ("load", ["canary.npy", None, True]),
-    "no operation": ("aten.no_such", []),
-    "Python": ("__class__.__subclasses__", []),
+    "a library": ("load_library.__call__", {"path": "canary.so"}),
+    "a file that torch makes": ("aten.from_file", {"filename": "canary", "shared": True, "size": 4}),
+    "a file that torch saves": ("aten.save", {"self": 1, "f": "canary"}),
+    "a pickle that NumPy reads": ("load", {"file": "canary.npy", "allow_pickle": True}),
+    "no operation": ("aten.no_such", {}),
+    "no such argument": ("aten.relu.default", {"x": 1}),
+    "Python": ("__class__.__subclasses__", {}),
 }
 
 
 @pytest.mark.parametrize(("op", "args"), RUNS.values(), ids=RUNS)
 def test_a_record_runs_operations_only(
-    folder: Path, op: str, args: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, op: str, args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder, tmp_path / "a")
     monkeypatch.chdir(tmp_path)
     record = json.loads((folder / "network.json").read_text())
-    record["nodes"][0] |= {"op": op, "args": args, "kwargs": {}}
+    record["nodes"][0] |= {"op": op, "args": args}
     resealed(tmp_path / "a", record)
     assert "what it says does not fit together" in refused(tmp_path / "a")
-    replayed(tmp_path / "a")
+    assert op in replayed(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -184,12 +248,13 @@ def test_thresholds_fire_as_the_neuron_behind_the_function(function: str, code: 
     assert site["fraction"] == 0, "it compares the sums of the product themselves"
     assert not any(node["op"].startswith("aten.gelu") for node in record["nodes"])
     thresholds = replay.tensors[site["thresholds"]].expand(1, 16, -1)[0]
-    # at every threshold and beside it, [sums, channels]; ±2³¹ stand for always and never
-    near = torch.cat([thresholds + offset for offset in (-1, 0, 1)], -1).clamp(-(2**30), 2**30).t().double()
-    sign = None if site["sign"] is None else replay.tensors[site["sign"]]
-    fired = torch.ops.spikes.compare(near, replay.tensors[site["thresholds"]], sign, site["values"], 0, "")
     integer = onespike.optimize(snn, integer_units=True)
     product, expected = integer[0].integer_linear0_input, integer[2].neurons.linear0_input.code()
+    largest = largest_sum(product.weight, product.most)
+    # at every threshold and beside it, [sums, channels]; those beyond the largest sum stand for always and never
+    near = torch.cat([thresholds + offset for offset in (-1, 0, 1)], -1).clamp(-largest, largest).t().double()
+    sign = None if site["sign"] is None else replay.tensors[site["sign"]]
+    fired = torch.ops.spikes.compare(near, replay.tensors[site["thresholds"]], sign, site["values"], 0, "")
     value = near * product.scale.double() + product.bias.double()
     with torch.no_grad():
         behind = copy.deepcopy(snn[1]).double()(value)
@@ -208,11 +273,11 @@ def test_record_and_schema(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
     published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
     assert json.loads(published.read_text()) == schema()
-    assert record["version"] == 3 and record["facts"] == {"scale": 0.25}
+    assert record["version"] == 4 and record["facts"] == {"scale": 0.25}
     ops = {node["op"] for node in record["nodes"]}
     assert {"spikes.compare", "spikes.conv", "spikes.conv_sums"} <= ops
     events = Replay.read(tmp_path / "a")(small(Convolutions)[1][0]).counts
     assert np.prod(record["sites"][events[0][0]]["shape"]) == events[0][1].numel()
-    (tmp_path / "a" / "network.json").write_text('{"version": 3, "format": 1}')
+    (tmp_path / "a" / "network.json").write_text('{"version": 4, "format": 1}')
     with pytest.raises(LoadError, match="the file is damaged"):
         Replay.read(tmp_path / "a")

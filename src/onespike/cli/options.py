@@ -89,6 +89,7 @@ OPTIONS = {
     "energy": Word("COLUMN", "The energy column: see `onespike list columns`; the run's by default."),
     "format": Word("NAME", "One of `onespike list formats`."),
     "fresh": Word("", "Forget the trials of an earlier search with these options."),
+    "golden": Word("N", "How many inputs are stored with all their spikes, in the format integers; 4 by default."),
     "hardware": Word("", "Instead, the sheet for hardware: bytes, bits and spikes per site, and what else is computed."),
     "held_out": Word("", "Leave out inputs that calibration or a search has used."),
     "images": Word("N", "How many inputs calibrate."),
@@ -121,6 +122,7 @@ OPTIONS = {
     "stream": Word("", "Show the text while it is written."),
     "temperature": Word("T", "0 takes the best token; above 0, tokens are sampled."),
     "trials": Word("N", "How many λ are tried, or random cases of a claim."),
+    "verify": Word("FILE", "Instead, check a file that this command wrote: its bytes, spikes and answers."),
     "weights": Word("FILE|pretrained|random", "A local checkpoint (.safetensors, .pth, .pt or .bin), the published weights, or none."),
 }  # fmt: skip
 RECIPE_OPTIONS = {

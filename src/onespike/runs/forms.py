@@ -17,7 +17,7 @@ from torch import nn
 
 from onespike.calibration.inputs import batch_count, batches_of
 from onespike.deploy.exports import Exported, export
-from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of
+from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of, verify
 from onespike.deploy.exports.comparison import in_form_of
 from onespike.deploy.integer import optimize
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
@@ -77,14 +77,25 @@ def export_pair(
     data: str | None = None,
     limit: int = 16,
     integer: bool | None = None,
+    golden: int | None = None,
     batch_size: int = 4,
 ) -> Exported:
     """Export the network of a run, and compare it on these inputs or on those of its calibration."""
     inputs = real_inputs(pair, data, limit, batch_size)
     return export(
         pair.snn, format, out, inputs,
-        integer=integer, facts=facts_of(pair), differences=pair.loaded.task.differences,
+        integer=integer, golden=golden, facts=facts_of(pair), differences=pair.loaded.task.differences,
     )  # fmt: skip
+
+
+def verify_pair(
+    pair: NetworkPair | None, file: Path, *, data: str | None = None, limit: int = 16, batch_size: int = 4
+) -> Exported:
+    """Check an exported file: with its run on these inputs, or alone by its golden spikes."""
+    if pair is None:
+        return verify(file)
+    inputs = real_inputs(pair, data, limit, batch_size)
+    return verify(file, pair.snn, inputs, differences=pair.loaded.task.differences)
 
 
 SKIPPED = (0.3, 0.5, 0.7)

@@ -6,6 +6,7 @@ Every file is read back and run before it takes its name; differences are writte
 from __future__ import annotations
 
 import importlib
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,13 @@ from torch import Tensor, nn
 from onespike.deploy.exports.comparison import Answer, Comparison, Differences, compare, largest_class
 from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
-from onespike.runtime.atomic import atomic_files
+from onespike.runtime.atomic import atomic_files, damage, digests, sha256
 from onespike.runtime.batches import batches_of_inputs, call, count, take
 from onespike.runtime.forward import evaluating
 from onespike.runtime.provenance import stamped
+from onespike.runtime.validated import read_sealed, sealed
+
+REMEDY = "Export it again."
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,14 @@ class Request:
     facts: Mapping[str, Any]
     strict: bool = False
     """Whether a product that is left in floats is refused."""
+    golden: int | None = None
+    """How many inputs are stored with their spikes, in a format that holds them; those that trace the network if None."""
 
     @staticmethod
     def of(
-        snn: nn.Module, inputs: Any, integer: bool, facts: Mapping[str, Any], strict: bool = False
-    ) -> Request:
+        snn: nn.Module, inputs: Any, integer: bool, facts: Mapping[str, Any], strict: bool = False,
+        golden: int | None = None,
+    ) -> Request:  # fmt: skip
         """Return the request for one form of a network; what no format can write is refused."""
         check_deployable(snn, "export", "a file")
         batches = batches_of_inputs(snn, inputs)
@@ -46,7 +53,12 @@ class Request:
             raise UsageError(
                 "export: at least two inputs are needed, so that the size of a batch can be left open."
             )
-        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts, strict)
+        if golden is not None and not 0 < golden <= sum(map(count, batches)):
+            raise UsageError(
+                f"export: golden={golden} is not from 1 to {sum(map(count, batches))}, the number of inputs. "
+                "Give more inputs with limit=."
+            )
+        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts, strict, golden)
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,10 @@ class Format:
     needs: tuple[str, ...] = ()
     extra: str = ""
     forms: tuple[bool, ...] = (False, True)
+    probe: Callable[[Path], Callable[[Any], Answer]] | None = None
+    """Runs an existing file with the counts of every site, where these have names in it."""
+    golden: Callable[[Path], Comparison] | None = None
+    """Compares an existing file with the spikes that it holds."""
 
 
 FORMATS: dict[str, Format] = {}
@@ -114,6 +130,8 @@ class Exported:
     batch: int
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of the file, or of every file of the folder."""
 
     def to_dict(self) -> dict[str, Any]:
         record = asdict(self)
@@ -160,6 +178,7 @@ def export(
     inputs: Any,
     *,
     integer: bool | None = None,
+    golden: int | None = None,
     facts: Mapping[str, Any] | None = None,
     differences: Differences = largest_class,
 ) -> Exported:
@@ -172,12 +191,17 @@ def export(
         inputs: real inputs, as for `spike`, or one batch of them. The first batch, of at least two inputs, traces the network.
         integer: multiply spikes by 8-bit weights; by default only in formats that have no other form. There it refuses a
             network of which a product is left in floats.
+        golden: how many inputs `integers` stores with all their spikes; 4 by default.
         facts: more text for the file.
         differences: returns how many answers differ between two outputs, per input; arg-maxes by default.
     """
     out = Path(out)
     chosen, form = prepare(format, integer, out)
-    request = Request.of(snn, inputs, form, dict(facts or {}), bool(integer))
+    if golden is not None and chosen.golden is None:
+        raise UsageError(
+            f"export: {format} holds no golden spikes. Leave golden= out, or take format='integers'."
+        )
+    request = Request.of(snn, inputs, form, dict(facts or {}), bool(integer), golden)
     batches = request.batches
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
@@ -189,10 +213,58 @@ def export(
             times = best_times(runs, batches[0])
         done = Exported(
             out, chosen.name, "integer" if form else "float", foreign.runtime, size_of(file), comparison, times,
-            count(batches[0]), foreign.notes, request.facts,
+            count(batches[0]), foreign.notes, request.facts, digests_of(file),
         )  # fmt: skip
-        report_of(file).write_text(stamped(done.to_dict()), encoding="utf-8")
+        report_of(file).write_text(sealed(json.loads(stamped(done.to_dict()))), encoding="utf-8")
     return done
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `OUT.verified.json` must say."""
+
+    format: str
+    form: str
+    runtime: str
+    batch: int
+    files: dict[str, str]
+
+
+def verify(
+    file: Path, snn: nn.Module | None = None, inputs: Any = None, *, differences: Differences = largest_class
+) -> Exported:
+    """Check a file that `export` wrote: its bytes, and in its runtime its answers on these inputs.
+
+    Spikes are compared, too, where the file names them. Without a network its golden spikes are compared.
+    """
+    report = report_of(file)
+    record = read_sealed(Verified, report, REMEDY)
+    if record is None:
+        raise LoadError(f"{report}: no such file, which says what the export was. {REMEDY}")
+    for name, digest in record["files"].items():
+        if difference := damage(file / name, digest):
+            raise LoadError(f"{file / name}: the export is damaged: it {difference}. {REMEDY}")
+    chosen, form = prepare(record["format"], record["form"] == "integer")
+    run, request = chosen.read(file), None if snn is None else Request.of(snn, inputs, form, {})
+    if request is not None:
+        with evaluating(request.network):
+            probe = None if chosen.probe is None else chosen.probe(file)
+            comparison = compare(request.network, run, probe, request.batches, differences)
+    elif chosen.golden is not None:
+        comparison = chosen.golden(file)
+    else:
+        raise UsageError(
+            f"export: {file} holds no golden spikes. Give the run whose network it is, and its answers are compared again."
+        )
+    return Exported(
+        file, chosen.name, record["form"], record["runtime"], size_of(file), comparison, {}, comparison.inputs,
+        files=record["files"],
+    )  # fmt: skip
+
+
+def digests_of(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of a file as that of `.`, or of all files of a folder by their paths there."""
+    return digests(path) if path.is_dir() else {".": sha256(path)}
 
 
 def size_of(path: Path) -> int:

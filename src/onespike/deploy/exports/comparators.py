@@ -24,7 +24,11 @@ from onespike.spikes.code import MOST_CUTS
 
 FRACTION = 20
 """Fixed-point values are multiples of 2⁻²⁰."""
-LARGEST, LARGEST_VALUE = 2**31 - 1, 2**44
+INPUT_FRACTION = 30
+"""Inputs of the network are compared as they come: a float32 from 2⁻⁷ on is a multiple of 2⁻³⁰."""
+LARGEST, LARGEST_VALUE = 2**31 - 1, 2.0**24
+MOST, SHORT = 512, 1024
+"""No neuron has more counts; where it has more than `MOST_CUTS`, a table of so many numbers serves all channels."""
 PRODUCTS = {"spikes.linear": "spikes.linear_sums", "spikes.conv": "spikes.conv_sums"}
 POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 
@@ -82,6 +86,11 @@ def first_integers(fires: Callable[[Tensor], Tensor], low: Tensor, high: Tensor)
         passed = fires(middle) & (middle > low)
         high, low = torch.where(passed, middle, high), torch.where(passed, low, torch.maximum(low, middle))
     return high
+
+
+def largest_sum(weight: Tensor, most: int) -> int:
+    """Return the largest sum of 8-bit weights and units of at most `most`."""
+    return min(LARGEST - 1, int(weight.int().abs().flatten(1).sum(1).max()) * most)
 
 
 def concrete(value: Any) -> Any:
@@ -171,6 +180,12 @@ class _Path:
         rows = (1, -1, *[1] * (len(shape) - 2))
         yield from affine(*(self.at_site(part.view(rows), shape, place) for part in (gain, bias)))
 
+    def largest_sum(self) -> int:
+        """Return what no sum of the product before exceeds: beyond it there is no threshold."""
+        named = arguments(self.source)
+        weight = self.graph.tensor(named["weight"])
+        return LARGEST if weight is None else largest_sum(weight, named["most"])
+
     def product(self) -> Iterator[Step]:
         """The scale, the gain of a row and the bias behind the sums of a product."""
         named, shape = arguments(self.source), _shape(self.source)
@@ -203,19 +218,24 @@ def _partial(node: fx.Node, moving: int, others: list[Any]) -> Callable[[Tensor]
     return lambda x: target(*others[:moving], x, *others[moving + 1 :], **kwargs)
 
 
-def comparator(fire: fx.Node, graph: Graph, most: int = MOST_CUTS) -> tuple[Comparator, _Path] | None:
-    """Return how a neuron decides on integers, and the nodes that still move them; None if it is scaled and rounded."""
+def comparator(fire: fx.Node, graph: Graph, whole: bool = False) -> tuple[Comparator, _Path] | None:
+    """Return how a neuron decides on integers, and the nodes that still move them; None if it is scaled and rounded.
+
+    Long tables serve all channels at once, but of the `whole` chain of functions.
+    """
     named = arguments(fire)
     signs = {"positive": (1,), "negative": (-1,)}.get(named["sides"], (-1, 1))
     counts = sorted({0, *(sign * level for sign in signs for level in named["levels"])})
-    if len(counts) > most:
+    if len(counts) > MOST:
         return None
     path = _Path(fire, graph)
     # where the chain cannot carry its constants, what reaches the neuron is compared
     for source, nodes in ((path.source, path.nodes), (named["x"], [])):
         path.source, path.nodes = source, nodes
         with suppress(ValueError, RuntimeError):
-            return _compared(path, named, counts), path
+            made = _compared(path, named, counts)
+            if whole or len(counts) <= MOST_CUTS or made.thresholds.numel() <= SHORT:
+                return made, path
     return None
 
 
@@ -230,7 +250,9 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     if any(isinstance(part, fx.Node) for part in fixed.values()):
         raise ValueError("a gain depends on the input")
     facts = (named["sides"], list(named["levels"]), list(named["bounds"]), "")
-    unit, limit = (1.0, LARGEST) if sums else (2.0**-FRACTION, LARGEST_VALUE)
+    fraction = 0 if sums else INPUT_FRACTION if path.source.op == "placeholder" else FRACTION
+    unit = 2.0**-fraction
+    limit = path.largest_sum() + 1 if sums else int(LARGEST_VALUE / unit)
 
     def value(integers: Tensor, number: int = len(steps)) -> Tensor:
         x = integers * unit
@@ -254,7 +276,7 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     low = -high
     if not turning:
         thresholds = first_integers(lambda s: fired(s * sign) >= wanted[1:], low, high)
-        return _pruned(thresholds, counts, sign, 0 if sums else FRACTION, limit)
+        return _pruned(thresholds, counts, sign, fraction, limit)
     turn = float(steps[first].turn or 0.0)
     bottom = first_integers(lambda s: value(s * sign, first) >= turn, low[..., :1], high[..., :1])
     here, beyond = value(bottom * sign), value((bottom + 1 / unit) * sign)
@@ -268,7 +290,7 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     )
     right = first_integers(lambda s: way * fired(s * sign) >= way * order[1:], bottom.expand_as(low), high)
     values = [int(c) for c in (*order.flip(0).tolist(), *order[1:].tolist())]
-    return _pruned(torch.cat([left, right], -1), values, sign, 0 if sums else FRACTION, limit)
+    return _pruned(torch.cat([left, right], -1), values, sign, fraction, limit)
 
 
 def _pruned(thresholds: Tensor, values: list[int], sign: Tensor, fraction: int, limit: int) -> Comparator:

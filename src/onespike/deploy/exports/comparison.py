@@ -144,14 +144,16 @@ def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
 def compare(
     network: nn.Module,
     run: Callable[[Any], list[Tensor]],
-    probe: Callable[[Any], Answer],
+    probe: Callable[[Any], Answer] | None,
     batches: Sequence[Any],
     differences: Differences,
 ) -> Comparison:
-    """Run all on every batch: outputs are those of the file itself, counts those of its graph with further outputs."""
+    """Run all on every batch: outputs are those of the file itself, counts those of its graph with further outputs, if any."""
     comparison = Comparison()
     with torch.no_grad():
         for batch in batches:
-            answer = Answer(run(batch), probe(batch).counts)
-            comparison.update(reference(network, batch), answer, differences)
+            output, expected = reference(network, batch)
+            counts = [] if probe is None else probe(batch).counts
+            expected = expected if probe is not None else expected._replace(counts=[])
+            comparison.update((output, expected), Answer(run(batch), counts), differences)
     return comparison

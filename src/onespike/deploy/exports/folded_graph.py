@@ -6,6 +6,7 @@ thresholds take in the affine map and the exponential.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import fx
 
 from onespike.deploy.exports.comparators import MOVES, POOLS, PRODUCTS, Comparator, comparator
 from onespike.deploy.exports.graph import Graph, arguments, operation_of
-from onespike.spikes.code import MOST_CUTS
 
 NORMS = {"aten.layer_norm.default": ("weight", "bias"), "aten.rms_norm.default": ("weight",)}
 SOFTMAX = ("aten.softmax.int", "aten._safe_softmax.default")
@@ -68,14 +68,68 @@ def shift_(graph: Graph) -> None:
         fire.args, fire.kwargs = tuple((named | {"x": x, "center": None, "gain": None}).values()), {}
 
 
-def fold_(graph: Graph, most: int = MOST_CUTS) -> dict[str, Comparator]:
-    """Put a comparator in place of each neuron of at most so many counts, and remove the functions that nothing else reads."""
+MEANS = (
+    "aten.mean.dim",
+    "aten.avg_pool2d.default",
+    "aten.avg_pool3d.default",
+    "aten.adaptive_avg_pool2d.default",
+)
+
+
+def sum_(graph: Graph) -> None:
+    """Write means over a fixed number of values as sums and a division, which thresholds take in."""
+    nodes: Any = graph.program.graph
+    for node in graph.calls:
+        if operation_of(node) not in MEANS or (made := _summed(node, arguments(node))) is None:
+            continue
+        users = list(node.users)
+        node.target, node.args, number = made
+        node.kwargs = {}
+        mean = _behind(node, torch.ops.aten.div.Tensor, (node, number), nodes)
+        for user in users:
+            user.replace_input_with(node, mean)
+
+
+def _summed(node: fx.Node, named: dict[str, Any]) -> tuple[Any, tuple[Any, ...], int] | None:
+    """Return the sum behind a mean: its operation, its arguments, and of how many values; None if that differs by place."""
+    x, op = named["self"], operation_of(node)
+    size = x.meta["val"].shape
+    if op == "aten.mean.dim":
+        counted = [size[axis] for axis in named["dim"] or range(len(size))]
+        target: Any = torch.ops.aten.sum.dim_IntList
+        args: tuple[Any, ...] = (x, named["dim"], named["keepdim"])
+    else:
+        if "output_size" in named:
+            image, places = size[2:], named["output_size"]
+            if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(image, places, strict=True)):
+                return None
+            counted = [n // m for n, m in zip(image, places, strict=True)]
+            named = {"kernel_size": counted, "stride": counted, "padding": 0}
+        elif named["ceil_mode"] or (not named["count_include_pad"] and any(named["padding"])):
+            return None
+        else:
+            counted = [*named["kernel_size"]] * (1 if len(named["kernel_size"]) > 1 else len(size) - 2)
+            counted = counted if named["divisor_override"] is None else [named["divisor_override"]]
+        target = getattr(torch.ops.aten, "avg_pool2d" if len(size) == 4 else "avg_pool3d").default
+        args = (x, named["kernel_size"], named["stride"], named["padding"], False, True, 1)
+    if any(isinstance(number, torch.SymInt) for number in counted):
+        return None
+    return target, args, prod(counted)
+
+
+def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
+    """Put a comparator in place of each neuron that has one, and remove the functions that nothing else reads.
+
+    `whole` folds all functions of a chain, whatever memory the thresholds take, and leaves means as they are.
+    """
+    if not whole:
+        sum_(graph)
     split_(graph)
     shift_(graph)
     nodes: Any = graph.program.graph
     folded = dict[str, Comparator]()
     for fire in [node for node in graph.calls if operation_of(node) == "spikes.fire"]:
-        made = comparator(fire, graph, most)
+        made = comparator(fire, graph, whole)
         site = arguments(fire)["site"]
         if made is None:
             continue

@@ -10,101 +10,27 @@ from __future__ import annotations
 
 import json
 import operator
-from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.base import REMEDY, Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparators import FRACTION, Comparator
-from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.comparison import Answer, Comparison, largest_class, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
+from onespike.deploy.exports.record import FROM_SITE, VALUE, NetworkRecord, schema
 from onespike.deploy.exports.sheet import written
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
-from onespike.runtime.batches import count
+from onespike.runtime.batches import count, join, take_first
 from onespike.runtime.validated import read_version, sealed, understood
 
-VERSION = 3
-REMEDY = "Export it again."
+VERSION = 4
 RECORD, TENSORS, GOLDEN, SCHEMA = "network.json", "network.safetensors", "golden.safetensors", "schema.json"
-VALUE = "value"
-"""An argument {"value": NAME} is the result of a node, an input or a tensor of that name."""
-
-
-@dataclass(frozen=True)
-class NodeRecord:
-    """One operation: `spikes.…` as the documentation defines it, `aten.…` as torch does, or one of Python's."""
-
-    name: str
-    op: str
-    args: list[Any]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SiteRecord:
-    """What is at a site. Names are those of tensors; null is nothing.
-
-    Attributes:
-        fires: the node whose result is its counts.
-        sides: which signs fire: `even`, `both`, `positive` or `negative`.
-        levels: the magnitudes that it may send.
-        bounds: where they begin, in |x − center| / (gain·step) + ½.
-        steps: of the positive and the negative side.
-        units: what one spike is worth; 0 where a channel is off.
-        gain: powers of two by which the steps of a row are larger, by its position.
-        typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
-        thresholds: ascending integers [.., cuts] for the shape of the site, with all functions before it folded in; null
-            where `fires` scales and rounds.
-        values: the counts between thresholds: values[number of thresholds ≤ integer].
-        sign: −1 where the integer is negated first.
-        fraction: the bits behind the point of these integers; 0 for sums of a product.
-        shape: of the counts on the golden inputs.
-    """
-
-    fires: str
-    sides: str
-    levels: list[int]
-    bounds: list[float]
-    steps: list[str]
-    units: list[str]
-    center: str | None
-    gain: str | None
-    offset: str | None
-    typical: str | None
-    thresholds: str | None
-    values: list[int]
-    sign: str | None
-    fraction: int
-    shape: list[int]
-
-
-@dataclass(frozen=True)
-class NetworkRecord:
-    """The whole of `network.json`.
-
-    Attributes:
-        fraction: results that are not integers are rounded to multiples of 2^−fraction.
-        files: the SHA-256 of every other file.
-        sha256: of this record without it, as JSON with sorted keys.
-    """
-
-    format: str
-    version: int
-    inputs: list[str]
-    outputs: dict[str, str]
-    fraction: int
-    sites: dict[str, SiteRecord]
-    nodes: list[NodeRecord]
-    facts: dict[str, Any]
-    files: dict[str, str]
-    sha256: str
-
-
 PLACES = ("device", "layout", "pin_memory", "memory_format")
 """Arguments about memory, which no record needs."""
 
@@ -115,9 +41,28 @@ def read(file: Path) -> Run:
     return lambda batch: replay(batch).outputs
 
 
+def golden(folder: Path) -> Comparison:
+    """Return how a folder's golden spikes and outputs compare with what it computes."""
+    replay, comparison = Replay.read(folder), Comparison()
+    with understood(folder / GOLDEN, REMEDY):
+        stored = _tensors(folder / GOLDEN)
+        outputs = [stored[f"output.{name}"] for name in replay.record["outputs"]]
+        counts = [(name, _dense(name, site, stored)) for name, site in replay.record["sites"].items()]
+        answer = replay(tuple(stored[f"input.{name}"] for name in replay.record["inputs"]))
+        comparison.update((outputs, Answer(outputs, counts)), answer, largest_class)
+    return comparison
+
+
+def _dense(name: str, site: dict[str, Any], stored: dict[str, Tensor]) -> Tensor:
+    counts = torch.zeros(prod(site["shape"]), dtype=torch.float64)
+    counts[stored[f"neurons.{name}"].long()] = stored[f"counts.{name}"].double()
+    return counts.view(site["shape"])
+
+
 @export_format(
-    "integers", read=read, suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,)
-)
+    "integers", read=read, suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,),
+    probe=lambda file: Replay.read(file), golden=golden,
+)  # fmt: skip
 def write(request: Request, file: Path) -> Foreign:
     """Write a folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
     from safetensors.torch import save_file
@@ -132,6 +77,8 @@ def write(request: Request, file: Path) -> Foreign:
             f"export: the products of {', '.join(floats)} are left in floats. Convert with io='int8', or leave integer= out."
         )
     file.mkdir()
+    if request.golden is not None:
+        batch = join(take_first(request.batches, request.golden))
     answer = Replay(record, stored)(batch)
     for site, (_, counts) in zip(record["sites"].values(), answer.counts, strict=True):
         site["shape"] = list(counts.shape)
@@ -144,13 +91,6 @@ def write(request: Request, file: Path) -> Foreign:
         Replay.read(file),
         graph.notes,
     )
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of `network.json`."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(NetworkRecord).json_schema()
 
 
 def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Tensor]:
@@ -195,11 +135,17 @@ def _described(
 
 
 def _node(node: fx.Node, graph: Graph) -> dict[str, Any]:
-    op, args = operation_of(node), [_argument(a, graph) for a in node.args]
-    kwargs = {name: _argument(a, graph) for name, a in node.kwargs.items() if name not in PLACES}
+    op, target = operation_of(node), node.target
     if op.startswith("aten.to."):
-        op, args, kwargs = "aten.to.dtype", [args[0], kind_of(node)], {}
-    return {"name": node.name, "op": op, "args": args, "kwargs": kwargs}
+        op, named = "aten.to.dtype", {"self": node.args[0], "dtype": kind_of(node)}
+    elif isinstance(target, torch._ops.OpOverload):
+        left_out = {p.name: p.default_value for p in target._schema.arguments if p.has_default_value()}
+        left_out |= {name: arguments(node).get(name) for name in (*PLACES, *FROM_SITE.get(op, ()))}
+        named = {n: v for n, v in arguments(node).items() if n not in left_out or v != left_out[n]}
+    else:
+        named = dict(zip("ab", node.args, strict=False))
+    args = {name: _argument(value, graph) for name, value in named.items()}
+    return {"name": node.name, "op": op, "args": args}
 
 
 def _code(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -275,19 +221,13 @@ class Replay:
     @staticmethod
     def read(folder: Path) -> Replay:
         """Read a folder that `write` wrote; any damage raises an error that names it."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         if not (folder / RECORD).is_file():
             raise LoadError(f"{folder}: no exported network here ({RECORD} is missing). {REMEDY}")
         record = read_version(NetworkRecord, folder / RECORD, VERSION, "the exported network", REMEDY)
         for name, digest in record["files"].items():
             if difference := damage(folder / name, digest):
                 raise LoadError(f"{folder}: the exported network is damaged: {name} {difference}. {REMEDY}")
-        try:
-            return Replay(record, load_file(folder / TENSORS), folder / RECORD)
-        except SafetensorError as error:
-            raise LoadError(f"{folder / TENSORS}: the file cannot be read ({error}). {REMEDY}") from error
+        return Replay(record, _tensors(folder / TENSORS), folder / RECORD)
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Answer:
@@ -305,9 +245,10 @@ class Replay:
         for name, leaf in zip(self.record["inputs"], tensors(batch), strict=True):
             values[name] = leaf.double() if leaf.is_floating_point() else leaf
         for node in self.record["nodes"]:
-            kwargs = {name: _read(argument, values) for name, argument in node["kwargs"].items()}
-            result = _function(node["op"])(*_read(node["args"], values), **kwargs)
-            values[node["name"]] = self._on_grid(node["op"], result)
+            named = {name: _read(argument, values) for name, argument in node["args"].items()}
+            for name in FROM_SITE.get(node["op"], ()):
+                named[name] = self.record["sites"][named["site"]][name]
+            values[node["name"]] = self._on_grid(node["op"], _computed(node["op"], named))
         outputs = [values[name] for name in self.record["outputs"].values()]
         counts = [(name, values[site["fires"]]) for name, site in self.record["sites"].items()]
         return Answer([o.float() if o.is_floating_point() else o for o in outputs], counts)
@@ -321,10 +262,20 @@ def _read(value: Any, values: dict[str, Any]) -> Any:
     return TYPES.get(value, value) if isinstance(value, str) else value
 
 
-def _function(op: str) -> Any:
-    """Return an operation by its name: nothing but operators, and none that opens a file."""
+def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{file}: the file cannot be read ({error}). {REMEDY}") from error
+
+
+def _computed(op: str, named: dict[str, Any]) -> Any:
+    """Return the result of an operation by its name: nothing but operators, and none that opens a file."""
     if op in PYTHON:
-        return PYTHON[op]
+        return PYTHON[op](*named.values())
     space, name, *overload = op.split(".")
     packet = getattr(getattr(torch.ops, space), name) if space in ("aten", "spikes") else None
     function = getattr(packet, overload[0] if overload else "default", None)
@@ -332,4 +283,4 @@ def _function(op: str) -> Any:
         argument.name == "filename" for argument in function._schema.arguments
     ):
         raise ValueError(f"no operation {op!r}")
-    return function
+    return function(**named)

@@ -7,7 +7,7 @@ whole numbers, which float32 holds up to 2²⁴, and annotations say how many bi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparators import Comparator
+from onespike.deploy.exports.comparators import MOST, Comparator
 from onespike.deploy.exports.comparison import Answer, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
@@ -29,8 +29,6 @@ from onespike.errors import UsageError
 from onespike.runtime.batches import call, split, take
 
 DOMAIN, KEY = "qonnx.custom_op.general", "onespike.tensors"
-MOST = 512
-"""No neuron has more counts: of more, thresholds take more memory than weights."""
 FLOAT, IR_VERSION = 1, 10
 LARGEST = 2.0**31 - 2**7
 """No sum is larger, in float32."""
@@ -52,8 +50,16 @@ def read(file: Path) -> Run:
     return lambda batch: model(batch, "outputs")
 
 
+def probe(file: Path) -> Callable[[Any], Answer]:
+    """Return how a file fires: the counts of a site are the tensor of its name."""
+    model = _Model(file)
+    sites = [site for site, _ in model.record["sites"]]
+    return lambda batch: Answer([], list(zip(sites, model(batch, "sites"), strict=True)))
+
+
 @export_format(
-    "qonnx", read=read, suffix=".onnx", needs=("onnxscript", "onnxruntime", "qonnx"), extra="qonnx", forms=(True,)
+    "qonnx", read=read, suffix=".onnx", needs=("onnxscript", "onnxruntime", "qonnx"), extra="qonnx", forms=(True,),
+    probe=probe,
 )  # fmt: skip
 def write(request: Request, file: Path) -> Foreign:
     """ONNX with MultiThresholds for neurons and integers of few bits, for FPGAs; one input at a time."""
@@ -73,13 +79,10 @@ def write(request: Request, file: Path) -> Foreign:
     }
     written = translated(graph, [*network.outputs, *network.sites], request.facts, translations)
     cleaned(written, graph, network.outputs, network.sites, axes).save(str(file))
-    model = _Model(file)
-
-    def probe(batch: Any) -> Answer:
-        return Answer([], list(zip(network.sites, model(batch, "sites"), strict=True)))
-
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors(first))
-    return Foreign(f"qonnx {version('qonnx')}", probe, (f"it takes one input at a time, of shape {shapes}",))
+    return Foreign(
+        f"qonnx {version('qonnx')}", probe(file), (f"it takes one input at a time, of shape {shapes}",)
+    )
 
 
 def _axis(several: Tensor, single: Tensor) -> int:
@@ -91,7 +94,7 @@ def folded(graph: Graph) -> dict[str, Comparator]:
     """Put comparators in place of all neurons, in a program that can be translated."""
     fires = [arguments(node) for node in graph.calls if operation_of(node) == "spikes.fire"]
     sites = [named["site"] for named in fires]
-    compared = fold_(graph, MOST)
+    compared = fold_(graph, whole=True)
     for named in fires:
         site, levels = named["site"], len(named["levels"])
         if sites.count(site) > 1:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onespike.deploy.exports.base import Request, example
-from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, concrete
+from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, concrete, largest_sum
 from onespike.deploy.exports.comparison import reference
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
@@ -161,8 +161,8 @@ class _Written:
             weight: Any = tensors["weight"]
             scale = tensors.get("scale")
             row.weight_bytes += weight.nbytes
-            largest = int(weight.int().abs().flatten(1).sum(1).max()) * named["most"]
-            row.accumulator_bits = max(row.accumulator_bits, largest.bit_length() + 1)
+            bits = largest_sum(weight, named["most"]).bit_length() + 1
+            row.accumulator_bits = max(row.accumulator_bits, bits)
             if scale is not None:
                 self._charge(node, f"sum: {_factor([scale], SUM_SHIFTS)}", _size(node))
 
