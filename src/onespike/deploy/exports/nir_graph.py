@@ -27,7 +27,7 @@ from torch import Tensor, fx
 
 from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparators import PRODUCTS
+from onespike.deploy.exports.comparators import MOST, PRODUCTS
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
@@ -50,8 +50,6 @@ POOL = "aten.max_pool2d.default"
 ANALOG = ("aten.linear.default", "aten.conv2d.default")
 SPIKING = (*PRODUCTS, *PRODUCTS.values())
 POINT = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
-MOST_CUTS = 512
-"""No neuron has more counts: of more, each would be thousands of neurons."""
 LARGE = 2**20
 """Of so many neurons, their number and the size of the file are stated before it is written."""
 
@@ -117,7 +115,7 @@ class Chain:
         self.coded = {
             named["site"]: named for named in map(arguments, calls) if named["x"] is graph.inputs[0]
         }
-        self.folded = fold_(graph, MOST_CUTS)
+        self.folded = fold_(graph, whole=True)
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
         self.fires: dict[str, Fired] = {}
@@ -144,7 +142,7 @@ class Chain:
                 raise refuse(f"{_where(node)} has gains that depend on the input", CHIP)
             elif op == "spikes.fire":
                 levels = len(arguments(node)["levels"])
-                reason = f"{levels} levels" if levels > MOST_CUTS // 2 else "no thresholds on integers"
+                reason = f"{levels} levels" if levels > MOST // 2 else "no thresholds on integers"
                 raise refuse(f"{_where(node)} has {reason}", CHIP)
             else:
                 raise _obstacle(node)
