@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from onespike.tasks.intervals import (
-    beside,
     bounds_of,
     correlation_interval,
     interval,
     paired_interval,
     ratio_error,
     span,
+    stated,
 )
 from onespike.tasks.language import Perplexity, window_perplexity
 from onespike.tasks.text import Window
@@ -88,5 +88,6 @@ def test_perplexity_and_its_difference():
 
 def test_words():
     record = {"kl": 0.5, "intervals": {"kl": [0.4, 0.6]}}
-    assert beside(record, "kl") == " (95 %: 0.4 to 0.6)" and span(record, "kl", 2) == "0.40 to 0.60"
-    assert beside({"kl": 0.5}, "kl") == "" and span(record, "top1") is None
+    assert stated(record, 0.5, "kl", 2, " nats") == "0.50 nats (95 %: 0.4 to 0.6)"
+    assert span(record, "kl", 2) == "0.40 to 0.60" and span(record, "top1") is None
+    assert stated({}, -0.5, "top1", 1, sign=True) == "−0.5"

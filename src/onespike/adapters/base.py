@@ -213,7 +213,3 @@ def classifier(names: tuple[str, ...] | None) -> Classification:
         with suppress(ImportError):
             ids = tuple(importlib.import_module("timm.data").ImageNetInfo().label_names())
     return Classification(names, ids)
-
-
-def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:
-    return f"mean {' '.join(f'{m:g}' for m in mean)}, std {' '.join(f'{s:g}' for s in std)}"

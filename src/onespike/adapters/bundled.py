@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.adapters import scenes
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import Records, listed
-from onespike.adapters.preprocessing import NORMALIZATIONS, normalized, pixels_of
+from onespike.adapters.preprocessing import NORMALIZATIONS, describe_normalization, normalized, pixels_of
 from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, require, unknown
 from onespike.tasks import Classification, Detection

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import pickletools
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,12 +45,16 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         reason = error.strerror or error
         raise LoadError(f"{path}: the file cannot be opened ({reason}). Check its permissions.") from error
     except Exception as error:  # torch, its unpickler, safetensors and zip have separate exception families
-        raise _broken(path, first_line(error)) from error
+        raise LoadError(
+            f"{path}: the file is damaged or cut short ({first_line(error)}). Fetch or copy it again."
+        ) from error
     tensors = dict(contents) if isinstance(contents, Mapping) else {}
     while inner := next((tensors[w] for w in WRAPPERS if isinstance(tensors.get(w), Mapping)), None):
         tensors = dict(inner)
     if not tensors or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
-        raise _no_state_dict(path)
+        raise LoadError(
+            f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
+        )
     while all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
@@ -87,20 +90,17 @@ def refuse_types(place: str, tensors: Iterable[tuple[str, Tensor]], wanted: Mapp
         lost = cast.isinf() & tensor.isfinite() if target in REAL else cast.to(tensor.dtype) != tensor
         if bool(lost.any()):
             raise LoadError(
-                f"{place}: the tensor {name} holds {tensor[lost][0].item():g}, which {_short(target)} does not. "
-                "Check the weights, or scale them down."
+                f"{place}: the tensor {name} holds {tensor[lost][0].item():g}, which {str(target).removeprefix('torch.')} "
+                "does not. Check the weights, or scale them down."
             )
 
 
 def _other_type(place: str, name: str, kind: object, target: object) -> LoadError:
+    kind, target = (str(each).removeprefix("torch.") for each in (kind, target))
     return LoadError(
-        f"{place}: the tensor {name} is of type {_short(kind)}, and the network needs {_short(target)}. "
+        f"{place}: the tensor {name} is of type {kind}, and the network needs {target}. "
         "Save the weights as floating-point numbers, with the scales of quantized ones applied."
     )
-
-
-def _short(kind: object) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 def refuse_differences(
@@ -111,7 +111,8 @@ def refuse_differences(
     mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]],
 ) -> None:
     """Raise an error if a checkpoint and a model differ in names or in shapes (given as name, checkpoint's, model's)."""
-    shapes = [f"{name} ({_shape(one)} instead of {_shape(other)})" for name, one, other in mismatched]
+    sizes = ((name, ["×".join(map(str, shape)) or "scalar" for shape in both]) for name, *both in mismatched)
+    shapes = [f"{name} ({one} instead of {other})" for name, (one, other) in sizes]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     parts = [f"{len(keys)} {kind}, first {keys[0]}" for kind, keys in kinds if keys]
     if parts:
@@ -119,10 +120,6 @@ def refuse_differences(
             f"{place}: the checkpoint is of another architecture than {type(model).__name__}, which has "
             f"{len(model.state_dict())} tensors: {'; '.join(parts)}. Name the network that the weights were trained for."
         )
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -136,9 +133,8 @@ def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _read_safetensors(path: Path) -> object:
     require("safetensors", "cli", str(path))
     from safetensors import safe_open
-    from safetensors.torch import load_file
 
-    tensors = load_file(path)
+    tensors = dict(each_tensor(path))
     with safe_open(path, framework="pt") as file:
         tied = file.metadata() or {}  # names of tensors that are stored once
     return {name: tensors[other] for name, other in tied.items() if other in tensors} | tensors
@@ -150,53 +146,16 @@ def _read_torch(path: Path) -> object:
             # torch writes checksums, unless they are switched off, but reads none
             damaged = archive.testzip() if any(part.CRC for part in archive.infolist()) else None
         if damaged is not None:
-            raise _broken(path, f"its part {damaged} has another checksum")
+            raise ValueError(f"its part {damaged} has another checksum")
     try:
         with warnings.catch_warnings():  # about pickles of a protocol that torch does not write
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # torch says the same of code and of a truncated name; a pickle that ends well tells them apart.
-        operations = _pickle_operations(path)
-        if operations is None:
-            raise _broken(path, "its pickle does not end") from error
-        if not operations & {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ"}:
-            raise _no_state_dict(path) from error
+    except pickle.UnpicklingError as error:  # the same for code and for a name that is cut short
         raise LoadError(
-            f"{path}: this pickle holds code, which is never run. Convert the file, where you trust it, to "
-            "safetensors with safetensors.torch.save_file(state_dict, FILE)."
+            f"{path}: this pickle holds code, which is never run, or is damaged. Fetch or copy it again, or convert it, "
+            "where you trust it, to safetensors with safetensors.torch.save_file(state_dict, FILE)."
         ) from error
-    except EOFError as error:
-        raise _broken(path, "unexpected end of the file") from error
-
-
-def _pickle_operations(path: Path) -> set[str] | None:
-    """Return the names of the operations in a checkpoint's pickles without running them; None if one does not end."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
-                return {operation.name for operation, _, _ in pickletools.genops(archive.read(name))}
-        operations: set[str] = set()
-        with path.open("rb") as file:
-            # Before zip archives, torch wrote three small pickles before the object, and raw numbers after it.
-            for _ in range(4):
-                operations |= {operation.name for operation, _, _ in pickletools.genops(file)}
-                if not file.peek(1):
-                    break
-        return operations
-    except Exception:  # noqa: BLE001 - of every kind, where bytes are damaged
-        return None
-
-
-def _broken(path: Path, reason: str) -> LoadError:
-    return LoadError(f"{path}: the file is damaged or cut short ({reason}). Fetch or copy it again.")
-
-
-def _no_state_dict(path: Path) -> LoadError:
-    return LoadError(
-        f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
-    )
 
 
 def files_of(name: str, source: Source) -> list[Path]:

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import as_list, listed, objects_in
+from onespike.adapters.preprocessing import describe_normalization
 from onespike.errors import LoadError, UsageError, first_line
 from onespike.tasks import Detection
 

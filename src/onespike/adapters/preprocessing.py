@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from onespike.adapters.base import LoadedModel, Normalization, describe_normalization
+from onespike.adapters.base import LoadedModel, Normalization
 from onespike.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def pixels_of(image: Image, side: int | None = None) -> Tensor:
         image = image.resize((side, side), Resampling.BILINEAR)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, 3).permute(2, 0, 1).float()
+
+
+def describe_normalization(mean: Sequence[float], std: Sequence[float]) -> str:
+    return f"mean {' '.join(f'{m:g}' for m in mean)}, std {' '.join(f'{s:g}' for s in std)}"
 
 
 def normalized(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, describe_normalization
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter
 from onespike.adapters.checkpoints import built
+from onespike.adapters.preprocessing import describe_normalization
 from onespike.errors import LoadError, UsageError, require, unknown
 from onespike.tasks import Classification
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, classifier, describe_normalization
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, classifier
 from onespike.adapters.checkpoints import built
 from onespike.adapters.detection import as_list, listed, objects_in
+from onespike.adapters.preprocessing import describe_normalization
 from onespike.errors import UsageError, require, unknown
 from onespike.tasks import Detection, Task
 

@@ -13,33 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import (
-    LoadedModel,
-    Reading,
-    Source,
-    adapter,
-    cannot_download,
-    classifier,
-    describe_normalization,
-)
+from onespike.adapters.base import LoadedModel, Reading, Source, adapter, cannot_download, classifier
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import padded, processed
+from onespike.adapters.preprocessing import describe_normalization
 from onespike.adapters.writing import FIRST, POOLING, Pooled, takes_first, text_reader
 from onespike.errors import LoadError, UsageError, first_line, out_of_memory, require
 from onespike.runtime.validated import understood
 from onespike.tasks import Task
 
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
+DETECTS, SEGMENTS = "AutoModelForObjectDetection", "AutoModelForUniversalSegmentation"
+WRITES, EMBEDS, CLASSIFIES = "AutoModelForCausalLM", "AutoModel", "AutoModelForImageClassification"
 HEADS = {
-    "ForObjectDetection": ("boxes", "AutoModelForObjectDetection"),
-    "ForUniversalSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
-    "ForInstanceSegmentation": ("masks", "AutoModelForUniversalSegmentation"),
-    "ForCausalLM": ("writes", "AutoModelForCausalLM"),
-    "LMHeadModel": ("writes", "AutoModelForCausalLM"),
-    "ForMaskedLM": ("embeds", "AutoModel"),
-    "ForPreTraining": ("embeds", "AutoModel"),
+    DETECTS: ("ForObjectDetection",),
+    SEGMENTS: ("ForUniversalSegmentation", "ForInstanceSegmentation"),
+    WRITES: ("ForCausalLM", "LMHeadModel"),
+    EMBEDS: ("ForMaskedLM", "ForPreTraining"),
 }
-"""The ending of an architecture's name → what it finds and the class that builds it; all others classify."""
+"""The class that builds a network → the endings of its architectures' names; all others classify."""
 
 
 @adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
@@ -50,52 +42,59 @@ def load(name: str, source: Source) -> LoadedModel:
     where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
     with _quiet(library), _failures(spec, name):
         config = library.AutoConfig.from_pretrained(name, **where)
-        kind = _head(config)[0]
-        _refuse_headless(library, spec, config)
-        reader = library.AutoTokenizer if kind in ("writes", "embeds") else library.AutoImageProcessor
-        processor = reader.from_pretrained(name, **where)
+        kind = _kind(library, spec, config)
+        reads = kind in (WRITES, EMBEDS)
+        processor = (library.AutoTokenizer if reads else library.AutoImageProcessor).from_pretrained(
+            name, **where
+        )
+        build = partial(_build, library, kind, name, source, config, where)
         try:
-            model: Any = _build(library, name, source, config, where, source.attention or "sdpa")
+            model: Any = build(source.attention or "sdpa")
         except ValueError as error:
             if source.attention or "scaled_dot_product_attention" not in str(error):
                 raise
-            model = _build(library, name, source, config, where, "eager")
-        parts, attention = [model.config, processor], model.config._attn_implementation
+            model = build("eager")
+        parts, attention = [model.config if reads else config, processor], model.config._attn_implementation
         pooling: dict[Path, str] = {}
-        if kind not in ("writes", "embeds"):
-            reading, task = _image_reader(spec, config, processor, model)
-            parts[0] = config
+        if reads:
+            reading, task = text_reader(spec, processor, model, kind == WRITES)(None)
         else:
-            reading, task = text_reader(spec, processor, model, kind == "writes")(None)
-        if kind == "writes":
+            reading, task = _image_reader(spec, kind, config, processor, model)
+        if kind == WRITES:
             parts.append(model.generation_config)
-        elif kind == "embeds":
+        elif kind == EMBEDS:
             first = takes_first(Path(name))
             model, pooling = Pooled(model, first), {POOLING: json.dumps({FIRST: first})}
-    save = partial(_save, parts, pooling)
+
+    def save(folder: Path) -> None:
+        for part in parts:
+            part.save_pretrained(folder)
+        for file, text in pooling.items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8")
+
     return LoadedModel(model, spec, reading, task, source.describe(), attention, save_configuration=save)
 
 
-def _save(parts: list[Any], files: dict[Path, str], folder: Path) -> None:
-    for part in parts:
-        part.save_pretrained(folder)
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def _refuse_headless(library: Any, spec: str, config: Any) -> None:
-    """Refuse a decoder without its language head: it neither writes nor embeds."""
+def _kind(library: Any, spec: str, config: Any) -> str:
+    """Return the class that builds a network; refuse a decoder without its language head, which nothing can score."""
+    architecture = str((getattr(config, "architectures", None) or [""])[0])
+    kind = next((kind for kind, endings in HEADS.items() if architecture.endswith(endings)), CLASSIFIES)
+    if kind is CLASSIFIES and architecture.endswith("Model") and getattr(config, "vocab_size", None):
+        kind = EMBEDS
     writes, masks = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
-    if _head(config)[0] == "embeds" and type(config) in writes and type(config) not in masks:
+    if kind == EMBEDS and type(config) in writes and type(config) not in masks:
         raise LoadError(
-            f"{spec}: {_architecture(config)} has no language head, and nothing can be scored. "
+            f"{spec}: {architecture} has no language head, and nothing can be scored. "
             f"Save the network with its head, a {writes[type(config)].__name__}."
         )
+    return kind
 
 
-def _image_reader(spec: str, config: Any, processor: Any, model: nn.Module) -> tuple[Reading, Task]:
-    labels, kind = config.id2label, _head(config)[0]
+def _image_reader(
+    spec: str, kind: str, config: Any, processor: Any, model: nn.Module
+) -> tuple[Reading, Task]:
+    labels, words = config.id2label, _describe(processor)
     names = tuple(labels[i] for i in sorted(labels)) if labels else None
 
     def transform(image: Any) -> Tensor:
@@ -103,29 +102,20 @@ def _image_reader(spec: str, config: Any, processor: Any, model: nn.Module) -> t
             pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
-    if kind is None:
-        return Reading(transform, _describe(processor)), classifier(names)
+    if kind == CLASSIFIES:
+        return Reading(transform, words), classifier(names)
     collate = padded(list(inspect.signature(type(model).forward).parameters))
-    return Reading(transform, _describe(processor), collate), processed(processor, kind == "masks", names)
-
-
-def _architecture(config: Any) -> str:
-    return str((getattr(config, "architectures", None) or [""])[0])
-
-
-def _head(config: Any) -> tuple[str | None, str]:
-    architecture = _architecture(config)
-    head = next((head for ending, head in HEADS.items() if architecture.endswith(ending)), None)
-    if head is None and architecture.endswith("Model") and getattr(config, "vocab_size", None):
-        return HEADS["ForMaskedLM"]
-    return head or (None, "AutoModelForImageClassification")
+    return Reading(transform, words, collate), processed(processor, kind == SEGMENTS, names)
 
 
 def _build(
-    library: Any, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
+    library: Any, kind: str, name: str, source: Source, config: Any, where: dict[str, Any], attention: str
 ) -> nn.Module:
-    automatic = getattr(library, _head(config)[1])
-    settings = {**_without_pooler(library, config), "attn_implementation": attention}
+    automatic, settings = getattr(library, kind), dict[str, Any](attn_implementation=attention)
+    if kind == EMBEDS and type(config) in library.MODEL_MAPPING:
+        constructor = library.MODEL_MAPPING[type(config)].__init__
+        if "add_pooling_layer" in inspect.signature(constructor).parameters:  # which only pre-training used
+            settings["add_pooling_layer"] = False
     if source.random:
         model: nn.Module = automatic.from_config(config, dtype=torch.float32, **settings)
         return model
@@ -151,15 +141,6 @@ def _build(
     for file in sorted(Path(name).glob("*.safetensors")) if source.pretrained else ():
         refuse_types(str(file), each_tensor(file), model.state_dict())
     return model
-
-
-def _without_pooler(library: Any, config: Any) -> dict[str, Any]:
-    """Leave out the layer that only pre-training used, where the encoder has that choice."""
-    if _head(config)[0] != "embeds" or type(config) not in library.MODEL_MAPPING:
-        return {}
-    architecture = library.MODEL_MAPPING[type(config)]
-    chosen = "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
-    return {"add_pooling_layer": False} if chosen else {}
 
 
 @contextmanager

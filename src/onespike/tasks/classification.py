@@ -22,11 +22,9 @@ from onespike.runtime.batches import logits
 from onespike.tasks.base import NETWORKS, Drawing, Objective, Score, Task, refuse_nan, relative_entropy, task
 from onespike.tasks.images import read_image, thumbnail
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, change, interval, paired_interval, share_interval, span
-from onespike.tasks.summaries import Summary, Table
+from onespike.tasks.intervals import interval, paired_interval, share_interval, span, stated
+from onespike.tasks.summaries import Summary, Table, likeliest
 
-BEST = 3
-"""Classes that an example shows per network."""
 SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
 
 
@@ -65,15 +63,24 @@ def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], s
     numbers: dict[int, str] = {}
     for folder in folders:
         classes = next((t[key] for t in tables for key in (folder, _plain(folder)) if key in t), set[int]())
-        if len(classes) > 1:
-            several = " and ".join(map(str, sorted(classes)))
-            raise DataError(
-                f"{source}: the folder {folder!r} could be the classes {several} of the network. "
-                "Name all folders by the numbers of their classes."
-            )
         if not classes:
-            raise _no_class(folder, names, source, not ids)
-        (number,) = classes
+            close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            if not ids and re.fullmatch(r"n\d{8}", folder):
+                hint = (
+                    " WordNet ids of ImageNet's classes are known where timm is installed: "
+                    "pip install 'onespike[timm]'."
+                )
+            raise DataError(
+                f"{source}: the folder {folder!r} is none of the {len(names)} classes of the network, which begin with "
+                f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
+            )
+        number, *others = sorted(classes)
+        if others:
+            raise DataError(
+                f"{source}: the folder {folder!r} could be the classes {' and '.join(map(str, sorted(classes)))} of the "
+                "network. Name all folders by the numbers of their classes."
+            )
         if (twin := numbers.setdefault(number, folder)) != folder:
             raise DataError(
                 f"{source}: the folders {twin!r} and {folder!r} name the same class of the network, {names[number]!r}. "
@@ -87,24 +94,15 @@ def _plain(name: str) -> str:
     return " ".join(re.split(r"[\s_,-]+", name.lower())).strip()
 
 
-def _no_class(folder: str, names: Sequence[str], source: str, no_ids: bool) -> DataError:
-    close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    if no_ids and re.fullmatch(r"n\d{8}", folder):
-        hint = " WordNet ids of ImageNet's classes are known where timm is installed: pip install 'onespike[timm]'."
-    return DataError(
-        f"{source}: the folder {folder!r} is none of the {len(names)} classes of the network, which begin with "
-        f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
-    )
+def _form(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
 
 
 def check_labels(labels: Any, inputs: int, classes: int) -> None:
     """Refuse labels that are not one class number per input."""
-    shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
-    if shape != (inputs,):
-        form = f"type {type(labels).__name__}" if shape is None else f"shape {shape}"
+    if not isinstance(labels, Tensor) or labels.shape != (inputs,):
         raise DataError(
-            f"the labels of {inputs} inputs have {form}. "
+            f"the labels of {inputs} inputs have {_form(labels)}. "
             "Give one class number per input; of one-hot rows, labels.argmax(1)."
         )
     wrong = labels[(labels < 0) | (labels >= classes)]
@@ -119,10 +117,9 @@ def _scores(output: Any) -> Tensor:
     scores = logits(output)
     if isinstance(scores, Tensor) and scores.dim() == 2:
         return scores
-    form = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
     raise DataError(
-        f"evaluate: an output of {form} is not scores of shape (inputs, classes). Give a metric for it: any object "
-        "with update(ann, snn, labels) and compute()."
+        f"evaluate: an output of {_form(scores)} is not scores of shape (inputs, classes). Give a metric for it: any "
+        "object with update(ann, snn, labels) and compute()."
     )
 
 
@@ -141,14 +138,20 @@ class Accuracy:
         outputs = {"ann": _scores(ann).detach().double(), "snn": _scores(snn).detach().double()}
         for network, scores in outputs.items():
             refuse_nan(scores, network, "the images")
-        kl = relative_entropy(outputs["ann"], outputs["snn"])
+        kl, (before, after) = relative_entropy(*outputs.values()), (x.argmax(1) for x in outputs.values())
         self.sums.update({"images": len(kl), "kl": float(kl.sum()), "kl squared": float(kl.square().sum())})
-        self.sums["agreement"] += int((outputs["ann"].argmax(1) == outputs["snn"].argmax(1)).sum())
+        self.sums["agreement"] += int((before == after).sum())
         if labels is None:
             self.labeled = False
-        else:
-            check_labels(labels, *scores.shape)
-            self.sums.update(_hits(outputs, labels.to(kl.device)))
+            return
+        check_labels(labels, *scores.shape)
+        hits: dict[str, Tensor] = {}
+        for network, scores in outputs.items():
+            ranked = scores.topk(min(5, scores.shape[1])).indices == labels.to(scores.device)[:, None]
+            hits |= {f"{network}.top1": ranked[:, 0], f"{network}.top5": ranked.any(1)}
+        hits["gained"] = hits["snn.top1"] & ~hits["ann.top1"]
+        hits["lost"] = hits["ann.top1"] & ~hits["snn.top1"]
+        self.sums.update({name: int(hit.sum()) for name, hit in hits.items()})
 
     def merge(self, other: Accuracy) -> None:
         self.sums.update(other.sums)
@@ -179,17 +182,6 @@ class Accuracy:
             "standard_error": 100 * (variance / images) ** 0.5 if self.labeled else None,
             "intervals": intervals,
         }
-
-
-def _hits(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, int]:
-    """Return how many labels are among the best classes, and where only one of the networks is right."""
-    hits: dict[str, Tensor] = {}
-    for network, scores in outputs.items():
-        ranked = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
-        hits |= {f"{network}.top1": ranked[:, 0], f"{network}.top5": ranked.any(1)}
-    hits["gained"] = hits["snn.top1"] & ~hits["ann.top1"]
-    hits["lost"] = hits["ann.top1"] & ~hits["snn.top1"]
-    return {name: int(hit.sum()) for name, hit in hits.items()}
 
 
 def _hit(expected: Any, actual: Any, labels: Tensor) -> Tensor:
@@ -263,11 +255,16 @@ class Classification(Task):
         return scores.argmax(-1) == labels, -F.cross_entropy(scores, labels, reduction="none")
 
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
+        def named(index: int) -> str:
+            return names[index] if names is not None and index < len(names) else f"class {index}"
+
         names = self.class_names or items.class_names
-        best = {"ann": _best(ann, names), "snn": _best(snn, names)}
+        best = {
+            network: likeliest(_scores(output)[0], named) for network, output in (("ann", ann), ("snn", snn))
+        }
         parts = {key: ", ".join(f"{name} {100 * p:.1f} %" for name, p in rows) for key, rows in best.items()}
         return {
-            "label": None if item.label is None else f"label {_class(item.label, names)}",
+            "label": None if item.label is None else f"label {named(item.label)}",
             "pictures": {} if item.content is not None else {"input": thumbnail(read_image(item))},
             "agree": not bool(self.differences(ann, snn).any()),
             **best,
@@ -276,28 +273,18 @@ class Classification(Task):
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
-        agreement, kl, images = (evaluation[key] for key in ("agreement", "kl", "images"))
-        alike, certainty = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
-        title = "Agreement with the original" if evaluation["snn"]["top1"] is None else "Accuracy"
-        note = f"agreement {agreement:.2f} %{alike}, KL {kl:.4f} nats{certainty}, {images} images"
+        agreement = stated(evaluation, evaluation["agreement"], "agreement", 2, " %")
+        kl = stated(evaluation, evaluation["kl"], "kl", 4, " nats")
+        note = f"agreement {agreement}, KL {kl}, {evaluation['images']} images"
         if (difference := evaluation.get("difference")) is not None:
-            note += f"; difference {change(evaluation, difference, 'difference', unit=' points')}"
-        stated = ""
+            note += f"; difference {stated(evaluation, difference, 'difference', 1, ' points', sign=True)}"
+        publisher = ""
         if published is not None:
-            stated = f"published top-1 of these weights: {published:.2f} % (on the whole test set)"
+            publisher = f"published top-1 of these weights: {published:.2f} % (on the whole test set)"
         rows = tuple(
             sum(((evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")), ())
             for key in NETWORKS
         )
         table = Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows)
-        return Summary(title, table, note, published=stated)
-
-
-def _class(index: int, names: tuple[str, ...] | None) -> str:
-    return names[index] if names is not None and index < len(names) else f"class {index}"
-
-
-def _best(output: Any, names: tuple[str, ...] | None) -> list[list[Any]]:
-    scores = _scores(output)[0]
-    values, classes = scores.softmax(-1).topk(min(BEST, len(scores)))
-    return [[_class(int(c), names), float(v)] for v, c in zip(values, classes, strict=True)]
+        title = "Agreement with the original" if evaluation["snn"]["top1"] is None else "Accuracy"
+        return Summary(title, table, note, published=publisher)

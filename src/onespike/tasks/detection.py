@@ -17,7 +17,7 @@ from onespike.tasks.base import NETWORKS, Metric, Objective, Task, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, change, span
+from onespike.tasks.intervals import span, stated
 from onespike.tasks.objects import Objects, drawn, paired, parted, unlike
 from onespike.tasks.pictures import SMALLEST_SCORE, panel, predictions
 from onespike.tasks.precision import AveragePrecision, Precision, Results
@@ -138,9 +138,9 @@ class Detection(Task):
                 figures.append((SHAPES[shape], first, span(evaluation, f"{key}.{shape}.AP"), *others))
             ann, snn = (evaluation[key][shape]["AP"] for key in NETWORKS)
             if ann is not None and snn is not None:
-                note += f"; {SHAPES[shape]} AP {change(evaluation, snn - ann, f'difference.{shape}')}"
+                note += f"; {SHAPES[shape]} AP {stated(evaluation, snn - ann, f'difference.{shape}', 1, sign=True)}"
         if (kl := evaluation.get("kl")) is not None:
-            note += f"; KL {kl:.4f} nats per image{beside(evaluation, 'kl', 4)}"
+            note += f"; KL {stated(evaluation, kl, 'kl', 4, ' nats per image')}"
         rows = [(shape, key) for shape in shapes for key in NETWORKS]
         headers = ("class", *(f"{key.upper()} {SHAPES[shape]} AP" for shape, key in rows))
         by_class = evaluation["classes"].items()

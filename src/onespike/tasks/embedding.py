@@ -14,7 +14,7 @@ from onespike.errors import DataError
 from onespike.tasks import intervals
 from onespike.tasks.base import NETWORKS, Objective, Score, Task, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import beside, span
+from onespike.tasks.intervals import span, stated
 from onespike.tasks.summaries import Summary, Table
 from onespike.tasks.text import documents
 
@@ -192,17 +192,16 @@ class Embedding(Task):
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         cosine, retrieval, paired = (evaluation[name] for name in ("cosine", "retrieval", "pair_spearman"))
-        worst = evaluation["worst"]
-        sure, count, same, similar = beside(evaluation, "cosine", 4), f"{evaluation['texts']} texts", "", ""
+        note = f"cosine with the original {stated(evaluation, cosine, 'cosine', 4)}, worst {evaluation['worst']:.4f}"
         if retrieval is not None:
-            same = f", same nearest text {retrieval:.1f} %{beside(evaluation, 'retrieval')}"
+            note += f", same nearest text {stated(evaluation, retrieval, 'retrieval', 1, ' %')}"
         if paired is not None:
-            certainty = beside(evaluation, "pair_spearman", 4)
-            similar = f", Spearman of pair similarities with the original's {paired:.4f}{certainty}"
+            similar = stated(evaluation, paired, "pair_spearman", 4)
+            note += f", Spearman of pair similarities with the original's {similar}"
         rows = ((evaluation[key]["spearman"], span(evaluation, f"{key}.spearman", 4)) for key in NETWORKS)
         return Summary(
             title="Similarity",
             table=Table(("Spearman with scores", "95 %"), tuple(rows), digits=4),
-            note=f"cosine with the original {cosine:.4f}{sure}, worst {worst:.4f}{same}{similar}; {count}",
+            note=f"{note}; {evaluation['texts']} texts",
             examples="Texts whose embeddings are furthest apart come first.",
         )

@@ -78,16 +78,6 @@ def bounds_of(evaluation: Mapping[str, Any], figure: str) -> Bounds | None:
     return None if bounds is None else (bounds[0], bounds[1])
 
 
-def beside(evaluation: Mapping[str, Any], figure: str, digits: int = 1, sign: bool = False) -> str:
-    """Write an interval behind its figure, in parentheses; nothing where there is none."""
-    bounds = bounds_of(evaluation, figure)
-    return "" if bounds is None else f" ({spelled(bounds, digits, sign)})"
-
-
-def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
-    return beside(evaluation, figure, digits)[len(" (95 %: ") : -1] or None
-
-
 def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:
     """Write an interval in words.
 
@@ -98,7 +88,19 @@ def spelled(bounds: Bounds, digits: int = 1, sign: bool = False) -> str:
     return f"95 %: {low} to {high}"
 
 
-def change(evaluation: Mapping[str, Any], value: float, figure: str, digits: int = 1, unit: str = "") -> str:
-    """Write a difference of both networks with its sign and its interval."""
-    signed = f"{value:+.{digits}f}".replace("-", "−")
-    return f"{signed}{unit}{beside(evaluation, figure, digits, sign=True)}"
+def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | None:
+    bounds = bounds_of(evaluation, figure)
+    return None if bounds is None else spelled(bounds, digits).removeprefix("95 %: ")
+
+
+def stated(
+    evaluation: Mapping[str, Any], value: float, figure: str, digits: int, unit: str = "", sign: bool = False
+) -> str:
+    """Write a value of a figure with its unit, and in parentheses with its interval if it has one.
+
+    >>> stated({"intervals": {"kl": [0.4, 0.6]}}, 0.5, "kl", 4, " nats")
+    '0.5000 nats (95 %: 0.4000 to 0.6000)'
+    """
+    text, bounds = f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−"), bounds_of(evaluation, figure)
+    certainty = "" if bounds is None else f" ({spelled(bounds, digits if digits > 2 else 1, sign)})"
+    return f"{text}{unit}{certainty}"

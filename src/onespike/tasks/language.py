@@ -17,12 +17,12 @@ from onespike.errors import DataError, UsageError
 from onespike.runtime.batches import logits
 from onespike.tasks.base import NETWORKS, Objective, Score, Task, refuse_nan, relative_entropy, task
 from onespike.tasks.inputs import Item, Items
-from onespike.tasks.intervals import Bounds, beside, certain, change, interval, mean_error, ratio_error, span
-from onespike.tasks.summaries import Summary, Table
-from onespike.tasks.text import Tokenizer, Window, pack
+from onespike.tasks.intervals import Bounds, certain, interval, mean_error, ratio_error, span, stated
+from onespike.tasks.summaries import Summary, Table, likeliest
+from onespike.tasks.text import Tokens, Window, pack
 
-BEST, BEFORE = 3, 24
-"""Next tokens that an example shows per network, and tokens of the text before them."""
+BEFORE = 24
+"""Tokens of the text that an example shows before the next one."""
 ALIKE = 0.1
 """Two networks write the same if at most this share of next tokens differs."""
 POSITIONS = 256
@@ -169,7 +169,7 @@ def _unlike(expected: Any, actual: Any) -> Tensor:
 class Language(Task):
     """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens)."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokens
     length: int  # tokens per window
     context: int | None = None  # the most tokens that it can read, or read and write; None if unknown
 
@@ -259,7 +259,10 @@ class Language(Task):
         place = int(relative_entropy(first.float(), second.float()).argmax())
         start = max(0, place + 1 - BEFORE)
         before = self.tokenizer.decode(item.content.ids[start : place + 1].tolist())
-        best = {"ann": self._best(first[place]), "snn": self._best(second[place])}
+        best = {
+            network: likeliest(scores[place], lambda token: self.tokenizer.decode([token]))
+            for network, scores in (("ann", first), ("snn", second))
+        }
         same = int((first.argmax(-1) == second.argmax(-1)).sum())
         text = [f"{same} of {len(first)} next tokens are the same; furthest apart after token {place + 1}:"]
         for key, tokens in best.items():
@@ -267,17 +270,14 @@ class Language(Task):
         label, agree = f"“{'…' if start else ''}{before}”", same == len(first)
         return {"label": label, "pictures": {}, "agree": agree, **best, "text": text}
 
-    def _best(self, scores: Tensor) -> list[list[Any]]:
-        values, tokens = scores.softmax(-1).topk(min(BEST, len(scores)))
-        return [[self.tokenizer.decode([int(t)]), float(v)] for v, t in zip(values, tokens, strict=True)]
-
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:
         ann, snn = (evaluation[key]["perplexity"] for key in NETWORKS)
-        agreement, kl, gap = evaluation["agreement"], evaluation["kl"], evaluation.get("difference")
-        ratio = "" if ann is None or snn is None else f", ×{snn / ann:.3f}"
-        same, apart = beside(evaluation, "agreement"), beside(evaluation, "kl", 4)
-        difference = "" if gap is None else f", difference {change(evaluation, gap, 'difference', 3)}"
+        agreement = stated(evaluation, evaluation["agreement"], "agreement", 2, " %")
+        kl = stated(evaluation, evaluation["kl"], "kl", 4, " nats per token")
+        note = f"next token as the original {agreement}, KL {kl}"
+        if (gap := evaluation.get("difference")) is not None:
+            note += f", ×{snn / ann:.3f}, difference {stated(evaluation, gap, 'difference', 3, sign=True)}"
         rows = []
         for key in NETWORKS:
             sure, figures = span(evaluation, f"{key}.perplexity", 3), evaluation[key]
@@ -286,8 +286,7 @@ class Language(Task):
         return Summary(
             title="Perplexity",
             table=Table(("perplexity per token", "95 %", "per word", "bits per byte"), tuple(rows), digits=3),
-            note=f"next token as the original {agreement:.2f} %{same}, KL {kl:.4f} nats per token{apart}{ratio}{difference}; "
-            f"{size}; per token as GPTQ counts, per word as lm-eval does",
+            note=f"{note}; {size}; per token as GPTQ counts, per word as lm-eval does",
             parts=("token", evaluation["tokens"]),
             examples="Each example is the place of its window where the two networks are furthest apart.",
         )

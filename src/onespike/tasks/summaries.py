@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from onespike.tasks.intervals import Bounds
+
+BEST = 3
+"""Answers that an example shows per network."""
 
 
 class Figure(NamedTuple):
@@ -36,6 +41,12 @@ class Table:
             return "–" if cell is None else cell if isinstance(cell, str) else f"{cell:.{self.digits}f}"
 
         return [tuple(map(text, row)) for row in self.rows]
+
+
+def likeliest(scores: Tensor, name: Callable[[int], str]) -> list[list[Any]]:
+    """Return the best answers of a softmax, each with its name and its probability."""
+    values, places = scores.softmax(-1).topk(min(BEST, len(scores)))
+    return [[name(int(i)), float(p)] for i, p in zip(places, values, strict=True)]
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, Any]:

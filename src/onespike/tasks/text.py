@@ -7,15 +7,15 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onespike.errors import DataError, require
+from onespike.errors import DataError, first_line, require
 from onespike.tasks.inputs import Items
 
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
@@ -68,45 +68,42 @@ def _file(path: Path) -> list[Document]:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
     except OSError as error:
         raise DataError(f"{path}: it cannot be read ({error.strerror}). Change its permissions.") from error
-    read = {".jsonl": _row, ".tsv": _pair}.get(path.suffix.lower())
+    read = {".jsonl": _json, ".tsv": _columns}.get(path.suffix.lower())
     if read is None:
         return [Document(path.name, text)]
-    lines = enumerate(text.splitlines(), 1)
-    return [read(f"{path.name}:{number}", line) for number, line in lines if line.strip()]
+    lines = ((f"{path.name}:{number}", line) for number, line in enumerate(text.splitlines(), 1))
+    return [_row(name, read(name, line)) for name, line in lines if line.strip()]
 
 
-def _row(name: str, line: str) -> Document:
+def _json(name: str, line: str) -> Any:
     try:
         row = json.loads(line)
-        if "\\" in line:
-            json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{name}: half a character (\\ud800 to \\udfff) stands alone. Correct it.") from error
+        json.dumps(row, ensure_ascii=False).encode()  # half a character may be escaped in it
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: this row is not JSON ({error}). Correct it.") from error
+    return row
+
+
+def _columns(name: str, line: str) -> dict[str, str]:
+    columns = line.split("\t")
+    if len(columns) not in (2, 3):
+        raise DataError(f"{name}: {len(columns)} columns. Give two texts and perhaps a score, tabs between.")
+    return dict(zip(("sentence1", "sentence2", "score"), columns, strict=False))
+
+
+def _row(name: str, row: Any) -> Document:
     match row:
-        case {"sentence1": str(first), "sentence2": str(second)}:
-            return Document(name, first, second, _score(name, row.get("score")))
         case {"text": str(text)}:
             return Document(name, text)
+        case {"sentence1": str(first), "sentence2": str(second)}:
+            if (score := row.get("score")) is None:
+                return Document(name, first, second)
+            with suppress(TypeError, ValueError, OverflowError):
+                if math.isfinite(float(score)):
+                    return Document(name, first, second, float(score))
+            raise DataError(f"{name}: the score {score!r:.60} is not a number. Correct it.")
     forms = '{"text": …} or {"sentence1": …, "sentence2": …}'
     raise DataError(f"{name}: a row holds {forms}, and this one does not. Correct it.")
-
-
-def _pair(name: str, line: str) -> Document:
-    first, *rest = line.split("\t")
-    if len(rest) not in (1, 2):
-        raise DataError(f"{name}: {len(rest) + 1} columns. Give two texts and perhaps a score, tabs between.")
-    return Document(name, first, other=rest[0], score=_score(name, rest[1]) if len(rest) == 2 else None)
-
-
-def _score(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    with suppress(TypeError, ValueError, OverflowError):
-        if math.isfinite(score := float(value)):
-            return score
-    raise DataError(f"{name}: the score {value!r:.60} is not a number. Correct it.")
 
 
 def _dataset(source: str) -> Document:
@@ -121,25 +118,30 @@ def _dataset(source: str) -> Document:
             rows = datasets.load_dataset(name, configuration or None, split=split or "test")
         texts = rows["text"]
     except Exception as error:  # any exception of the library or the place it reads from
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
-            f"{source}: the dataset cannot be read ({reason}). "
+            f"{source}: the dataset cannot be read ({first_line(error)}). "
             "Name one with a column 'text', as datasets:NAME,CONFIGURATION@SPLIT, or a folder of save_to_disk."
         ) from error
     return Document(source, BETWEEN.join(texts))
 
 
-class Tokenizer(Protocol):
-    """Converts texts to numbers below `size` and back.
+class Tokens:
+    """A tokenizer of transformers, for a network that knows the tokens below `size`."""
 
-    `encode` also returns the place in the text where each token begins, if known; `decode` with `bare` leaves out tokens
-    that open, end and pad a text.
-    """
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer, self.size = tokenizer, size
 
-    @property
-    def size(self) -> int: ...
-    def encode(self, text: str) -> tuple[list[int], list[int] | None]: ...
-    def decode(self, ids: Sequence[int], bare: bool = False) -> str: ...
+    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
+        """Return tokens, with those that open a text, and where each begins, if known."""
+        fast = bool(self.tokenizer.is_fast)
+        tokens = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
+        starts = [start for start, _ in tokens["offset_mapping"]] if fast else None
+        return list(tokens["input_ids"]), starts
+
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
+        """Return the text of tokens, with `bare` without those that open, end and pad a text."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
+        return text
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Window:
         return self.ids[1:] if self.following is None else F.pad(self.ids[1:], (0, 1), value=self.following)
 
 
-def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) -> Items:
+def pack(source: str, tokenizer: Tokens, length: int, short: bool = False) -> Items:
     """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped.
 
     With `short`, a text shorter than one window is one short window.
@@ -183,27 +185,22 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
     return Items.read(source, parts)
 
 
-def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, Any]]:
+def _tokens(document: Document, tokenizer: Tokens) -> list[tuple[Any, Any, Any]]:
     """Return each token, the words that begin in it, and its bytes: None where the text is unknown."""
-    ids, starts = tokenizer.encode(document.text)
-    wrong = next(((place, i) for place, i in enumerate(ids) if not 0 <= i < tokenizer.size), None)
-    if wrong is not None:
-        raise DataError(
-            f"{document.name}: token {wrong[0]} has the number {wrong[1]}, and the network knows {tokenizer.size} tokens "
-            f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
-        )
+    text, (ids, starts) = document.text, tokenizer.encode(document.text)
+    for place, token in enumerate(ids):
+        if not 0 <= token < tokenizer.size:
+            raise DataError(
+                f"{document.name}: token {place} has the number {token}, and the network knows {tokenizer.size} tokens "
+                f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
+            )
     if starts is None:
         return [(token, None, None) for token in ids]
-    words, sizes = _sums(document.text)
-    edges = [0, *starts[1:], len(document.text)]
-    return [
-        (token, words[stop] - words[start], sizes[stop] - sizes[start])
-        for token, start, stop in zip(ids, edges, edges[1:], strict=False)
-    ]
-
-
-def _sums(text: str) -> tuple[list[int], list[int]]:
-    """Return how many words begin, and how many bytes there are, before each place of a text."""
+    # how many words begin, and how many bytes there are, before each place of the text
     begins = (not c.isspace() and (i == 0 or text[i - 1].isspace()) for i, c in enumerate(text))
     words = list(accumulate(map(int, begins), initial=0))
-    return words, list(accumulate((len(c.encode("utf-8", "replace")) for c in text), initial=0))
+    sizes = list(accumulate((len(c.encode("utf-8", "replace")) for c in text), initial=0))
+    return [
+        (token, words[stop] - words[start], sizes[stop] - sizes[start])
+        for token, (start, stop) in zip(ids, pairwise([0, *starts[1:], len(text)]), strict=False)
+    ]
