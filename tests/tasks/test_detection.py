@@ -17,7 +17,7 @@ from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
 from onespike.tasks import AveragePrecision, average_precision, category_ids, list_coco, read_coco
 from onespike.tasks.coco_schema import decompressed
-from onespike.tasks.precision import FIGURES, figures_of, resampled
+from onespike.tasks.precision import FIGURES, evaluated, figures_of, resampled
 
 MODES = ("RGB", "L", "CMYK")
 
@@ -140,9 +140,7 @@ def test_the_error_of_a_difference_is_paired(coco):
 
 
 def test_images_drawn_once_each_give_ap_itself(coco):
-    metric = AveragePrecision(coco, _of)
-    metric.update(results := guesses(coco.record, 1), results, torch.tensor([5, 15, 25]))
-    evaluator = metric.evaluators("bbox")["snn"]
+    evaluator = evaluated(coco, guesses(coco.record, 1), "bbox", [5, 15, 25])
     expected = figures_of(evaluator)[0]["AP"]
     assert any(
         abs(value - expected) < 1e-9 for (value,) in resampled([evaluator], 60)
@@ -193,14 +191,14 @@ DAMAGE = [
     ("annotations", 2, {"id": 1}, "annotation 1 has the id 1, which another one has too"),
     ("categories", 1, {"id": 3}, "category 3 has the id 3, which another one has too"),
     ("categories", 1, {"name": "cat"}, "category 90 has the name 'cat', which another one has too"),
-    ("annotations", 2, {"id": 2**63}, "at annotation 9223372036854775808, id: input should be less than"),
-    ("images", 1, {"width": ...}, "at image 15, width: field required"),
-    ("images", 1, {"file_name": "a\0"}, "at image 15, file_name: string should match pattern"),
+    ("annotations", 2, {"id": 2**63}, "at annotations.2.id: input should be less than"),
+    ("images", 1, {"width": ...}, "at images.1.width: field required"),
+    ("images", 1, {"file_name": "a\0"}, "at images.1.file_name: string should match pattern"),
     ("annotations", 2, 5, "at annotations.2: input should be"),
     ("annotations", 2, {"bbox": [1, 2, -3, 4]}, "annotation 3 has the bbox .* no negative side"),
     ("annotations", 2, {"bbox": [1, 2, 1e9, 4]}, "the bbox .* far outside the image of 60×40"),
-    ("annotations", 2, {"bbox": [math.nan] * 4}, "at annotation 3, bbox.0: input should be a finite number"),
-    ("annotations", 2, {"area": -1}, "at annotation 3, area: input should be greater than or equal to 0"),
+    ("annotations", 2, {"bbox": [math.nan] * 4}, "at annotations.2.bbox.0: input should be a finite number"),
+    ("annotations", 2, {"area": -1}, "at annotations.2.area: input should be greater than or equal to 0"),
     ("images", 1, {"file_name": "gone.jpg"}, "gone.jpg: the file of image id 15 is missing"),
     ("images", 1, {"width": 61}, "image id 15 is 60×40, and .* says 61×40"),
 ]
@@ -226,7 +224,7 @@ SHAPES = [
 ]
 """Segmentations, which C code must not see, and the message."""
 DAMAGE += [
-    ("annotations", 2, {"segmentation": shape}, rf"annotation 3(, | has the )segmentation.*{message}")
+    ("annotations", 2, {"segmentation": shape}, rf"annotation(s.2.| 3 has the )segmentation.*{message}")
     for shape, message in SHAPES
 ]
 

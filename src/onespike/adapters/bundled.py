@@ -88,7 +88,12 @@ def load(name: str, source: Source) -> LoadedModel:
     normalization = describe_normalization(CIFAR10_MEAN, CIFAR10_STD)
     reading = Reading(to_input, f"resize {SIDE}×{SIDE} bilinear, {normalization}")
     task, attention = Classification(CIFAR10_CLASSES), set_attention_(model, source.attention)
-    accuracy = _recorded_accuracy(shipped) if shipped else None
+    if shipped is None:
+        return LoadedModel(model, source.spec, reading, task, weights, attention)
+    from safetensors import safe_open
+
+    with safe_open(shipped, framework="pt") as opened:  # the training script wrote the accuracy into the file
+        accuracy = float(opened.metadata()["test_accuracy"])
     return LoadedModel(model, source.spec, reading, task, weights, attention, accuracy)
 
 
@@ -101,15 +106,6 @@ def weights_file(name: str) -> Path:
         f"bundled:{name}: its weights are not part of this installation. Clone the repository, where they are "
         f"weights/{name}.safetensors, and install from there, or give them with weights=FILE."
     )
-
-
-def _recorded_accuracy(file: Path) -> float | None:
-    """Return the test accuracy that the training script wrote into the file."""
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as opened:
-        recorded = (opened.metadata() or {}).get("test_accuracy")
-    return float(recorded) if recorded else None
 
 
 def to_input(image: Image) -> Tensor:

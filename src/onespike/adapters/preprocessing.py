@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,10 +78,6 @@ def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
     return (x * std + mean - other_mean) / other_std
 
 
-def _with_reading(loaded: LoadedModel, **changes: Any) -> LoadedModel:
-    return dataclasses.replace(loaded, reading=dataclasses.replace(loaded.reading, **changes))
-
-
 def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
@@ -91,25 +86,25 @@ def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
     if loaded.spec.startswith("python:"):
         raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out mean=.")
     reading = loaded.reading
-    old, transform = normalization(reading.transform), reading.transform
+    old = normalization(reading.transform)
     if old is None:
         raise UsageError(
             f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out mean=."
         )
     new = (tuple(float(m) for m in mean), tuple(float(s) for s in std))
-    return _with_reading(
-        loaded,
-        transform=lambda image: exchanged(transform(image), old, new),
+    changed = dataclasses.replace(
+        reading,
+        transform=lambda image: exchanged(reading.transform(image), old, new),
         preprocessing=f"{reading.preprocessing}, then {describe_normalization(*new)} instead",
         replaced=reading.replaced or old,
     )
+    return dataclasses.replace(loaded, reading=changed)
 
 
 def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> LoadedModel:
     """Return the same network for the middle `crop` pixels of images whose shorter side is `resize`.
 
-    The default of `crop` is the crop of the network's transform, and that of `resize` is the same number.
-    Interpolation, mean and deviation stay.
+    The default of `crop` is the network's own, and that of `resize` is `crop`; interpolation and normalization stay.
     """
     from PIL import Image
 
@@ -127,20 +122,14 @@ def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> Loaded
             f"{crop}. Give for example resize=256 crop=224."
         )
     kind = "bicubic" if "bicubic" in reading.preprocessing else "bilinear"
-    return _with_reading(
-        loaded,
-        transform=partial(_cropped, resize=resize, crop=crop, kind=kind, parts=parts),
-        preprocessing=f"resize {resize} {kind}, center crop {crop}, {describe_normalization(*parts)}",
-        size=(resize, crop),
-    )
 
+    def cropped(image: Image.Image) -> Tensor:
+        # the longer side is rounded down, as torchvision does
+        width, height = (int(resize * side / min(image.size)) for side in image.size)
+        left, top = (round((side - crop) / 2.0) for side in (width, height))
+        scaled = image.resize((width, height), Image.Resampling[kind.upper()]).convert("RGB")
+        return normalized(pixels_of(scaled.crop((left, top, left + crop, top + crop))), *parts)
 
-def _cropped(image: Image, resize: int, crop: int, kind: str, parts: Normalization) -> Tensor:
-    from PIL.Image import Resampling
-
-    short = min(image.size)
-    # the longer side is rounded down, as torchvision does
-    width, height = (int(resize * side / short) for side in image.size)
-    left, top = (round((side - crop) / 2.0) for side in (width, height))
-    scaled = image.resize((width, height), Resampling[kind.upper()]).convert("RGB")
-    return normalized(pixels_of(scaled.crop((left, top, left + crop, top + crop))), *parts)
+    words = f"resize {resize} {kind}, center crop {crop}, {describe_normalization(*parts)}"
+    changed = dataclasses.replace(reading, transform=cropped, preprocessing=words, size=(resize, crop))
+    return dataclasses.replace(loaded, reading=changed)

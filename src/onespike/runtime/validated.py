@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,24 +18,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SEAL = "sha256"
 MISFITS = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError
-Where = Callable[[tuple[int | str, ...]], str]
-
-
-def dotted(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location))
 
 
 def parse(
-    schema: type[T],
-    text: str | bytes,
-    place: Path | str,
-    remedy: str,
-    error: type[OnespikeError] = LoadError,
-    where: Where = dotted,
+    schema: type[T], text: str | bytes, place: Path | str, remedy: str, error: type[OnespikeError] = LoadError
 ) -> T:
     """Return JSON as the type it must have; only whole numbers become floats and lists tuples.
 
-    More than 200 levels of nesting are refused. `where` says how the message names a position in the file.
+    More than 200 levels of nesting are refused.
     """
     adapter = _adapter(cast(Any, schema))
     from pydantic import ValidationError
@@ -46,16 +36,14 @@ def parse(
         # of several forms that a value may have, the best fit is meant
         first = max(invalid.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        at = f"at {where(first['loc'])}: " if first["loc"] else ""
+        at = f"at {'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         raise error(f"{place}: the file is damaged ({at}{reason}). {remedy}") from invalid
     except OnespikeError as refused:  # by a dataclass that checks its values
         raise error(f"{place}: the file is damaged: {refused}") from refused
     return result
 
 
-def read(
-    schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError, where: Where = dotted
-) -> T:
+def read(schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError) -> T:
     """Return a JSON file as the type it must have."""
     try:
         text = file.read_bytes()
@@ -63,7 +51,7 @@ def read(
         raise error(f"{file}: no such file. {remedy}") from absent
     except OSError as refused:
         raise error(f"{file}: the file cannot be read ({refused.strerror}). {remedy}") from refused
-    return parse(schema, text, file, remedy, error, where)
+    return parse(schema, text, file, remedy, error)
 
 
 def sealed(record: dict[str, Any]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from onespike.errors import DataError, require
 from onespike.runtime.validated import read
-from onespike.tasks.images import bundled, image_size, list_images
+from onespike.tasks.images import bundled, list_images, opened
 from onespike.tasks.inputs import Item, Items
 
 INSTANCES = "Give COCO's instances JSON with annotations=FILE."
@@ -34,10 +33,10 @@ class Coco:
 def read_coco(file: Path | str) -> Coco:
     """Read an instances file; an inconsistency raises an error that names its id and its field."""
     require("pydantic", "detection", str(file))
-    from onespike.tasks.coco_schema import Instances, place_of, problems
+    from onespike.tasks.coco_schema import Instances, problems
 
     file = Path(file)
-    record = read(Instances, file, INSTANCES, DataError, partial(place_of, file))
+    record = read(Instances, file, INSTANCES, DataError)
     for kind, entry, name, wrong in problems(record):
         raise DataError(
             f"{file}: {kind} {entry['id']} has the {name} {entry[name]!r:.60}, {wrong}. Correct the entry, or remove it."
@@ -75,12 +74,13 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
                 f"{item.path}: the file of image id {number} is missing; {annotations} names it. "
                 "Give the folder that holds it, or remove the image from the annotations."
             )
-        width, height = image_size(item)
-        if (width, height) != (image["width"], image["height"]):
-            raise DataError(
-                f"{item.path}: image id {number} is {width}×{height}, and {annotations} says "
-                f"{image['width']}×{image['height']}. Give the images that were annotated."
-            )
+        size = f"{image['width']}×{image['height']}"
+        with opened(item) as stored:
+            if (actual := f"{stored.width}×{stored.height}") != size:
+                raise DataError(
+                    f"{item.path}: image id {number} is {actual}, and {annotations} says {size}. "
+                    "Give the images that were annotated."
+                )
         items.append(item)
     return Items(str(folder), tuple(items), truth=coco), coco
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, FiniteFloat
@@ -121,16 +119,3 @@ def decompressed(text: str) -> list[int]:
         value -= (bits[-1] >> 4) << 5 * len(bits)  # the highest bit is the sign
         counts.append(value + counts[-2] if len(counts) > 2 else value)
     return counts if re.fullmatch(f"(?:{COMPRESSED.pattern})*", text) else []
-
-
-def place_of(file: Path, location: Sequence[int | str]) -> str:
-    """Return a place in a file in readable form, such as `annotation 7, bbox.0`."""
-    # what is no field and no place is the schema's name for one of several forms
-    parts = [
-        str(part) for part in location if isinstance(part, int) or (part.isidentifier() and part.islower())
-    ]
-    try:
-        entry = json.loads(file.read_bytes())[location[0]][location[1]]
-        return f"{KINDS[parts[0]]} {entry['id']}, {'.'.join(parts[2:])}"
-    except (LookupError, TypeError):
-        return ".".join(parts)

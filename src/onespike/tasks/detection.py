@@ -31,17 +31,11 @@ PICTURED = 4
 @task
 @dataclass(frozen=True)
 class Detection(Task):
-    """A network that finds objects.
+    """A network that finds objects."""
 
-    Attributes:
-        results: its output and the images' COCO records → COCO results, with the network's class numbers.
-        objects: its output → per image `scores`, `labels`, `boxes` and perhaps `masks` as tensors with gradients.
-        masks: whether masks are scored as well as boxes.
-    """
-
-    results: Results
-    objects: Callable[[Any], Sequence[Objects]]
-    masks: bool = False
+    results: Results  # of its output and the images' COCO records, with the network's class numbers
+    objects: Callable[[Any], Sequence[Objects]]  # in its output, per image, as tensors with gradients
+    masks: bool = False  # whether they are scored as well as boxes
     class_names: tuple[str, ...] | None = None
 
     name = "detection"
@@ -112,14 +106,20 @@ class Detection(Task):
         for kind, network, places in list(matches):
             results[kind] = [r for i, r in enumerate(results[network]) if i not in places.tolist()]
         listed = {key: [[names[r["category_id"]], r["score"]] for r in rows] for key, rows in results.items()}
+        annotations = (a for a in metric.coco.record["annotations"] if a["image_id"] == number)
+        counts = Counter(names[a["category_id"]] for a in annotations)
+        text = f"{len(listed['ann']) - len(listed['lost'])} of {len(listed['ann'])} boxes of the original are found again"
+        for key in ("lost", "new"):
+            if listed[key]:
+                text += f"; {key}: " + ", ".join(f"{name} {score:.2f}" for name, score in listed[key])
         return {
-            "label": f"truth {_truth(metric.coco, number)}",
+            "label": "truth " + (", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"),
             "agree": not results["lost"] and not results["new"],
             "pictures": {
                 title: picture(panel(image, results[key], names)) for key, title in NETWORKS.items()
             },
             **listed,
-            "text": [_in_words(listed)],
+            "text": [f"{text}."],
         }
 
     def picture(self, items: Items, metric: Metric) -> bytes:
@@ -163,17 +163,3 @@ def _as_objects(results: Sequence[Mapping[str, Any]]) -> Objects:
         "labels": torch.tensor([r["category_id"] for r in results]),
         "boxes": torch.tensor(corners).view(-1, 4),
     }
-
-
-def _truth(coco: Coco, number: int) -> str:
-    annotations = (a for a in coco.record["annotations"] if a["image_id"] == number)
-    counts = Counter(coco.categories[a["category_id"]] for a in annotations)
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-
-
-def _in_words(listed: Mapping[str, Sequence[Sequence[Any]]]) -> str:
-    words = f"{len(listed['ann']) - len(listed['lost'])} of {len(listed['ann'])} boxes of the original are found again"
-    for key in ("lost", "new"):
-        if listed[key]:
-            words += f"; {key}: " + ", ".join(f"{name} {score:.2f}" for name, score in listed[key])
-    return words + "."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +13,7 @@ from torch import Generator, Tensor
 
 from onespike.errors import DataError
 from onespike.tasks import intervals
-from onespike.tasks.base import NETWORKS, Objective, Score, Task, task
+from onespike.tasks.base import NETWORKS, Objective, Score, Task, refuse_nan, task
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import span, stated
 from onespike.tasks.summaries import Summary, Table
@@ -66,8 +67,7 @@ class Similarity:
             raise DataError("a text without its number cannot be scored. Give the numbers as labels.")
         for name, output in (("ann", ann), ("snn", snn)):
             rows = vectors(output).detach().double().cpu()
-            if bool(rows.isnan().any()):
-                raise DataError(f"an embedding of the {name} is NaN. Check its weights, and this text.")
+            refuse_nan(rows, name, "this text")
             self.rows[name] |= {int(n): row for n, row in zip(labels, rows, strict=True)}
 
     def merge(self, other: Similarity) -> None:
@@ -80,20 +80,26 @@ class Similarity:
         if not order:
             raise DataError("no text was embedded. Give at least one.")
         ann, snn = (torch.stack([self.rows[name][n] for n in order]) for name in NETWORKS)
-        cosine = (ann * snn).sum(1)
-        pairs, scores = self._pairs()
-        alike = {name: [float(rows[a] @ rows[b]) for a, b in pairs] for name, rows in self.rows.items()}
-        compared = {"pair_spearman": (alike["ann"], alike["snn"])} if len(pairs) > 2 else {}
-        if len(pairs) > 2 and len(scores) == len(pairs):
-            compared |= {f"{name}.spearman": (scores, values) for name, values in alike.items()}
-        ranked = {key: spearman(*values) for key, values in compared.items()}
+        cosine, numbers = (ann * snn).sum(1), defaultdict[int | None, list[int]](list)
         mean, error = float(cosine.mean()), intervals.mean_error(cosine.tolist())
         bounds = {"cosine": intervals.interval(mean, error)}
-        bounds |= {
-            k: intervals.correlation_interval(v, len(pairs)) for k, v in ranked.items() if v is not None
-        }
-        if (nearest := _retrieval(ann, snn)) is not None:
+        nearest = None
+        if len(order) > 2:  # the share of texts whose nearest other text is the same for both networks
+            first, second = ((x @ x.T).fill_diagonal_(-2.0).argmax(1) for x in (ann, snn))
+            nearest = 100 * float((first == second).double().mean())
             bounds["retrieval"] = intervals.share_interval(nearest, len(order))
+        for number in order:
+            numbers[self.texts[number].pair].append(number)
+        pairs = [(a, b) for pair, (a, *rest) in numbers.items() if pair is not None for b in rest]
+        scores = [score for _, b in pairs if (score := self.texts[b].score) is not None]
+        alike = {name: [float(rows[a] @ rows[b]) for a, b in pairs] for name, rows in self.rows.items()}
+        ranked = dict[str, float | None]()
+        if len(pairs) > 2:
+            ranked["pair_spearman"] = spearman(alike["ann"], alike["snn"])
+            if len(scores) == len(pairs):
+                ranked |= {f"{name}.spearman": spearman(scores, values) for name, values in alike.items()}
+        for name, value in ranked.items():
+            bounds[name] = None if value is None else intervals.correlation_interval(value, len(pairs))
         return {
             "task": Embedding.name,
             "cosine": mean,
@@ -106,24 +112,6 @@ class Similarity:
             "pairs": len(pairs),
             "intervals": intervals.certain(bounds),
         }
-
-    def _pairs(self) -> tuple[list[tuple[int, int]], list[float]]:
-        """Return the pairs with both texts embedded, and the scores of those that have one."""
-        numbers: dict[int, list[int]] = {}
-        for number in sorted(self.rows["ann"]):
-            if (pair := self.texts[number].pair) is not None:
-                numbers.setdefault(pair, []).append(number)
-        pairs = [(first, second) for first, *rest in numbers.values() for second in rest]
-        scores = [self.texts[second].score for _, second in pairs]
-        return pairs, [score for score in scores if score is not None]
-
-
-def _retrieval(ann: Tensor, snn: Tensor) -> float | None:
-    """Return the share of texts (percent) whose nearest other text is the same for both networks."""
-    if len(ann) < 3:
-        return None
-    nearest = [(x @ x.T).fill_diagonal_(-2.0).argmax(1) for x in (ann, snn)]
-    return 100 * float((nearest[0] == nearest[1]).double().mean())
 
 
 def spearman(a: Sequence[float] | Tensor, b: Sequence[float] | Tensor) -> float | None:

@@ -57,21 +57,22 @@ def list_images(folder: Path | str) -> Items:
         raise DataError(
             f"{folder}: no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."
         )
-    loose = [p for p in files if p.parent == folder]
+    loose = [p.name for p in files if p.parent == folder]
     if len(loose) == len(files):
         return Items(source, tuple(Item(p.name, None, p) for p in files))
     if loose:
         raise DataError(
-            f"{folder}: images stand both beside and inside the class folders, first {loose[0].name}. "
+            f"{folder}: images stand both beside and inside the class folders, first {loose[0]}. "
             "Move the loose ones away."
         )
     numbered = all(name.isdecimal() for name in classes)
     labels = {name: int(name) if numbered else place for place, name in enumerate(classes)}
-    by_label: dict[int, str] = {}
+    folders: dict[int, str] = {}
     for name, label in labels.items():
-        if (other := by_label.setdefault(label, name)) != name:
+        if (other := folders.setdefault(label, name)) != name:
             raise DataError(f"{folder}: the folders {other} and {name} name the same class. Merge them.")
-    items = (Item(p.relative_to(folder).as_posix(), labels[p.relative_to(folder).parts[0]], p) for p in files)
+    names = [p.relative_to(folder) for p in files]
+    items = (Item(name.as_posix(), labels[name.parts[0]], p) for name, p in zip(names, files, strict=True))
     return Items(source, tuple(items), None if numbered else tuple(classes))
 
 
@@ -87,10 +88,8 @@ def _walk(folder: Path) -> Iterator[Path]:
             inner = Path(place, name)
             if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
                 raise DataError(f"{inner}: this link leads back to a folder that holds it. Remove it.")
-        for name in files:
-            path = Path(place, name)
-            if name.startswith(".") or path.suffix.lower() not in SUFFIXES:
-                continue
+        images = (Path(place, name) for name in files if not name.startswith("."))
+        for path in (path for path in images if path.suffix.lower() in SUFFIXES):
             if path.is_symlink() and not path.exists():
                 raise DataError(f"{path}: this link leads nowhere. Remove or mend it.")
             if path.is_file():
@@ -109,10 +108,10 @@ def bundled(source: str, names: Sequence[str]) -> tuple[str, Path, Path]:
 
 
 @lru_cache(maxsize=2)
-def _strip(path: Path) -> tuple[int, bytes]:
-    """Return the side and all pixels of a strip, which has one square image per row."""
+def _strip(path: Path) -> Image:
+    """Return a strip, which has one square image per row."""
     with _pillow(path).open(path) as image:
-        return math.isqrt(image.width), image.convert("RGB").tobytes()
+        return cast("Image", image.convert("RGB"))
 
 
 def read_image(item: Item) -> Image:
@@ -121,19 +120,14 @@ def read_image(item: Item) -> Image:
     What 8 bits cannot hold is rescaled or refused, never clipped.
     """
     if item.row is not None:
-        pillow, (side, pixels) = _pillow(item.name), _strip(item.path)
-        size = side * side * 3
-        pixels = pixels[item.row * size : (item.row + 1) * size]
-        return cast("Image", pillow.frombytes("RGB", (side, side), pixels))
-    with _opened(item) as image:
+        strip = _strip(item.path)
+        side = math.isqrt(strip.width)
+        row = strip.crop((0, item.row, strip.width, item.row + 1)).tobytes()
+        return cast("Image", _pillow(item.name).frombytes("RGB", (side, side), row))
+    with opened(item) as image:
         image.verify()  # checks checksums, if the format has them; the file must then be reopened
-    with _opened(item) as image:
+    with opened(item) as image:
         return _rgb(image, item)
-
-
-def image_size(item: Item) -> tuple[int, int]:
-    with _opened(item) as image:
-        return image.size
 
 
 def _rgb(image: Image, item: Item) -> Image:
@@ -165,7 +159,7 @@ def _pillow(wanted_by: Path | str) -> Any:
 
 
 @contextmanager
-def _opened(item: Item) -> Iterator[Image]:
+def opened(item: Item) -> Iterator[Image]:
     """Yield an opened image; turn anything that its decoder raises about a damaged file into one error."""
     pillow = _pillow(item.path)
     try:

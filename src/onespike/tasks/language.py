@@ -67,34 +67,51 @@ class Perplexity:
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         if labels is None:
             raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
-        rows = zip(labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True)
-        self.rows += [_row(self.windows[number], first, second) for number, first, second in rows]
+        for number, *outputs in zip(
+            labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True
+        ):
+            window, row = self.windows[number], dict[str, Any](kl=0.0, same=0.0)
+            row |= {"positions": len(window.ids), "words": window.words, "bytes": window.bytes}
+            for name, scores in zip(NETWORKS, outputs, strict=True):
+                logs = predicted(scores, window)
+                refuse_nan(logs, name, "this text")
+                row[f"{name} mean"], row[f"{name} sum"] = float(surprise(logs, window)), -float(logs.sum())
+            for first, second in zip(*(scores.split(POSITIONS) for scores in outputs), strict=True):
+                row["kl"] += float(relative_entropy(first.float(), second.float()).double().sum())
+                row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
+            self.rows.append(row)
 
     def merge(self, other: Perplexity) -> None:
         self.rows += other.rows
-
-    def _column(self, name: str) -> list[Any]:
-        return [row[name] for row in self.rows]
 
     def compute(self) -> dict[str, Any]:
         """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.rows:
             raise DataError("no window was scored. Give a text.")
-        means = {name: self._column(f"{name} mean") for name in NETWORKS}
-        figures = {name: self._figures(name) for name in NETWORKS}
+        columns = {name: [row[name] for row in self.rows] for name in self.rows[0]}
+        positions, means = columns["positions"], {name: columns[f"{name} mean"] for name in NETWORKS}
+        # where the text is known
+        words, sizes = (0 if None in columns[each] else sum(columns[each]) for each in ("words", "bytes"))
+        figures: dict[str, dict[str, float | None]] = {}
+        for name in NETWORKS:
+            every = math.fsum(columns[f"{name} sum"])
+            figures[name] = {
+                "perplexity": _exp(fmean(means[name])),
+                "word_perplexity": _exp(every / words) if words else None,
+                "bits_per_byte": every / sizes / math.log(2) if sizes else None,
+            }
         ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
         difference = error = None
         if ann is not None and snn is not None:
             pairs = zip(*means.values(), strict=True)
             # to first order, paired window by window
             difference, error = snn - ann, mean_error([snn * after - ann * before for before, after in pairs])
-        unlike, same, positions = map(self._column, ("unlike", "same", "positions"))
-        kl, agreement = (math.fsum(parts) / sum(positions) for parts in (unlike, same))
+        kl, agreement = (math.fsum(columns[each]) / sum(positions) for each in ("kl", "same"))
         intervals = {
             **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
             "difference": interval(difference, error),
-            "kl": interval(kl, ratio_error(unlike, positions), least=0.0),
-            "agreement": interval(agreement, ratio_error(same, positions)),
+            "kl": interval(kl, ratio_error(columns["kl"], positions), least=0.0),
+            "agreement": interval(agreement, ratio_error(columns["same"], positions)),
         }
         return {
             "task": Language.name,
@@ -107,30 +124,6 @@ class Perplexity:
             "standard_error": error,
             "intervals": certain(intervals),
         }
-
-    def _figures(self, name: str) -> dict[str, float | None]:
-        every, words, sizes = math.fsum(self._column(f"{name} sum")), 0, 0
-        if None not in self._column("words"):  # the text is known
-            words, sizes = sum(self._column("words")), sum(self._column("bytes"))
-        return {
-            "perplexity": _exp(fmean(self._column(f"{name} mean"))),
-            "word_perplexity": _exp(every / words) if words else None,
-            "bits_per_byte": every / sizes / math.log(2) if sizes else None,
-        }
-
-
-def _row(window: Window, ann: Tensor, snn: Tensor) -> dict[str, Any]:
-    """A window: −log p per token and of all tokens by each network, KL, equal answers, and what they are shares of."""
-    row: dict[str, Any] = {"unlike": 0.0, "same": 0.0, "positions": len(window.ids)}
-    row |= {"words": window.words, "bytes": window.bytes}
-    for name, scores in (("ann", ann), ("snn", snn)):
-        logs = predicted(scores, window)
-        refuse_nan(logs, name, "this text")
-        row[f"{name} mean"], row[f"{name} sum"] = float(surprise(logs, window)), -float(logs.sum())
-    for first, second in zip(ann.split(POSITIONS), snn.split(POSITIONS), strict=True):
-        row["unlike"] += float(relative_entropy(first.float(), second.float()).double().sum())
-        row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
-    return row
 
 
 def exp_interval(means: Sequence[float]) -> Bounds | None:
@@ -154,9 +147,9 @@ def window_perplexity(windows: Mapping[int, Window]) -> Score:
     return Score(surprises, lambda mean: math.exp(min(mean, 700.0)))
 
 
-def _agreeing(expected: Any, actual: Any, labels: Any) -> Tensor:
-    same = scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)
-    return 100 * same.double().mean(1)
+def _same(expected: Any, actual: Any, labels: Any = None) -> Tensor:
+    """Return the share of positions with the same best token, in percent."""
+    return 100 * (scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)).double().mean(1)
 
 
 def _unlike(expected: Any, actual: Any) -> Tensor:
@@ -191,7 +184,7 @@ class Language(Task):
         "perplexity": Objective(
             scored_by[0][0], lambda items: window_perplexity(items.contents), maximize=False, labeled=True
         ),
-        "agreement": Objective(compared_by[0], lambda items: Score(_agreeing), compares=True),
+        "agreement": Objective(compared_by[0], lambda items: Score(_same), compares=True),
     }
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:

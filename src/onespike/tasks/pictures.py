@@ -22,13 +22,12 @@ def predictions(
     images: Sequence[tuple[Any, int | None]],
     results: Mapping[str, Sequence[Mapping[str, Any]]],
     categories: Mapping[int, str],
-    smallest: float = SMALLEST_SCORE,
 ) -> Figure:
     """Draw COCO results on images with their ids: a row for each network, a column for each image."""
     drawing, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
     for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
         for column, (image, number) in enumerate(images):
-            here = [r for r in results[network] if r["image_id"] == number and r["score"] >= smallest]
+            here = [r for r in results[network] if r["image_id"] == number and r["score"] >= SMALLEST_SCORE]
             _panel(grid[row][column], image, here, categories)
             grid[row][column].set_title(f"{title}, image {number}", fontsize=9, pad=12)
     return drawing

@@ -22,7 +22,7 @@ DRAWS = 100
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
 
-Figures = tuple[dict[str, float | None], dict[int, float | None]]
+Figures = tuple[dict[str, float | None], dict[int, float]]
 Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
@@ -39,7 +39,7 @@ def figures_of(evaluator: Any) -> Figures:
     cells = {number: precision[:, :, i, 0, -1] for i, number in enumerate(evaluator.params.catIds)}
     classes = {number: 100 * float(x[x > -1].mean()) for number, x in cells.items() if (x > -1).any()}
     values = (None if value < 0 else 100 * float(value) for value in evaluator.stats)
-    return dict(zip(FIGURES, values, strict=True)), {**classes}
+    return dict(zip(FIGURES, values, strict=True)), classes
 
 
 def evaluated(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Any:
@@ -140,40 +140,36 @@ class AveragePrecision:
         numbers = [int(i) for i in labels]
         if self.apart is not None and ann is not None:
             with torch.no_grad():
-                self.unlike.extend(self.apart(ann, snn).tolist())
+                self.unlike += self.apart(ann, snn).tolist()
         for network, output in (("ann", ann), ("snn", snn)):
             if output is not None:
-                self.predictions[network].extend(self.checked(output, network, numbers))
-        self.images.extend(numbers)
+                self.predictions[network] += self.checked(output, network, numbers)
+        self.images += numbers
 
     def merge(self, other: AveragePrecision) -> None:
         for network, results in other.predictions.items():
-            self.predictions[network].extend(results)
-        self.images.extend(other.images)
-        self.unlike.extend(other.unlike)
+            self.predictions[network] += results
+        self.images += other.images
+        self.unlike += other.unlike
 
     def checked(self, output: Any, network: str, numbers: list[int]) -> Iterable[Result]:
         """Return an output's results on the images with these ids, with the annotations' categories."""
         categories = self.coco.categories
-        renamed = {number: number for number in categories} if self.categories is None else self.categories
         for result in self.results(output, [self.coco.images[i] for i in numbers]):
-            image, category = result["image_id"], result["category_id"]
-            if self.categories is not None and category not in renamed:
+            image, number = result["image_id"], result["category_id"]
+            category = number if self.categories is None else self.categories.get(number)
+            if category is None:
                 continue
-            if renamed.get(category) not in categories or image not in numbers:
+            if category not in categories or image not in numbers:
                 raise DataError(
-                    f"a result of the {network} names category {category} in image {image}, "
+                    f"a result of the {network} names category {number} in image {image}, "
                     f"and {self.coco.source} has no such pair here. Give results the ids of the annotations."
                 )
             if not math.isfinite(result["score"]):
                 raise DataError(
                     f"a score of the {network} in image {image} is not finite. Check its weights, and this image."
                 )
-            yield {**result, "category_id": renamed[category]}
-
-    def evaluators(self, kind: str) -> dict[str, Any]:
-        rows = self.predictions.items()
-        return {network: evaluated(self.coco, results, kind, self.images) for network, results in rows}
+            yield {**result, "category_id": category}
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
@@ -182,15 +178,16 @@ class AveragePrecision:
         record: dict[str, Any] = {"task": "detection", "ann": {}, "snn": {}, "classes": {}}
         bounds: dict[str, Bounds | None] = {}
         for kind in self.kinds:  # the last is the headline
-            evaluators = self.evaluators(kind)
-            for network, evaluator in evaluators.items():
-                record[network][kind], classes = figures_of(evaluator)
+            evaluators = []
+            for network, results in self.predictions.items():
+                evaluators.append(evaluated(self.coco, results, kind, self.images))
+                record[network][kind], classes = figures_of(evaluators[-1])
                 for number, value in classes.items():
                     row = record["classes"].setdefault(self.coco.categories[number], {})
                     row.setdefault(network, {})[kind] = value
+            errors = bootstrap_errors(evaluators)
             ann, snn = (record[network][kind]["AP"] for network in NETWORKS)
             record["difference"] = None if ann is None or snn is None else snn - ann
-            errors = bootstrap_errors(list(evaluators.values()))
             record["standard_error"] = errors["difference"]
             bounds |= {
                 f"ann.{kind}.AP": interval(ann, errors["ann"]),
