@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from language_folders import llama
 from onespike.adapters import ADAPTERS, adapter, base, load_model
@@ -86,39 +85,29 @@ def test_published_weights_without_a_network():
             load_model(spec, pretrained=True)
 
 
-def test_timm_from_a_checkpoint(tmp_path):
-    import timm
+TORCHVISION = "resize 256 bilinear, center crop 224, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
+TIMM = "resize 168 bicubic, center crop 160, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
 
-    torch.manual_seed(0)
-    reference = timm.create_model("test_vit").eval()
-    save_file(reference.state_dict(), tmp_path / "tiny.safetensors")
-    loaded = load_model("timm:test_vit", weights=tmp_path / "tiny.safetensors")
+
+@pytest.mark.parametrize(
+    ("spec", "attention", "preprocessing"),
+    [("timm:test_vit", "sdpa", TIMM), ("torchvision:resnet18", None, TORCHVISION)],
+)
+def test_weights_from_a_checkpoint(tmp_path, spec, attention, preprocessing):
+    reference, file = load_model(spec, random_weights=True).model, tmp_path / "tiny.pth"
+    torch.save({"state_dict": reference.state_dict(), "epoch": 3}, file)
+    loaded = load_model(spec, weights=file)
     assert not loaded.model.training
-    assert (loaded.spec, loaded.weights, loaded.attention) == ("timm:test_vit", "tiny.safetensors", "sdpa")
-    x = loaded.reading.transform(Image.new("RGB", (200, 180), "teal"))[None]
-    with torch.inference_mode():
-        assert torch.equal(loaded.model(x), reference(x))
-        eager = load_model("timm:test_vit", weights=tmp_path / "tiny.safetensors", attention="eager")
-        assert eager.attention == "eager"
-        torch.testing.assert_close(eager.model(x), reference(x))
-
-
-def test_torchvision_from_a_checkpoint(tmp_path):
-    from torchvision.models import resnet18
-
-    torch.manual_seed(0)
-    reference = resnet18().eval()
-    torch.save({"state_dict": reference.state_dict(), "epoch": 3}, tmp_path / "r18.pth")
-    loaded = load_model("torchvision:resnet18", weights=tmp_path / "r18.pth")
-    assert loaded.reading.preprocessing == (
-        "resize 256 bilinear, center crop 224, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
-    )
-    assert (loaded.weights, loaded.attention, loaded.published_top1) == ("r18.pth", None, None)
+    assert (loaded.spec, loaded.weights, loaded.published_top1) == (spec, "tiny.pth", None)
+    assert (loaded.attention, loaded.reading.preprocessing) == (attention, preprocessing)
     assert len(loaded.task.class_names) == 1000
     x = loaded.reading.transform(Image.new("RGB", (300, 260), "teal"))[None]
-    assert x.shape == (1, 3, 224, 224)
     with torch.inference_mode():
         assert torch.equal(loaded.model(x), reference(x))
+        if attention:
+            eager = load_model(spec, weights=file, attention="eager")
+            assert eager.attention == "eager"
+            torch.testing.assert_close(eager.model(x), reference(x))
 
 
 def test_timm_preprocessing_in_one_line_and_both_kinds_of_attention_fused_throughout():

@@ -141,47 +141,42 @@ def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
     assert max(differences) <= 1  # 4095 levels are not those of 65535
 
 
-@pytest.mark.parametrize(
-    ("mode", "dtype", "scale", "what"),
-    [("I", torch.int32, 1, "32-bit integers"), ("F", torch.float32, 1 / 65535, "floating-point numbers")],
+FRAMES = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
+NO_WHITE = (
+    "the image holds {}, and does not say which of them is white. Save it with 8 or 16 bits per channel."
 )
-def test_numbers_without_a_white_are_refused(tmp_path, mode, dtype, scale, what):
-    path = tmp_path / "a.tif"
-    gray(mode, dtype, scale).save(path)
-    assert refusal(read, path) == (
-        f"{path}: the image holds {what}, and does not say which of them is white. "
-        "Save it with 8 or 16 bits per channel."
-    )
+ANIMATED = "the image has 3 frames. Save the one that is meant as an image of its own."
+FOREIGN = NOT_READ.format("it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("a.png", "PNG"), ("a.webp", "WEBP"), ("a.tif", "TIFF"), ("b.png", "GIF")]
+    ("name", "image", "kind", "message"),
+    [
+        ("a.tif", gray("I", torch.int32), "TIFF", NO_WHITE.format("32-bit integers")),
+        ("a.tif", gray("F", torch.float32, 1 / 65535), "TIFF", NO_WHITE.format("floating-point numbers")),
+        *(("a.png", FRAMES, kind, ANIMATED) for kind in ("PNG", "WEBP", "TIFF", "GIF")),
+        *(("a.png", FRAMES[0], kind, FOREIGN) for kind in ("AVIF", "DDS", "ICO", "TGA")),
+        ("a.png", b"no image", None, FOREIGN),
+        ("a.png", b"", None, NOT_READ.format("the file is empty")),
+    ],
 )
-def test_animations_are_refused_and_not_cut_to_their_first_frame(tmp_path, name, kind):
-    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
-    frames[0].save(tmp_path / name, format=kind, save_all=True, append_images=frames[1:])
-    assert refusal(read, tmp_path / name) == (
-        f"{tmp_path / name}: the image has 3 frames. Save the one that is meant as an image of its own."
-    )
+def test_what_is_not_one_image_of_8_or_16_bits_is_refused(tmp_path, name, image, kind, message):
+    """Also under the name of another format; nothing is cut to its first frame."""
+    path = tmp_path / name
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow writes no AVIF")
+    if isinstance(image, bytes):
+        path.write_bytes(image)
+    elif isinstance(image, list):
+        image[0].save(path, format=kind, save_all=True, append_images=image[1:])
+    else:
+        image.save(path, format=kind)
+    assert refusal(read, path) == f"{path}: {message}"
 
 
 def test_the_preview_of_a_photograph_is_no_animation(tmp_path):
-    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    frames[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    FRAMES[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=FRAMES[1:])
     assert read(tmp_path / "a.jpg").getpixel((4, 4))[0] > 250
-
-
-@pytest.mark.parametrize("kind", ["AVIF", "DDS", "ICO", "TGA", b"", b"no image"])
-def test_other_formats_under_the_name_of_a_png(tmp_path, kind):
-    path = tmp_path / "a.png"
-    if kind == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow writes no AVIF")
-    if isinstance(kind, bytes):
-        path.write_bytes(kind)
-    else:
-        Image.new("RGB", (16, 16), "teal").save(path, format=kind)
-    reason = "it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP" if kind else "the file is empty"
-    assert refusal(read, path) == f"{path}: {NOT_READ.format(reason)}"
 
 
 def test_a_decoder_that_raises_anything(tmp_path, monkeypatch):

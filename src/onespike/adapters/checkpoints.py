@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onespike.adapters.base import Load, LoadedModel, Source, cannot_download
 from onespike.errors import LoadError, first_line, require
-from onespike.runtime.offload import Stored, built_without_weights, stored_in
+from onespike.runtime.offload import built_without_weights, stored_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -26,10 +26,9 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, on the CPU.
+    """Return the tensors of a checkpoint by name, on the CPU: of a state dict, or of one in a training checkpoint.
 
-    A state dict inside a training checkpoint is found under `state_dict`, `model_state_dict`, `model` or
-    `module`. The prefix `module.` that data-parallel training adds is removed.
+    The prefix `module.` that data-parallel training adds is removed.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -166,20 +165,15 @@ def files_of(name: str, source: Source) -> list[Path]:
 
 
 def load_from_disk(load: Load, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
-    """The network, and where in these files its parameters and buffers are."""
+    """The network, and where in these files its parameters and buffers are, if all are there and can be taken."""
     accelerate = require("accelerate", "accelerate", f"{source.spec} in blocks")
     with accelerate.init_empty_weights(include_buffers=False):
         loaded = load(name, dataclasses.replace(source, file=None, pretrained=False, random=True))
     model: Any = loaded.model
     if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
         model.tie_weights()
-    built_without_weights(model, _matching(f"{files[0].parent}", model, stored_in(files)))
-    return dataclasses.replace(loaded, weights=source.describe())
-
-
-def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """What the network has of these tensors, if all of it is there, in its shape and of a type that it can take."""
-    wanted, every = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    place, stored, wanted = f"{files[0].parent}", stored_in(files), model.state_dict()
+    every = dict(model.named_parameters(remove_duplicate=False))
     first = {id(p): name for name, p in reversed(every.items()) if name in stored}
     tied = {name: first.get(id(p), name) for name, p in every.items()}
     tensors = {name: stored[other] for name in wanted if (other := tied.get(name, name)) in stored}
@@ -194,7 +188,8 @@ def _matching(place: str, model: nn.Module, stored: dict[str, Stored]) -> dict[s
     for name, tensor in tensors.items():
         if wanted[name].dtype in REAL and tensor.dtype not in REAL:
             raise _other_type(place, name, tensor.dtype, wanted[name].dtype)
-    return tensors
+    built_without_weights(model, tensors)
+    return dataclasses.replace(loaded, weights=source.describe())
 
 
 def built(source: Source, build: Callable[[], nn.Module]) -> nn.Module:

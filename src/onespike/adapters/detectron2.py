@@ -38,7 +38,15 @@ def load(name: str, source: Source) -> LoadedModel:
     file = Path(name) / SAVED if Path(name).is_dir() else Path(name)
     if not file.is_file():
         raise LoadError(f"{spec}: no such configuration. Give the path of a .yaml or .py file of detectron2.")
-    _check_weights(spec, source)
+    if source.attention is not None:
+        raise UsageError(f"{spec}: its configuration says how attention is computed. Leave attention out.")
+    if source.pretrained or (source.file is not None and source.file.suffix == ".pkl"):
+        raise LoadError(
+            f"{spec}: detectron2 publishes its weights as pickles, which may hold code and are never opened. Where you "
+            "trust one, convert it and give it with weights=FILE.pth: "
+            "tensors = {k: torch.as_tensor(v) for k, v in pickle.load(file, encoding='latin1')['model'].items()}; "
+            "torch.save(tensors, 'FILE.pth')"
+        )
     lazy = file.suffix == ".py"
     if lazy and os.environ.get(TRUST) != "1":
         raise UsageError(
@@ -78,19 +86,6 @@ def _library(spec: str) -> Any:
             "repository, for the torch that is here."
         ) from error
     return SimpleNamespace(**parts)
-
-
-def _check_weights(spec: str, source: Source) -> None:
-    if source.attention is not None:
-        raise UsageError(f"{spec}: its configuration says how attention is computed. Leave attention out.")
-    pickled = source.file is not None and source.file.suffix == ".pkl"
-    if source.pretrained or pickled:
-        raise LoadError(
-            f"{spec}: detectron2 publishes its weights as pickles, which may hold code and are never opened. Where you "
-            "trust one, convert it and give it with weights=FILE.pth: "
-            "tensors = {k: torch.as_tensor(v) for k, v in pickle.load(file, encoding='latin1')['model'].items()}; "
-            "torch.save(tensors, 'FILE.pth')"
-        )
 
 
 def _yaml(library: Any, file: Path) -> SimpleNamespace:

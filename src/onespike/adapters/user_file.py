@@ -60,9 +60,8 @@ def load(name: str, source: Source) -> LoadedModel:
     except Exception as error:
         raise _failed(file, error) from error
     if isinstance(loaded, nn.Module):
-        transform = getattr(loaded, "transform", None)
+        transform, classes = (getattr(loaded, each, None) for each in ("transform", "class_names"))
         reading = Reading(transform or partial(_no_transform, name), "of its file" if transform else "")
-        classes = getattr(loaded, "class_names", None)
         task = Classification(None if classes is None else tuple(classes))
         loaded = LoadedModel(loaded, name, reading, task, "own")
     if not isinstance(loaded, LoadedModel):

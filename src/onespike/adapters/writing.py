@@ -48,17 +48,24 @@ def text_reader(
             f"{spec}: its tokenizer has {len(tokenizer)} tokens, and the network knows {size}. "
             "Put the tokenizer that the network was trained with into the folder."
         )
-    context = _context(model, tokenizer)
+    context, arguments = _context(model, tokenizer), inspect.signature(type(model).forward).parameters
+
+    def windows(ids: list[Tensor]) -> dict[str, Any]:
+        return {"input_ids": torch.stack(ids), "use_cache": False}  # nothing is generated
 
     def of_length(length: int | None) -> tuple[Reading, Task]:
         if length is None:
             length = min(context, LENGTH if writes else SENTENCE)
         elif not 2 <= length <= context:
             raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
+
+        def padded(texts: list[str]) -> dict[str, Any]:
+            batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            return {name: value for name, value in batch.items() if name in arguments}
+
         task: Task = Language(Tokens(tokenizer, size), length, context) if writes else Embedding()
         words = f"its own tokenizer, {'windows of' if writes else 'texts of at most'} {length} tokens"
-        collate = _windows if writes else padded(tokenizer, model, length)
-        return Reading(lambda text: text, words, collate, length, of_length), task
+        return Reading(lambda text: text, words, windows if writes else padded, length, of_length), task
 
     return of_length
 
@@ -86,19 +93,3 @@ def takes_first(folder: Path) -> bool:
         return file.is_file() and bool(json.loads(file.read_text(encoding="utf-8")).get(FIRST))
     except (OSError, ValueError, AttributeError) as error:
         raise LoadError(f"{file}: it does not say how states are pooled. Correct or remove it.") from error
-
-
-def padded(tokenizer: Any, model: nn.Module, length: int) -> Callable[[list[Any]], dict[str, Tensor]]:
-    """Return a collate function: texts of several lengths as one batch, with a padding mask."""
-    arguments = inspect.signature(type(model).forward).parameters
-
-    def collate(texts: list[str]) -> dict[str, Tensor]:
-        batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        return {name: value for name, value in batch.items() if name in arguments}
-
-    return collate
-
-
-def _windows(ids: list[Tensor]) -> dict[str, Any]:
-    """Return windows of one length as one batch; nothing is generated, so nothing is cached."""
-    return {"input_ids": torch.stack(ids), "use_cache": False}

@@ -128,7 +128,8 @@ def _front(
 ) -> dict[str, Any] | None:
     """Return the headline against energy: of the evaluation, and at other λ on the same images."""
     task, column, run_scale = pair.loaded.task, pair.recipe.energy, evaluation["scale"]
-    if None in (run_scale, evaluation["energy"][column], task.headline(evaluation).spiking):
+    head = task.headline(evaluation)
+    if None in (run_scale, evaluation["energy"][column], head.spiking):
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
     evaluations = {run_scale: evaluation}
     for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
@@ -137,13 +138,14 @@ def _front(
                 pair, items, batch_size=batch_size, progress=progress, title=f"λ = {scale:g}"
             )
         evaluations[scale] = swept.to_dict()
-    objective, points = task.objectives[task.front(items)], []
+    points = []
     for scale, each in sorted(evaluations.items(), reverse=True):
         headline, energy = task.headline(each), each["energy"][column]
         points.append(
             {"scale": scale, "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}
         )
-    return {"metric": objective.title, "maximize": objective.maximize, "energy": column, "images": len(items),
+    higher = {aim.title: aim.maximize for aim in task.aims.values()}  # whether that is better
+    return {"metric": head.title, "maximize": higher.get(head.title, True), "energy": column, "images": len(items),
             "points": points, "chosen": run_scale}  # fmt: skip
 
 

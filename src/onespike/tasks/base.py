@@ -51,15 +51,14 @@ Drawing = Callable[[Any, Tensor], Tensor]
 
 
 class Meaning(ABC):
-    """The meaning of a network's output, for search, passes and doctor: no labels, no data.
+    """The meaning of a network's output, for search, passes and doctor: no labels, no data."""
 
-    Attributes:
-        positional: whether a position means the same in every input, like a patch of an image.
-        enough: how many inputs are enough for calibration; passes take a part of them that is the same for every task.
-    """
-
-    positional: ClassVar[bool] = True
-    enough: ClassVar[int] = 256
+    positional: ClassVar[bool] = (
+        True  # whether a position means the same in every input, like a patch of an image
+    )
+    enough: ClassVar[int] = (
+        256  # inputs for calibration; passes take a part of them that is the same for every task
+    )
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
@@ -134,32 +133,27 @@ class Objective:
 
 
 class Task(Meaning):
-    """Everything about a task: its name, the meaning of an output, inputs, metric, objectives, and what people read.
-
-    Attributes:
-        unit: the plural name of its inputs.
-        bundled: inputs for calibration and for figures that ship with onespike.
-        verb: what its networks do, in messages.
-        cannot: options and commands that it does not support, by their names in `REFUSALS`.
-        scored_by: title and key of the figures by which runs are compared: the first that an evaluation has.
-        compared_by: title and key of the figure that needs no labels, if there is one.
-        listed: title, key and digits of the figures in a table of runs; `{}` in a title stands for each network.
-    """
+    """Everything about a task: its name, the meaning of an output, inputs, metric, objectives, and what people read."""
 
     name: ClassVar[str]
-    unit: ClassVar[str] = "images"
-    bundled: ClassVar[tuple[str, str]] = ("", "")
-    verb: ClassVar[str] = ""
-    cannot: ClassVar[tuple[str, ...]] = ()
+    unit: ClassVar[str] = "images"  # the plural name of its inputs
+    bundled: ClassVar[tuple[str, str]] = (
+        "",
+        "",
+    )  # inputs that ship with onespike: for calibration, for figures
+    verb: ClassVar[str] = ""  # what its networks do, in messages
+    cannot: ClassVar[tuple[str, ...]] = ()  # options and commands that it does not support: see `REFUSALS`
+    # title and key of the figures by which runs are compared, the first that an evaluation has; and without labels
     scored_by: ClassVar[tuple[tuple[str, str], ...]]
     compared_by: ClassVar[tuple[str, str] | None] = None
+    # title, key and digits of the figures in a table of runs; `{}` in a title stands for each network
     listed: ClassVar[tuple[tuple[str, str, int], ...]] = ()
     class_names: tuple[str, ...] | None = None
 
     @property
     @abstractmethod
     def aims(self) -> Mapping[str, Objective]:
-        """Name → an objective for λ beside the divergence, the headline's first."""
+        """Name → an objective for λ beside the divergence; one with the title of a headline says what is better."""
 
     @property
     def objectives(self) -> Mapping[str, Objective]:
@@ -207,10 +201,6 @@ class Task(Meaning):
     def objective(self, items: Items) -> str:
         """Return the default objective of a search on these inputs."""
         return "kl"
-
-    def front(self, items: Items) -> str:
-        """Return the objective of the evaluation's headline, which a report plots against energy."""
-        return next((name for name, aim in self.aims.items() if items.labeled or not aim.labeled), "kl")
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
         """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""

@@ -109,12 +109,12 @@ def batches(
     i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
     may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """
+    from onespike.tasks.images import read_image
+
     check_batch_size(batch_size)
     mine = [item for place, item in enumerate(items) if place // batch_size % part[1] == part[0]]
 
     def read(item: Item) -> Any:
-        from onespike.tasks.images import read_image
-
         return transform((load or read_image)(item))
 
     def every() -> Iterator[tuple[Any, Tensor | None]]:
@@ -136,10 +136,10 @@ def batches(
 
 
 def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:
-    odd = next((i for i, x in enumerate(inputs) if x.shape != inputs[0].shape), None)
-    if odd is not None:
-        raise DataError(
-            f"{batch[odd].name}: its input has shape {tuple(inputs[odd].shape)}, and that of {batch[0].name} "
-            f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
-        )
+    for item, x in zip(batch, inputs, strict=True):
+        if x.shape != inputs[0].shape:
+            raise DataError(
+                f"{item.name}: its input has shape {tuple(x.shape)}, and that of {batch[0].name} "
+                f"{tuple(inputs[0].shape)}. Use a transform that gives all images one size."
+            )
     return torch.stack(inputs)

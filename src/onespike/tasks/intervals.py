@@ -68,7 +68,7 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def certain(intervals: Mapping[str, Bounds | None]) -> dict[str, Bounds]:
-    """Return intervals by the name of their figure, such as `snn.top1`, without those that have none."""
+    """Return the intervals of figures, such as `snn.top1`, without those that have none."""
     return {name: bounds for name, bounds in intervals.items() if bounds is not None}
 
 

@@ -45,22 +45,20 @@ def drawn(objects: Objects, generator: Generator) -> Tensor:
     Boxes and masks are weighted with √score, so that the score weights their information.
     """
 
-    def uniform(like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=generator).to(like)
+    def sampled(p: Tensor) -> Tensor:
+        return (torch.rand(p.shape, generator=generator).to(p) < p.detach()).to(p)
 
     scores = objects["scores"]
     weight = scores.detach().clamp(min=0).sqrt()
-    there = (uniform(scores) < scores.detach()).to(scores)
-    total = _bernoulli(there, scores).sum()
+    total = _bernoulli(sampled(scores), scores).sum()
     if (boxes := objects.get("boxes")) is not None and boxes.requires_grad:
         noise = torch.randn(boxes.shape, generator=generator).to(boxes)
         deviation = DEVIATION * _size(boxes)
         sides = -0.5 * ((boxes.detach() + deviation * noise - boxes) / deviation).square()
         total = total + (weight[:, None] * sides).sum()
     if (masks := objects.get("masks")) is not None and masks.requires_grad:
-        on = (uniform(masks) < masks.detach()).to(masks)
         area = masks.detach().flatten(1).sum(1).clamp(min=1).sqrt()
-        total = total + (weight / area * _bernoulli(on, masks).flatten(1).sum(1)).sum()
+        total = total + (weight / area * _bernoulli(sampled(masks), masks).flatten(1).sum(1)).sum()
     return total
 
 
