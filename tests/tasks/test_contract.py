@@ -11,6 +11,7 @@ from task_contract import TaskContract, number
 
 from language_folders import tokenizer
 from onespike.adapters.detection import run_lengths
+from onespike.adapters.writing import Tokens
 from onespike.errors import DataError, UsageError
 from onespike.tasks import (
     Classification,
@@ -29,7 +30,7 @@ from onespike.tasks import (
 from onespike.tasks.base import task
 from onespike.tasks.embedding import Text, spearman
 from onespike.tasks.objects import drawn, unlike
-from onespike.tasks.text import Tokens, Window
+from onespike.tasks.text import Window
 
 
 class OneTensor(TaskContract):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,27 @@ from torch import Tensor, nn
 from onespike.adapters.base import Reading
 from onespike.errors import LoadError, UsageError
 from onespike.tasks import Embedding, Language, Task
-from onespike.tasks.text import Tokens
 
 LENGTH, SENTENCE = 512, 256
 """Default limit of tokens per window, and per embedded text."""
+
+
+class Tokens:
+    """A tokenizer of transformers as a task needs it."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer, self.size = tokenizer, size
+
+    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
+        """Return tokens, with those that open a text, and where each begins."""
+        fast = bool(self.tokenizer.is_fast)
+        tokens = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
+        starts = [start for start, _ in tokens["offset_mapping"]] if fast else None
+        return list(tokens["input_ids"]), starts
+
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
+        return text
 
 
 class Pooled(nn.Module):

@@ -19,7 +19,7 @@ from onespike.tasks.base import NETWORKS, Objective, Score, Task, refuse_nan, re
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import Bounds, certain, interval, mean_error, ratio_error, span, stated
 from onespike.tasks.summaries import Summary, Table, likeliest
-from onespike.tasks.text import Tokens, Window, pack
+from onespike.tasks.text import Tokenizer, Window, pack
 
 BEFORE = 24
 """Tokens of the text that an example shows before the next one."""
@@ -162,7 +162,7 @@ def _unlike(expected: Any, actual: Any) -> Tensor:
 class Language(Task):
     """A network whose output's `logits` score the next token at every position: (inputs, positions, tokens)."""
 
-    tokenizer: Tokens
+    tokenizer: Tokenizer
     length: int  # tokens per window
     context: int | None = None  # the most tokens that it can read, or read and write; None if unknown
 

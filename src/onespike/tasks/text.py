@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -125,23 +125,17 @@ def _dataset(source: str) -> Document:
     return Document(source, BETWEEN.join(texts))
 
 
-class Tokens:
-    """A tokenizer of transformers, for a network that knows the tokens below `size`."""
+class Tokenizer(Protocol):
+    """Converts texts to numbers below `size` and back.
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
-        self.tokenizer, self.size = tokenizer, size
+    `encode` also returns the place in the text where each token begins, if known; `decode` with `bare` leaves out tokens
+    that open, end and pad a text.
+    """
 
-    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return tokens, with those that open a text, and where each begins, if known."""
-        fast = bool(self.tokenizer.is_fast)
-        tokens = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
-        starts = [start for start, _ in tokens["offset_mapping"]] if fast else None
-        return list(tokens["input_ids"]), starts
-
-    def decode(self, ids: Sequence[int], bare: bool = False) -> str:
-        """Return the text of tokens, with `bare` without those that open, end and pad a text."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
-        return text
+    @property
+    def size(self) -> int: ...
+    def encode(self, text: str) -> tuple[list[int], list[int] | None]: ...
+    def decode(self, ids: Sequence[int], bare: bool = False) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -163,7 +157,7 @@ class Window:
         return self.ids[1:] if self.following is None else F.pad(self.ids[1:], (0, 1), value=self.following)
 
 
-def pack(source: str, tokenizer: Tokens, length: int, short: bool = False) -> Items:
+def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) -> Items:
     """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped.
 
     With `short`, a text shorter than one window is one short window.
@@ -185,7 +179,7 @@ def pack(source: str, tokenizer: Tokens, length: int, short: bool = False) -> It
     return Items.read(source, parts)
 
 
-def _tokens(document: Document, tokenizer: Tokens) -> list[tuple[Any, Any, Any]]:
+def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, Any]]:
     """Return each token, the words that begin in it, and its bytes: None where the text is unknown."""
     text, (ids, starts) = document.text, tokenizer.encode(document.text)
     for place, token in enumerate(ids):
