@@ -20,7 +20,6 @@ from onespike.runtime.options import (
     glob_with_numbers,
     name_or_number,
     names,
-    number_or_none,
     options,
     settle,
     share_or_none,
@@ -112,7 +111,7 @@ class Recipe:
         None,
         "The energy ratio that the passes meet, of all MACs of the original, or none.",
         "RATIO",
-        number_or_none,
+        share_or_none,
         usual=True,
     )
     energy: str = declared(

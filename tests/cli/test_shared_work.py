@@ -237,20 +237,22 @@ def test_accelerate_launches_it(both, vit_run, images, tmp_path):
     assert_same_figures(file, both[0] / "evaluated.json")
 
 
-def test_alone():
-    assert launched({}).part == (0, 1)
+def test_alone(monkeypatch):
+    assert launched().part == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(
         UsageError, match=r"^RANK and WORLD_SIZE must be numbers .* set by accelerate launch and torchrun\.$"
     ):
-        launched({"WORLD_SIZE": "two"})
+        launched()
 
 
 def test_processes_that_nobody_started(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     message = r"^WORLD_SIZE is 2, and the other processes cannot be reached \(.*\)\. Start them with accelerate launch"
     with pytest.raises(UsageError, match=message):
-        launched({"WORLD_SIZE": "2"})
+        launched()
 
 
 def test_a_metric_that_cannot_be_shared():

@@ -199,14 +199,11 @@ def test_progress_wraps_the_batches_and_provenance_is_kept():
     seen = []
 
     def progress(batches):
-        for batch in batches:
-            seen.append(len(batch))
-            yield batch
+        return (seen.append(len(x)) or x for x in batches)
 
     found = calibrate(mlp(), rows().split(24), progress=progress, provenance={"data": "noise"})
     assert seen == [24, 24, 16]
     assert (found.provenance["data"], found.provenance["model"]) == ("noise", "Sequential")
-    assert found.provenance["observer"] == "percentile 1 (all), error ≤ 0.00098"
 
 
 def test_a_module_that_runs_twice_shares_its_site_and_its_neurons_and_says_so():
@@ -321,7 +318,7 @@ def with_head(value: float) -> nn.Sequential:
 
 
 EMPTY = "there are no calibration inputs. Give at least one batch."
-IGNORED = "the network's output{} is the same for all {} inputs. Check its weights, and that the calibration inputs differ."
+IGNORED = "the network's output is the same for all {} inputs. Check its weights, and that the calibration inputs differ."
 REFUSALS = {
     "no batch": (mlp(), [], EMPTY),
     "empty batch": (mlp(), [torch.zeros(0, 4)], EMPTY),
@@ -331,10 +328,10 @@ REFUSALS = {
         "this network multiplies nothing by a weight, so there is nothing to convert. "
         "Check that the right network was loaded.",
     ),
-    "constant": (deaf(), rows().split(16), IGNORED.format("", 64)),
-    "constant but for rounding": (rounded(), rows().split(16), IGNORED.format("['scores']", 64)),
-    "zero head": (with_head(0.0), rows().split(16), IGNORED.format("", 64)),
-    "inputs that are the same": (mlp(), [torch.ones(3, 4)] * 2, IGNORED.format("", 6)),
+    "constant": (deaf(), rows().split(16), IGNORED.format(64)),
+    "constant but for rounding": (rounded(), rows().split(16), IGNORED.format(64)),
+    "zero head": (with_head(0.0), rows().split(16), IGNORED.format(64)),
+    "inputs that are the same": (mlp(), [torch.ones(3, 4)] * 2, IGNORED.format(6)),
     "NaN": (
         with_head(torch.nan),
         [rows()],

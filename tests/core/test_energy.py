@@ -24,17 +24,12 @@ def by_site(ledger: Ledger) -> dict[str, SiteCount]:
 
 CONVOLUTIONS = {
     "border": dict(kernel_size=3, padding=1),
-    "no padding": dict(kernel_size=3),
-    "stride": dict(kernel_size=3, padding=1, stride=2),
     "stride over the border": dict(kernel_size=2, stride=3),
-    "groups": dict(kernel_size=3, padding=1, groups=2),
     "depthwise": dict(kernel_size=5, padding=2, groups=4),
     "dilated": dict(kernel_size=3, padding=(2, 1), stride=(1, 2), dilation=(2, 1)),
-    "same": dict(kernel_size=4, padding="same"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name):
     settings = CONVOLUTIONS[name]

@@ -150,11 +150,6 @@ def test_nested_sites_visit_a_product_once():
     assert keys == ["inner", "inner"]
 
 
-def test_products_are_numbered_in_order():
-    _, keys = visited(lambda a: a @ a + a @ a, rand(2, 2))
-    assert keys == ["matmul0_lhs", "matmul0_rhs", "matmul1_lhs", "matmul1_rhs"]
-
-
 def test_a_second_rule_is_refused():
     with pytest.raises(UsageError, match=r"has a rule already\. Remove it from RULES first to replace it\.$"):
         synaptic(F.linear)(lambda visit: None)

@@ -56,8 +56,7 @@ def decoding_sites(model: Any, batch: Any, trace: Trace, observe: Observe) -> di
     tracer.forward = partial(model.generate, do_sample=False, num_beams=1, **length)
     level = logging.root.manager.disable
     try:
-        with warnings.catch_warnings():  # this text is nobody's: notices about it would only confuse
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):  # this text is nobody's: notices only confuse
             logging.disable(logging.WARNING)
             tracer.run(**prompts(batch))
     except FAILURES:  # its `generate` takes other inputs than its forward: then calibration has one path

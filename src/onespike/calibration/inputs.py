@@ -37,12 +37,6 @@ class Parts(Sequence[Any]):
 
     Inputs of one part have one shape. Where positions have no meaning, padding is left out: it depends on the other
     texts of a batch. A batch with something that all its inputs share stays whole.
-
-    >>> import torch
-    >>> from onespike.tasks import Inferred
-    >>> cuts = [torch.arange(10.0).view(10, 1).split(size) for size in (2, 3, 10)]
-    >>> [[len(part) for part in Parts(cut, Inferred())] for cut in cuts]
-    [[3, 3, 3, 1], [3, 3, 3, 1], [3, 3, 3, 1]]
     """
 
     def __init__(self, batches: Sequence[Any], task: Meaning) -> None:
@@ -111,7 +105,7 @@ class Inputs(Parts):
         if item.name in self.decoded:
             return self.decoded[item.name]
         decoded = self.loaded.reading.transform(self.loaded.task.load(item))
-        size = sum(x.numel() * x.element_size() for x in tree_leaves(decoded) if isinstance(x, Tensor))
+        size = sum(x.nbytes for x in tree_leaves(decoded) if isinstance(x, Tensor))
         if size <= self.room:
             self.room -= size
             self.decoded[item.name] = decoded

@@ -20,16 +20,14 @@ class Histogram:
     """Counts of activations by sign, exponent and leading mantissa bits; memory is fixed from the first batch.
 
     A quantile is a true order statistic of the stream up to a relative error of 2**-(mantissa_bits + 1): 0.1 % at
-    the default 9 bits, 3.1 % at the 4 bits of a channel-wise histogram.
+    9 bits, 3.1 % at the 4 bits of a channel-wise histogram.
 
     Args:
         axis: the channel axis (negative), or None for one histogram of the whole site.
-        mantissa_bits: resolution within one power of two.
     """
 
-    def __init__(self, axis: int | None = None, mantissa_bits: int | None = None) -> None:
-        self.axis = axis
-        self.mantissa_bits = (9 if axis is None else 4) if mantissa_bits is None else mantissa_bits
+    def __init__(self, axis: int | None = None) -> None:
+        self.axis, self.mantissa_bits = axis, 9 if axis is None else 4
         self.bins = ((HIGHEST_EXPONENT - LOWEST_EXPONENT) << self.mantissa_bits) + 2
         self.lowest = (127 + LOWEST_EXPONENT) << self.mantissa_bits  # the bits at which bin 1 begins
         # channels × (positive, negative) × bins; before the first batch one channel stands for all

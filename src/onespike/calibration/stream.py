@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from onespike.calibration.decoding import decoding_sites
 from onespike.calibration.observers import Histogram
@@ -189,7 +189,7 @@ def calibrate(
         )
     if not trace.output_depends or (samples > 1 and not outputs.varies):
         raise CalibrationError(
-            f"calibrate: the network's {' and '.join(outputs.first) or 'output'} is the same for all {samples} inputs. "
+            f"calibrate: the network's output is the same for all {samples} inputs. "
             "Check its weights, and that the calibration inputs differ."
         )
     if processes.count > 1:
@@ -219,31 +219,27 @@ class _Variation:
     """Whether any of a network's floating-point outputs differs between two inputs, beyond rounding."""
 
     def __init__(self) -> None:
-        self.first: dict[str, Tensor] = {}  # name → the output for the first input
+        self.first: list[Tensor] = []  # what the network answers to the first input
         self.varies = False
 
     def update(self, output: Any, size: int) -> None:
-        try:
-            leaves = [(keystr(path), x) for path, x in tree_flatten_with_path(output)[0]]
-        except ValueError:  # a library's class of results that torch cannot name the parts of
-            leaves = [(f" {place}", x) for place, x in enumerate(tree_leaves(output))]
-        named = {f"output{name}": x for name, x in leaves if isinstance(x, Tensor) and x.is_floating_point()}
-        for name in (name for name, x in named.items() if bool(x.isnan().any())):
+        answers = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+        if any(bool(x.isnan().any()) for x in answers):
             raise CalibrationError(
-                f"calibrate: the network's {name} holds NaN. Check the weights, or calibrate in float32."
+                "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
             )
-        if not named or any(not x.dim() or len(x) != size for x in named.values()):
+        if not answers or any(not x.dim() or len(x) != size for x in answers):
             self.varies = True  # not one row per input: nothing to compare
             return
-        for name, x in named.items():
-            first = self.first.setdefault(name, x[0].cpu().clone())
-            self.varies = self.varies or _differ(x, first.to(x.device))
+        self.first = self.first or [x[0].cpu().clone() for x in answers]
+        pairs = zip(answers, self.first, strict=False)
+        self.varies = self.varies or any(_differ(x, first.to(x.device)) for x, first in pairs)
 
     def merge(self, other: _Variation) -> _Variation:
         """Add what another process has seen; return self."""
-        both = self.first.keys() & other.first.keys()
-        self.varies |= other.varies or any(_differ(other.first[n][None], self.first[n]) for n in both)
-        self.first = other.first | self.first
+        pairs = zip(other.first, self.first, strict=False)
+        self.varies |= other.varies or any(_differ(x[None], first) for x, first in pairs)
+        self.first = self.first or other.first
         return self
 
 

@@ -36,7 +36,7 @@ def lone_product(module: Any) -> str:
 
 def _spiking_forward(module: Any, before: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     neurons = module._modules["neurons"]
-    if neurons.lone_product and before is None and len(args) == 1 and not kwargs:
+    if neurons.lone_product and len(args) == 1 and not kwargs:
         [x], neuron = args, neurons.lone_neuron(neurons.lone_product)
         integers = neurons.products.get(neurons.lone_product)
         if neuron is not None and integers is not None and not wants_gradient(x):

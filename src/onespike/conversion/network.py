@@ -138,20 +138,23 @@ def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
 
 def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     """Refuse a network in which a product would be neither spiking nor listed as analog."""
-    unknown = {k: m for k, m in thresholds.uncovered.items() if k[1] not in ANALOG}
-    open_ = {k: m for k, m in unknown.items() if not recipe.excludes(f"{k[0]}:{k[1]}")}
-    if not open_:
+    unknown = {
+        place: macs
+        for place, macs in thresholds.uncovered.items()
+        if place[1] not in ANALOG and not recipe.excludes(":".join(place))
+    }
+    if not unknown:
         return
-    total = thresholds.macs or 1
-    first = [
-        f"{operation} in {owner or 'the network itself'} ({_share(macs, total)} of MACs)"
-        for (owner, operation), macs in list(open_.items())[:5]
-    ]
-    more = f" and {len(open_) - 5} more" if len(open_) > 5 else ""
-    few = len(open_) <= 5  # many are named by their operations
-    every = list(dict.fromkeys(f"{owner if few else '*'}:{operation}" for owner, operation in open_))
+    whole, few = thresholds.macs or 1, len(unknown) <= 5
+    first = []
+    for (owner, operation), macs in list(unknown.items())[:5]:
+        share = f"{100 * macs / whole:.1f} %" if macs else "an unknown share"
+        first.append(f"{operation} in {owner or 'the network itself'} ({share} of MACs)")
+    more = "" if few else f" and {len(unknown) - 5} more"
+    # many are named by their operations
+    every = list(dict.fromkeys(f"{owner if few else '*'}:{operation}" for owner, operation in unknown))
     raise ConversionError(
-        f"convert: {len(open_)} products are not covered: {', '.join(first)}{more}. Add a rule with "
+        f"convert: {len(unknown)} products are not covered: {', '.join(first)}{more}. Add a rule with "
         f"@onespike.synaptic, or leave them analog with exclude={every}."
     )
 
@@ -182,10 +185,6 @@ def _check_calibration(thresholds: Thresholds, recipe: Recipe) -> None:
                 f"convert: the thresholds were calibrated with {name}={value!r}, and the recipe has {name}={asked[name]!r}. "
                 "Calibrate with this recipe: calibrate(model, batches, recipe)."
             )
-
-
-def _share(macs: float, total: float) -> str:
-    return f"{100 * macs / total:.1f} %" if macs else "an unknown share"
 
 
 def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:

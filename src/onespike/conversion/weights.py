@@ -91,11 +91,8 @@ def refit_(model: nn.Module, changes: Mapping[str, Tensor]) -> None:
 
 def unrounded(module: nn.Module, site: Site) -> str | None:
     """Return why the weight that an edge meets cannot be rounded; None if it can."""
-    if (
-        not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        or site.number
-        or site.role != "input"
-    ):
+    plain = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    if not plain or site.number or site.role != "input":
         return "its weight is not that of a linear map or convolution"
     return "its weights are not in memory" if module.weight.is_meta else None
 

@@ -51,7 +51,7 @@ class Once(nn.Module):
         output = self.model(*inputs, **named)
         inside = hasattr(output, "__dict__") and not isinstance(output, (Tensor, dict))
         leaves = tree_leaves(vars(output) if inside else output)
-        size = sum(x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor))
+        size = sum(x.nbytes for x in leaves if isinstance(x, Tensor))
         if size <= self.room:
             self.room -= size
             self.answers[place] = output

@@ -19,7 +19,7 @@ from onespike.passes.axes import Axes, reduced
 from onespike.passes.base import PassContext, PassState
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
-from onespike.runtime.forward import Around, backwards, device_of, in_turn
+from onespike.runtime.forward import device_of, in_turn
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
 
@@ -68,20 +68,21 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
         x.register_hook(hear)
         return x
 
-    def log_probability(part: Any, places: Tensor, drawn: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        with torch.enable_grad():
+    def both_ways(part: Any, places: Tensor, drawn: Callable[[Any, Tensor], Tensor]) -> None:
+        with probing(model, partial(listen, mask_of(part))), torch.enable_grad():
             value = drawn(call(model, to(part, device_of(model))), places)
-        return value if value.requires_grad else value.requires_grad_()  # no site has a way to the output
+            if value.requires_grad:  # else no site has a way to the output
+                value.backward()
 
-    def works() -> Iterator[tuple[Callable[[], Tensor], Around]]:
+    def works() -> Iterator[Callable[[], None]]:
         for batch in context.progress(title, len(batches))(batches):
             drawn = context.task.drawing(count_of(batch), generator)
             for places in torch.arange(count_of(batch)).split(PART):
                 part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
-                listening = partial(probing, model, partial(listen, mask_of(part)))
-                yield partial(log_probability, part, places, drawn), listening
+                yield partial(both_ways, part, places, drawn)
 
-    backwards(model, works())
+    for _ in in_turn(model, works(), gradients=True):
+        pass
 
 
 @dataclass

@@ -125,8 +125,7 @@ def torchao(model: nn.Module) -> nn.Module | None:
     """
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
         except ImportError:

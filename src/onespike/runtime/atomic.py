@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,26 +27,15 @@ ADVICE = {
 
 
 @contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a new folder to write into; it takes the name `path` only when the block ends well.
-
-    After any exception, Ctrl-C included, nothing is left: neither the folder nor parents made for it.
-    """
-    path = Path(path)
-    with _new_folder(path) as partial:
-        yield partial
-        refuse_existing(path)
-        partial.rename(path)
-
-
-@contextmanager
 def atomic_files(path: Path) -> Iterator[Path]:
-    """Yield a new folder; its files move beside `path` only when the block ends well.
+    """Yield a new folder; what is in it moves beside `path` only when the block ends well.
 
-    The file named `path` moves last, so that whoever sees it sees all of them.
+    What is named `path` moves last, so that whoever sees it sees all of it. After any exception, Ctrl-C included, nothing
+    is left, not even parents made for it.
     """
     path = Path(path)
-    with _new_folder(path) as partial:
+    refuse_existing(path)
+    with _explained(path), _unfinished(path) as partial:
         yield partial
         refuse_existing(path)
         for file in sorted(partial.iterdir(), key=lambda file: file.name == path.name):
@@ -54,10 +43,12 @@ def atomic_files(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    refuse_existing(path)
-    with _explained(path), _unfinished(path) as partial:
-        yield partial
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield a new folder to write into; it takes the name `path` only when the block ends well."""
+    with atomic_files(path) as partial:
+        folder = partial / Path(path).name
+        folder.mkdir()
+        yield folder
 
 
 def write_atomically(path: Path, contents: bytes | str) -> None:
@@ -85,7 +76,8 @@ def try_file(path: Path | None) -> None:
         return
     with _explained(path):
         if (stream := _stream(path)) is None:
-            _try(_target(path))
+            with _unfinished(_target(path), stay=False):
+                pass
         elif isinstance(stream, Path) and not os.access(stream, os.W_OK):
             raise OSError(errno.EACCES, "")
 
@@ -94,19 +86,14 @@ def try_folder(path: Path) -> None:
     """Check before long work that a folder can be made at `path`, or that files can be written into it."""
     if path.exists() and not path.is_dir():
         raise LoadError(f"{path}: this is a file. Give the name of a folder.")
-    with _explained(path):
-        _try(Path(os.path.realpath(path)) / "any")
+    with _explained(path), _unfinished(Path(os.path.realpath(path)) / "any", stay=False):
+        pass
 
 
 def try_new_folder(path: Path) -> None:
     """Check before long work that `atomic_directory` will succeed."""
     refuse_existing(path)
-    with _explained(path):
-        _try(path)
-
-
-def _try(path: Path) -> None:
-    with _unfinished(path, stay=False):
+    with _explained(path), _unfinished(path, stay=False):
         pass
 
 
@@ -182,32 +169,22 @@ def _explained(path: Path) -> Iterator[None]:
 def _unfinished(path: Path, stay: bool = True) -> Iterator[Path]:
     """Yield a new folder beside `path`, so that the last step is a rename within one file system.
 
-    It is locked while this process lives, so that other processes can tell when it is abandoned.
+    It is locked while this process lives, so that other processes can tell when it is abandoned. Missing parents of `path`
+    are made, and removed if the block fails or if they are not to stay.
     """
-    with _parents(path, stay):
-        for abandoned in path.parent.glob(".onespike-????????.partial"):
-            if (lock := _lock(abandoned, wait=False)) is not None:  # its process is gone
-                _remove(abandoned, lock)
-        while True:
-            partial = path.with_name(f".onespike-{secrets.token_hex(4)}.partial")
-            partial.mkdir()
-            lock = _lock(partial, wait=True)
-            if lock is None or partial.exists():  # another process may have cleared it before it was locked
-                break
-            os.close(lock)
-        try:
-            yield partial
-        finally:  # a folder that was renamed is gone
-            _remove(partial, lock)
-
-
-@contextmanager
-def _parents(path: Path, stay: bool) -> Iterator[None]:
-    """Make the missing parents of `path`; remove them if the block fails or if they are not to stay."""
     missing = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        for abandoned in path.parent.glob(".onespike-*.partial"):
+            if (lock := _lock(abandoned)) is not None:  # its process is gone
+                _remove(abandoned, lock)
+        made = Path(tempfile.mkdtemp(".new", ".onespike-", path.parent))
+        lock = _lock(made)
+        partial = made.rename(made.with_suffix(".partial"))  # only now do others look whether it is locked
+        try:
+            yield partial
+        finally:
+            _remove(partial, lock)
         missing = [] if stay else missing
     finally:
         with suppress(OSError):
@@ -215,16 +192,16 @@ def _parents(path: Path, stay: bool) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _lock(partial: Path, wait: bool) -> int | None:
+def _lock(folder: Path) -> int | None:
     """Return an open, locked folder; None if another process has it or there are no locks."""
     try:
         import fcntl
 
-        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (ImportError, OSError):
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return None

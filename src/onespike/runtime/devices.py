@@ -26,11 +26,7 @@ BLOCKS = "blocks"
 
 
 def in_blocks(device_map: str | None) -> bool:
-    """Whether a map asks for one block at a time.
-
-    >>> in_blocks("blocks:8GB"), in_blocks("auto"), in_blocks(None)
-    (True, False, False)
-    """
+    """Whether a map asks for one block at a time."""
     return device_map is not None and device_map.partition(":")[0] == BLOCKS
 
 

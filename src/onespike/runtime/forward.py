@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -20,7 +19,6 @@ from torch.utils._python_dispatch import (
 from onespike.errors import UsageError
 
 T = TypeVar("T")
-Around = Callable[[], AbstractContextManager[None]]
 SCHEDULE = "_schedule"
 """Where a network that is not in memory keeps how its forwards run."""
 SPLIT = {
@@ -39,24 +37,11 @@ def in_memory(model: nn.Module) -> bool:
 def in_turn(model: nn.Module, works: Iterable[Callable[[], T]], *, gradients: bool = False) -> Iterator[T]:
     """The results of pieces of work in their order, each of which runs forwards of a network or of its copies.
 
-    They may go through the network together, so what else one of them does must not depend on how far others are.
+    They may go through the network together, so what else one of them does must not depend on how far others are. With
+    `gradients` each takes its own; parts of the network may then run twice, first without gradients.
     """
     schedule: Any = model.__dict__.get(SCHEDULE)
     return (work() for work in works) if schedule is None else schedule.in_turn(works, gradients)
-
-
-def backwards(model: nn.Module, works: Iterable[tuple[Callable[[], Tensor], Around]]) -> None:
-    """Take the gradients of what each piece of work returns; it and its way back run within its context.
-
-    Parts of the network may run twice, first without gradients.
-    """
-
-    def both_ways(forward: Callable[[], Tensor], around: Around) -> None:
-        with around():
-            forward().backward()
-
-    for _ in in_turn(model, (partial(both_ways, *work) for work in works), gradients=True):
-        pass
 
 
 def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str | None:
@@ -68,17 +53,13 @@ def estimate(model: nn.Module, work: Callable[[], Any], batch_count: int) -> str
 class _Turn(threading.local):
     """Of a thread that runs one of several forwards: its worker, on whose behalf, and the seconds that it waited for others."""
 
-    worker: Any = None
-    family: int | None = None
-    waited = 0.0
+    def __init__(self) -> None:
+        self.worker: Any = None
+        self.family = threading.get_ident()  # who visits there, visits here
+        self.waited = 0.0
 
 
 TURN = _Turn()
-
-
-def family() -> int:
-    """The thread on whose behalf this one runs: who visits there, visits here."""
-    return threading.get_ident() if TURN.family is None else TURN.family
 
 
 def clock() -> float:

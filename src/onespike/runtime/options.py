@@ -97,22 +97,11 @@ def _text(value: Any) -> str:
 
 
 def name_or_number(word: str) -> str | float:
-    """Return a number if the word is one, else the word.
-
-    >>> name_or_number("0.5"), name_or_number("site")
-    (0.5, 'site')
-    """
+    """Return a number if the word is one, else the word."""
     try:
         return float(word)
     except ValueError:
         return word
-
-
-def number_or_none(word: str) -> float | None:
-    try:
-        return None if word == "none" else float(word)
-    except ValueError:
-        raise UsageError(f"{word!r} is not a number. Give one, or none.") from None
 
 
 def share_or_none(word: str) -> float | None:
@@ -121,7 +110,10 @@ def share_or_none(word: str) -> float | None:
     >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
     (0.01, 0.02, None)
     """
-    number = number_or_none(word.removesuffix("%").strip())
+    try:
+        number = None if word == "none" else float(word.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"{word!r} is not a number. Give one, or none.") from None
     return number / 100 if number is not None and word.endswith("%") else number
 
 
@@ -133,11 +125,7 @@ def yes_or_no(word: str) -> bool:
 
 
 def names(word: str) -> tuple[str, ...]:
-    """Return the comma-separated names in a word.
-
-    >>> names("nearest, center"), names("")
-    (('nearest', 'center'), ())
-    """
+    """Return the comma-separated names in a word; none in an empty one."""
     return tuple(name.strip() for name in word.split(",") if name.strip())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -88,11 +88,10 @@ def _portable(error: Exception, rank: int) -> Exception:
 ALONE = Processes()
 
 
-def launched(environment: Mapping[str, str] | None = None) -> Processes:
+def launched() -> Processes:
     """Return the processes that a launcher started, according to the environment; alone without a launcher."""
-    variables = os.environ if environment is None else environment
     try:
-        count, rank = int(variables.get("WORLD_SIZE", 1)), int(variables.get("RANK", 0))
+        count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     except ValueError as error:
         raise UsageError(
             f"RANK and WORLD_SIZE must be numbers ({error}). They are set by accelerate launch and torchrun."
@@ -102,7 +101,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
     import torch
 
     if torch.cuda.is_available():  # `--device cuda` then means this process's GPU
-        torch.cuda.set_device(int(variables.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if not torch.distributed.is_initialized():
         try:
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)
@@ -111,13 +110,6 @@ def launched(environment: Mapping[str, str] | None = None) -> Processes:
                 f"WORLD_SIZE is {count}, and the other processes cannot be reached ({first_line(error)}). "
                 "Start them with accelerate launch, or unset WORLD_SIZE."
             ) from error
-        atexit.register(_leave)
+        # the exchange's threads, if they still run at the end of the process, abort it
+        atexit.register(torch.distributed.destroy_process_group)
     return Processes(rank, count)
-
-
-def _leave() -> None:
-    """End the exchange's threads: one that still runs at the end of the process aborts it."""
-    import torch
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

@@ -56,11 +56,7 @@ class Site(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return a glob of all sites with the same last module name and operand.
-
-        >>> Site.parse("blocks.3.mlp.fc1:linear0_input").kind
-        '*fc1:linear0_input'
-        """
+        """Return a glob of all sites with the same last module name and operand, such as `*fc1:linear0_input`."""
         return f"*{self.owner.rpartition('.')[2]}:{self.key}"
 
     def operand(self, role: str) -> Site:

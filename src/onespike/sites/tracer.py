@@ -30,6 +30,8 @@ from onespike.sites.visitor import NetworkSites, Visitor
 
 IMAGE, TOKEN = "input", "token"
 """The origin of a tensor with no product behind it: a floating-point input, or integers (tokens, indices)."""
+INSPECTING = {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
+"""Functions that only inspect a tensor; one that `to` really moved is another tensor."""
 
 
 @dataclass
@@ -198,7 +200,9 @@ class Tracer(TorchFunctionMode, Visitor):
                 (size, *before), new = facts.moments, kernels.moments(x)
                 facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
             if not facts.varies and (rows is None or rows.is_last):
-                fingerprint = _fingerprint(x, *facts.moments)
+                size, *sums = facts.moments
+                # means, so that a constant operand is constant for any batch size; all softmax has one mean
+                fingerprint = tuple(x.shape[-2:]), *(f"{one / max(size, 1):.9g}" for one in sums)
                 facts.varies = facts.fingerprint not in (None, fingerprint)
                 facts.fingerprint = fingerprint
             if self.observe is not None:
@@ -213,7 +217,7 @@ class Tracer(TorchFunctionMode, Visitor):
             batchnorm = readers[0][1]
             if (
                 product == f"{convolution}:conv0"
-                and [f for f, _ in readers if not _is_property(f)] == [F.batch_norm]
+                and [f for f, _ in readers if getattr(f, "__name__", "") not in INSPECTING] == [F.batch_norm]
                 and type(modules[convolution]) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
                 and type(modules[batchnorm]) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
             ):
@@ -222,17 +226,6 @@ class Tracer(TorchFunctionMode, Visitor):
                 self.trace.unpaired.add(convolution)
         paired = Counter(pairs.values())  # a norm that reads more than its convolutions stays
         self.trace.unpaired |= {conv for conv, norm in pairs.items() if self.norms[norm] != paired[norm]}
-
-
-def _fingerprint(x: Tensor, size: int, total: float, square: float) -> tuple[Any, ...]:
-    """Return means, so that a constant operand is constant for any batch size; all softmax has one mean."""
-    size = max(size, 1)
-    return tuple(x.shape[-2:]), f"{total / size:.9g}", f"{square / size:.9g}"
-
-
-def _is_property(function: Any) -> bool:
-    """Return whether a function only inspects a tensor; a tensor that `to` really moved is another one."""
-    return getattr(function, "__name__", "") in {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onespike.errors import UsageError
-from onespike.runtime.forward import family
+from onespike.runtime.forward import TURN
 from onespike.sites.coverage import Coverage, Owners
 from onespike.sites.rules import rule_of
 from onespike.sites.site import Operand, Product, Rows, Site
@@ -117,40 +117,32 @@ class NetworkSites(Sites):
 class Places(nn.ModuleDict):
     """The neurons or analog sites of one module of a converted network, and their present visitor."""
 
-    visits: dict[int, tuple[int, Visitor]] | None = None
-    """The threads that let a visitor in, on whose behalf they run, and the visitor: what one forward counts, another
-    must not disturb."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.visits: dict[int, tuple[int, Visitor]] = {}
+        """The threads that let a visitor in, on whose behalf they run, and the visitor: what one forward counts, another
+        must not disturb."""
 
     @property
     def visitor(self) -> Visitor | None:
         """Who sees the operands instead of the neurons, if anybody does: the visitor of this thread, or of the one that
         takes its forward in step with others. While another thread has one, forwards are refused.
         """
-        if self.visits is None:
+        if not self.visits:
             return None
         if torch.compiler.is_compiling():
             return next(visitor for _, visitor in self.visits.values())
-        of_family = family()
-        _, visitor = self.visits.get(get_ident()) or self.visits.get(of_family) or (0, None)
-        if visitor is None and any(other != of_family for other, _ in self.visits.values()):
+        _, visitor = self.visits.get(get_ident()) or self.visits.get(TURN.family) or (0, None)
+        if visitor is None and any(other != TURN.family for other, _ in list(self.visits.values())):
             raise UsageError(
                 "this network is metered or observed in another thread. Give each thread a network of its own "
                 "(copy.deepcopy) and a ledger of its own, and add them up with Ledger.merge."
             )
         return visitor
 
-    def let_in(self, visit: tuple[int, Visitor] | None) -> tuple[int, Visitor] | None:
-        """Let a visitor of this thread in, or out; returns who was there before."""
-        visits = dict(self.visits or {})
-        before = visits.pop(get_ident(), None)
-        if visit is not None:
-            visits[get_ident()] = visit
-        self.visits = visits or None
-        return before
-
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles take no visitor along."""
-        return {name: value for name, value in self.__dict__.items() if name != "visits"}
+        return {**self.__dict__, "visits": {}}
 
 
 @contextmanager
@@ -166,9 +158,14 @@ def visiting(model: nn.Module, visitor: Visitor) -> Iterator[None]:
             yield
         return
     _ = [place.visitor for place in places]  # refused where another thread is visiting
-    before = [place.let_in((family(), visitor)) for place in places]
+    here = get_ident()
+    before = [place.visits.get(here) for place in places]
+    for place in places:
+        place.visits[here] = TURN.family, visitor
     try:
         yield
     finally:
         for place, earlier in zip(places, before, strict=True):
-            place.let_in(earlier)
+            place.visits.pop(here)
+            if earlier is not None:
+                place.visits[here] = earlier

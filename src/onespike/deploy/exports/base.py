@@ -161,8 +161,7 @@ def prepare(name: str, integer: bool | None, out: Path | None = None) -> tuple[F
         )
     for package in chosen.needs:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of other libraries, about themselves
+            with warnings.catch_warnings(action="ignore"):  # of other libraries, about themselves
                 importlib.import_module(package)
         except ImportError as error:
             raise LoadError(

@@ -73,8 +73,7 @@ def translated(
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             model: Any = torch.onnx.export(
                 graph.program,
                 opset_version=OPSET,

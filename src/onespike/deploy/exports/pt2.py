@@ -67,8 +67,7 @@ def write(request: Request, file: Path) -> Foreign:
         return Answer(tensors(output), list(zip(sites, counts, strict=True)))
 
     facts = json.dumps(dict(request.facts), ensure_ascii=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about unread tensors, of which one number is kept
+    with warnings.catch_warnings(action="ignore"):  # about unread tensors, of which one number is kept
         torch.export.save(_pruned(graph.program), contents := io.BytesIO(), extra_files={FACTS: facts})
     file.write_bytes(contents.getbuffer())  # torch's own writer ends the process where a disk is full
     return Foreign(f"torch {torch.__version__}", probe, graph.notes)

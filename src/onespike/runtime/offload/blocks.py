@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -28,7 +28,6 @@ from onespike.runtime.forward import SCHEDULE
 from onespike.runtime.offload.lockstep import Conductor, arrive, leave
 from onespike.runtime.offload.stored import Stored, Unit, stored_in, write
 
-CPU = torch.device("cpu")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SMALL = 1 / 16
 """What is smaller than this part of the largest block stays in memory."""
@@ -89,7 +88,7 @@ class Blocks:
         copies = (sum(unit.repeats for unit in self.units) or len(self.units)) if gradients else 1
         waiting = iter(works)
         for first in waiting:
-            with Conductor() as conductor:
+            with closing(Conductor()) as conductor:
                 conductor.start(first)
                 for work in islice(waiting, self.fitting(copies * conductor.carried()) - 1):
                     conductor.start(work)
@@ -97,7 +96,7 @@ class Blocks:
 
     def estimate(self, work: Callable[[], Any], batch_count: int) -> str:
         """What so many batches take, by the first one on its way to the first block; refused where it does not fit."""
-        with Conductor() as conductor:
+        with closing(Conductor()) as conductor:
             conductor.start(work)
             carried = conductor.carried()
         at_once, room, largest = min(self.fitting(carried), batch_count), self._room(), self.largest
@@ -119,32 +118,33 @@ def built_without_weights(model: nn.Module, tensors: Mapping[str, Stored]) -> No
     model.__dict__[TENSORS] = tensors
 
 
-def lie_in_blocks_(model: nn.Module, device: torch.device = CPU, memory: int | None = None) -> nn.Module:
+def lie_in_blocks_(
+    model: nn.Module, device: torch.device | str = "cpu", memory: int | None = None
+) -> nn.Module:
     """Leave a network's weights on disk, to be read block by block; it computes on one device.
 
     A network that is in memory is written to a temporary file first.
     """
-    written = model.__dict__.pop(TENSORS, None)
+    device, written = torch.device(device), model.__dict__.pop(TENSORS, None)
     tensors: Mapping[str, Stored] = _written(model) if written is None else written
     units, away = list[Unit](), set[nn.Module]()
     for name, module, repeats in _coming_and_going(model):
         paths = dict(module.named_parameters(remove_duplicate=False))
         weights = {path: (tensors[f"{name}.{path}"], p.dtype) for path, p in paths.items()}
-        units.append(Unit(name, weights, repeats, device))
+        unit = Unit(name, weights, repeats, device)
+        units.append(unit)
+        unit.free([module])
         away.update(module.modules())
-        module.register_forward_pre_hook(partial(arrive, units[-1]), with_kwargs=True)
-        module.register_forward_hook(partial(leave, units[-1]), with_kwargs=True, always_call=True)
+        module.register_forward_pre_hook(partial(arrive, unit), with_kwargs=True)
+        module.register_forward_hook(partial(leave, unit), with_kwargs=True, always_call=True)
     if not units:
         raise UsageError("blocks: this network has no weights. Leave the device map out.")
     resident = 0
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if module in away:
-                value = torch.empty_like(parameter, device="meta")
-            else:
-                value = tensors[prefix + name].read().to(device, parameter.dtype)
-                resident += value.numel() * value.itemsize
+        for name, parameter in list(module.named_parameters(recurse=False)) if module not in away else ():
+            value = tensors[prefix + name].read().to(device, parameter.dtype)
+            resident += value.nbytes
             setattr(module, name, nn.Parameter(value, requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             stored = tensors.get(prefix + name)
@@ -166,7 +166,7 @@ def _coming_and_going(model: nn.Module) -> list[tuple[str, nn.Module, bool]]:
 
 
 def _bytes(module: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _repeating(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -232,10 +232,6 @@ def parse_size(text: str) -> int:
 
 
 def _in_words(size: float) -> str:
-    """A size for people.
-
-    >>> _in_words(3_422_000_000), _in_words(999_999), _in_words(12)
-    ('3.42 GB', '1.00 MB', '0.01 KB')
-    """
+    """A size for people, such as 3.42 GB."""
     unit = next((name for name, least in reversed(UNITS.items()) if size >= 0.9995 * least), "KB")
     return f"{size / UNITS[unit]:.2f} {unit}"

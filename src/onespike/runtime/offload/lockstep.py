@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import nn
 
 from onespike.errors import UsageError, first_line
-from onespike.runtime.forward import TURN, family
+from onespike.runtime.forward import TURN
 from onespike.runtime.offload.stored import Unit
 from onespike.runtime.offload.way_back import Call, followed
 
@@ -28,21 +29,19 @@ class Worker:
     """A piece of work in its thread, which runs while it has the baton."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.work = work
-        self.result: list[Any] = []
-        self.error: BaseException | None = None
-        self.ended = self.stopped = False
+        self.outcome = Future[Any]()
+        self.stopped = False
         self.at: Call | None = None
         self.without_gradients: tuple[Call, list[int]] | None = None
         self.passed = 0
         self.again = False
         """Whether it computes a block again, on the way back."""
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
-        self.family = family()
+        self.family = TURN.family
         self.modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        threading.Thread(target=self._run, daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], Any]) -> None:
         self.go.acquire()
         TURN.worker, TURN.family = self, self.family
         grad, inference = self.modes
@@ -50,24 +49,23 @@ class Worker:
         alone = torch.autograd.set_multithreading_enabled(False)
         try:
             with alone, torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                self.result.append(self.work())
+                self.outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again where the results are wanted
-            self.error = error
-        self.ended, self.at = True, None
-        del self.work  # and the batch with it
+            self.outcome.set_exception(error)
         self.back.release()
 
     def resume(self) -> None:
         """Let it run until it comes to a unit or ends."""
         self.go.release()
         self.back.acquire()
-        if self.error is not None and not self.stopped:
-            raise _explained(self.error)
-
-    def stop(self) -> None:
-        if not self.ended:
-            self.stopped = True
-            self.resume()
+        error = self.outcome.exception() if self.outcome.done() and not self.stopped else None
+        # weights that are used outside the forward of their module are not there
+        if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
+            raise UsageError(
+                f"blocks: a weight is used while its block does not run ({first_line(error)}). Take another device map."
+            ) from error
+        if error is not None:
+            raise error
 
     def wait_at(self, call: Call) -> None:
         started, self.at = time.perf_counter(), call
@@ -78,17 +76,6 @@ class Worker:
         self.passed += 1
         if self.stopped:
             raise _Stopped
-
-
-def _explained(error: BaseException) -> BaseException:
-    """Weights that are used outside the forward of their module are not there."""
-    if not isinstance(error, (RuntimeError, NotImplementedError)) or "meta" not in str(error):
-        return error
-    refusal = UsageError(
-        f"blocks: a weight is used while its block does not run ({first_line(error)}). Take another device map."
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 def arrive(unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -120,16 +107,15 @@ class Conductor:
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
-        self.loaded: tuple[Unit, list[nn.Module]] | None = None
         self.turns = self._turns()
 
-    def __enter__(self) -> Conductor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Stop what nobody needs any more, and drop the weights."""
         for worker in self.workers:
-            worker.stop()
-        self._free()
+            if not worker.outcome.done():
+                worker.stopped = True
+                worker.resume()
+        self.turns.close()
 
     def start(self, work: Callable[[], Any]) -> None:
         self.workers.append(Worker(work))
@@ -140,30 +126,27 @@ class Conductor:
         worker = self.workers[0]
         while worker.at is not None and not worker.at.unit.repeats:
             next(self.turns)
-        self._free()
         return 0 if worker.at is None else worker.at.size()
 
     def results(self) -> Iterator[Any]:
         """All results in the order of the works, as soon as they are there."""
-        for worker in self.workers:
-            while not worker.ended:
+        while self.workers:
+            while not self.workers[0].outcome.done():
                 next(self.turns)
-            yield worker.result.pop()
+            yield self.workers.pop(0).outcome.result()
 
-    def _turns(self) -> Iterator[None]:
+    def _turns(self) -> Generator[None]:
         """Take all workers that wait at the hindmost unit through it, one per turn; then at the next."""
         while waiting := [(w, w.at) for w in self.workers if w.at is not None]:
             unit = min(waiting, key=lambda pair: pair[0].passed)[1].unit
             group = [(worker, call.module) for worker, call in waiting if call.unit is unit]
-            self.loaded, unit.held = (unit, [module for _, module in group]), True
-            unit.load(dict.fromkeys(self.loaded[1]))
-            for worker, _ in group:
-                worker.resume()
-                yield
-            self._free()
-
-    def _free(self) -> None:
-        if self.loaded is not None:
-            (unit, modules), self.loaded = self.loaded, None
-            unit.free(modules)
-            unit.held = False
+            modules = list(dict.fromkeys(module for _, module in group))
+            unit.held = True
+            try:
+                unit.load(modules)
+                for worker, _ in group:
+                    worker.resume()
+                    yield
+            finally:
+                unit.free(modules)
+                unit.held = False

@@ -21,8 +21,6 @@ TYPES = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in TYPES.items()}
-HELD = "_held_for_blocks"
-"""Where a module whose weights are there keeps what stood in their place."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +32,19 @@ class Stored:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
     @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
         """The tensor, in memory of its own: a mapped file would stay in memory as a whole."""
-        data = bytearray(self.numel() * self.itemsize)
+        whole = torch.empty(self.shape, dtype=self.dtype)
+        data = whole.flatten().view(torch.uint8).numpy().data
         with self.file.open("rb") as file:
             file.seek(self.start)
             if file.readinto(data) != len(data):
                 raise _broken(self.file, "it is shorter than its header says")
-        if not data:
-            return torch.empty(self.shape, dtype=self.dtype)
-        return torch.frombuffer(data, dtype=self.dtype).view(self.shape)
+        return whole
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
@@ -73,7 +67,7 @@ def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
                     )
                 begin, end = facts["data_offsets"]
                 entry = Stored(file, start + begin, TYPES[facts["dtype"]], tuple(facts["shape"]))
-                if entry.numel() * entry.itemsize != end - begin or start + end > size:
+                if entry.nbytes != end - begin or start + end > size:
                     raise _broken(file, "it is shorter than its header says")
                 tensors[name] = entry
         except (ValueError, KeyError, TypeError) as error:
@@ -92,9 +86,9 @@ def write(path: Path, tensors: Mapping[str, Stored | Tensor], tied: Mapping[str,
     """
     header, place = dict[str, Any]({"__metadata__": {"format": "pt", **tied}} if tied else {}), 0
     # every tensor begins at a multiple of the size of its numbers
-    ordered = sorted(tensors.items(), key=lambda entry: -entry[1].itemsize)
+    ordered = sorted(tensors.items(), key=lambda entry: -entry[1].dtype.itemsize)
     for name, tensor in ordered:
-        end = place + tensor.numel() * tensor.itemsize
+        end = place + tensor.nbytes
         facts = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
         header[name], place = facts, end
     text = json.dumps(header).encode()
@@ -124,23 +118,21 @@ class Unit:
 
     @property
     def size(self) -> int:
-        return sum(stored.numel() * dtype.itemsize for stored, dtype in self.weights.values())
+        return sum(math.prod(stored.shape) * dtype.itemsize for stored, dtype in self.weights.values())
 
     def load(self, modules: Iterable[nn.Module]) -> None:
         """Read the weights once, for these modules."""
-        missing = [module for module in modules if HELD not in module.__dict__]
-        for module in missing:
-            module.__dict__[HELD] = []
+        missing = [module for module in modules if any(p.is_meta for p in module.parameters())]
         for path, (stored, dtype) in self.weights.items() if missing else ():
-            whole = stored.read().to(self.device, dtype)
-            owner_path, _, name = path.rpartition(".")
-            for module in missing:
-                owner = module.get_submodule(owner_path)
-                module.__dict__[HELD].append((owner, name, getattr(owner, name)))
-                setattr(owner, name, nn.Parameter(whole, requires_grad=False))
+            _place(missing, path, stored.read().to(self.device, dtype))
 
     def free(self, modules: Iterable[nn.Module]) -> None:
         """Drop the weights."""
-        for module in modules:
-            for owner, name, placeholder in module.__dict__.pop(HELD, ()):
-                setattr(owner, name, placeholder)
+        for path, (stored, dtype) in self.weights.items():
+            _place(modules, path, torch.empty(stored.shape, dtype=dtype, device="meta"))
+
+
+def _place(modules: Iterable[nn.Module], path: str, value: Tensor) -> None:
+    owner, _, name = path.rpartition(".")
+    for module in modules:
+        setattr(module.get_submodule(owner), name, nn.Parameter(value, requires_grad=False))

@@ -32,7 +32,7 @@ class Call:
 
     def size(self) -> int:
         """Bytes of the tensors that are handed over."""
-        sizes = {x.untyped_storage().data_ptr(): x.numel() * x.itemsize for x in self.tensors()}
+        sizes = {x.untyped_storage().data_ptr(): x.nbytes for x in self.tensors()}
         return sum(sizes.values())
 
     def versions(self) -> list[int]:
