@@ -76,6 +76,7 @@ LOAD: Words = ("load", "run")
 INSPECT: Words = ("inspect", "run")
 VERIFY: Words = ("doctor", "run", "--data", "images", "--images", "2")
 DOCTOR: Words = ("doctor", "run", "--data", "images", "--json", "out.json")
+CHECK: Words = ("export", "--verify", "exported")
 RESUME: Words = (*SEARCH, "--resume")
 AFRESH: Words = (*CONVERT, "--out", "new")
 MAPPED: Words = (*EVALUATE, "--device-map", "map/map.json")
@@ -119,6 +120,7 @@ SEES: dict[Words, tuple[str, tuple[str, ...]]] = {
     ("follow", "half"): ("half/whole/report/report.json", ("half", "planned")),
     ("replay", "exported"): ("", ("exported",)),
     ("integers", "exported"): ("", ("exported",)),
+    CHECK: ("", ("exported", "exported.verified.json")),
     **{("recipe", name): ("", ("recipes",)) for name in RECIPES},
     **{by(name): ("new/run.json#files", ("net", "cal", "recipes")) for name in RECIPES},
 }
@@ -199,12 +201,18 @@ def annotations() -> list[Reading]:
 
 
 def exported() -> list[Reading]:
-    """The folder of `export --format integers`, by the script that replays it and by the library."""
+    """The folder of `export --format integers`, by the script that replays it, the library and `export --verify`.
+
+    The last knows the checksum of the record, so that nothing passes it, sealed again or not.
+    """
     readers = (("replay", "exported"), ("integers", "exported"))
     tensors = [f"exported/{name}" for name in ("network.safetensors", "golden.safetensors", "schema.json")]
     return [
         *both("exported/network.json", *readers),
         *both("exported/network.json", *readers)[2::3],
+        *(Reading("exported/network.json", CHECK, change, True) for change in (mutate.some_bytes, fields, resealed)),
+        *(Reading(file, CHECK, mutate.some_bytes, True) for file in tensors),
+        *both("exported.verified.json", CHECK),
         *(Reading(file, words, mutate.some_bytes, words[0] != "integers" or file != tensors[2])
           for file in tensors for words in readers),
     ]  # fmt: skip

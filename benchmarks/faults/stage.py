@@ -106,7 +106,6 @@ def _more(stage: Path) -> None:
     _others(stage)
     made(PUSH, stage)
     (stage / "run" / "README.md").unlink()
-    (stage / "run" / "config.json").unlink()
     more = (EXPORT, SEARCH, ABLATE, REPORT, ("report", "run2", "--data", "images"), REPRODUCE, scenes, WRITE)
     for words in (*more, WORKFLOW):
         made(words, stage)

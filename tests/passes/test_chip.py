@@ -9,9 +9,9 @@ from torch import nn
 
 import onespike
 from onespike import preset
+from onespike.calibration.thresholds import is_bias
 from onespike.conversion.firing import is_spiking, named_neurons
 from onespike.errors import UsageError
-from onespike.passes.constants import is_bias
 from onespike.sites import Site
 
 PICTURES = list(torch.randn(48, 2, 4, 4, generator=torch.Generator().manual_seed(2)).split(16))
@@ -40,6 +40,15 @@ def test_behind_relus_one_side_fires_and_padding_has_no_constants():
             assert code.center is None and code.offset is None
     usual = codes(onespike.spike(convolutional(), PICTURES, "fast"))
     assert any(code.sides == "even" and code.center is not None for code in usual.values())
+
+
+def test_pixels_in_front_of_padding_have_no_center():
+    centers = []
+    for name in ("chip", "fast"):
+        snn = onespike.spike(convolutional(), PICTURES, name)
+        neurons = dict(named_neurons(snn))
+        centers.append(neurons[Site.parse("0:conv0_input")].code().center)
+    assert centers[0] is None and centers[1] is not None
 
 
 def test_centers_stay_where_they_are_a_bias():

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.calibration.decoding import decoding_sites
 from onespike.calibration.observers import Histogram
-from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by
+from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by, is_bias
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS
 from onespike.neurons.eight_bit import eight_bits
@@ -202,7 +202,7 @@ def calibrate(
         "recipe": calibrated_by(recipe),
     }
     uncovered = {key: macs / samples for key, macs in trace.uncovered.items()}
-    entries = _thresholds(trace, observers, recipe, samples)
+    entries = _thresholds(model, trace, observers, recipe, samples)
     return Thresholds(entries, uncovered, trace.folds, origin | dict(provenance or {}))
 
 
@@ -259,7 +259,7 @@ def _differ(x: Tensor, first: Tensor) -> bool:
 
 
 def _thresholds(
-    trace: Trace, observers: dict[Site, _SiteObserver], recipe: Recipe, samples: int
+    model: nn.Module, trace: Trace, observers: dict[Site, _SiteObserver], recipe: Recipe, samples: int
 ) -> dict[Site, SiteThreshold]:
     spec, entries = parse_levels(recipe.levels), {}
     for site, facts in trace.sites.items():
@@ -291,7 +291,8 @@ def _thresholds(
             facts.calls / trace.forwards, facts.macs / samples,
         )  # fmt: skip
         if recipe.io == "int8" and role in EDGES:
-            entries[site] = replace(entries[site], **eight_bits(*observer.span))
+            centered = recipe.centers == "all" or is_bias(site, model)
+            entries[site] = replace(entries[site], **eight_bits(*observer.span, centered))
     softmax = {site: t for site, t in entries.items() if t.role == "softmax"}
     if recipe.softmax == "model" and softmax:
         most = torch.stack([t.positive for t in softmax.values()]).max()

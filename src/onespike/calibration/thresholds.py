@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from onespike.recipe import Recipe
 from onespike.sites import Site
@@ -22,6 +22,16 @@ def calibrated_by(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe says about calibration; thresholds keep it, and `convert` compares."""
     fields = {name: getattr(recipe, name) for name in CALIBRATED}
     return fields | {"levels": parse_levels(recipe.levels).name}
+
+
+def is_bias(site: Site, model: nn.Module) -> bool:
+    """Return whether a constant of each channel adds one number to each output: behind padding, it is one per pixel."""
+    if site.operation != "conv":
+        return site.operation == "linear"
+    module = model.get_submodule(site.owner)
+    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return False
+    return module.padding == "valid" or set(module.padding) == {0}
 
 
 @dataclass(frozen=True)

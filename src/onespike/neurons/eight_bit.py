@@ -13,11 +13,12 @@ UNSIGNED, SIGNED = tuple(range(1, 256)), tuple(range(1, 128))
 """The integers beside 0; −128 is left out, so that both signs reach equally far."""
 
 
-def eight_bits(low: Tensor, high: Tensor) -> dict[str, Any]:
+def eight_bits(low: Tensor, high: Tensor, centered: bool = True) -> dict[str, Any]:
     """Return the fields of a threshold that codes values from low to high in 8 bits.
 
     With a range for each channel there are 256 points from low to high, so that 8-bit pixels are coded exactly, whatever their
-    normalization; likewise for values that are never negative. Others take 127 points of each sign, and need no center.
+    normalization; likewise for values that are never negative. Others take 127 points of each sign, and need no center; likewise
+    all that may not be `centered`.
 
     >>> code = eight_bits(torch.tensor([[-2.0]]), torch.tensor([[3.1]]))
     >>> round(float(code["positive"]), 3), code["center"].tolist(), len(code["levels"])
@@ -25,9 +26,9 @@ def eight_bits(low: Tensor, high: Tensor) -> dict[str, Any]:
     """
     levels, step, center = UNSIGNED, (high - low) / len(UNSIGNED), low if bool((low != 0).any()) else None
     negative = torch.zeros(())
-    if low.dim() == 0 and bool(low < 0):
+    if (low.dim() == 0 or not centered) and bool((low < 0).any()):
         levels, step, center = SIGNED, torch.maximum(-low, high) / len(SIGNED), None
-        negative = step
+        negative = step.clone()
     return {"positive": step, "negative": negative, "levels": levels, "center": center, "rounding": "nearest"}
 
 

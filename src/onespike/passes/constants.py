@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from onespike.calibration.thresholds import SiteThreshold
+from onespike.calibration.thresholds import SiteThreshold, is_bias
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, fisher, samples
-from onespike.sites import Site
 from onespike.spikes.code import row_gain
 
 SILENT = 2.0**30
@@ -53,16 +52,6 @@ def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
     shape = [rows.shape[axis] if axis in axes else 1 for axis in range(1 - rows.dim(), 0)]
     moved = rows.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
     return moved.median(-1).values.reshape(shape).float()
-
-
-def is_bias(site: Site, model: nn.Module) -> bool:
-    """Return whether a constant of each channel adds one number to each output: behind padding, it is one per pixel."""
-    if site.operation != "conv":
-        return site.operation == "linear"
-    module = model.get_submodule(site.owner)
-    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return False
-    return module.padding == "valid" or set(module.padding) == {0}
 
 
 @calibration_pass("center", affine=True)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from onespike.calibration.thresholds import is_bias
 from onespike.conversion.firing import named_neurons
 from onespike.passes.axes import reduced
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.constants import is_bias
 from onespike.passes.statistics import Fisher, fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
