@@ -130,7 +130,7 @@ def _theorems(trials: int, seed: int) -> Next:
     claims = theory.check_all(trials, seed)
     cells = [(row.name, f"{row.held}/{row.tried}", f"{row.margin:.3g}", row.statement) for row in claims]
     output.rows(("claim", "held", "worst margin", "statement"), cells, left=(0, 3))
-    failed = [row for row in claims if not row.holds]
+    failed = [row for row in claims if row.counterexample]
     for row in failed:
         output.line(f"{row.name} does not hold: {row.counterexample}")
     if failed:
