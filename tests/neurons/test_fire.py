@@ -12,12 +12,12 @@ from contract.neuron_contract import bits, needs_cpp
 from onespike.energy.binary_lanes import naf_weight
 from onespike.errors import UsageError
 from onespike.passes.layout import digit_levels
-from onespike.spikes import fire, fire_function, mixed_levels
+from onespike.spikes import fire_function, mixed_levels
 from onespike.spikes.fire_functions import (
     ROUNDINGS,
     bounds,
     defined_by,
-    fire_exponential,
+    fire,
     fire_linear,
     fire_mixed,
 )
@@ -28,8 +28,8 @@ SIZES = (1, 2, 3, 4, 7, 8, 11, 12)
 def test_table_of_the_midpoints() -> None:
     """|x|/step = 12.9 lies nearer to 11 than to 15, and 13 is the tie, which goes up."""
     a = torch.tensor([9.9, 10.0, 12.9, 13.0]) + 0.5
-    assert fire(a, mixed_levels(8), "paper").tolist() == [9, 9, 11, 11]
-    assert fire(a, mixed_levels(8), "nearest").tolist() == [9, 11, 11, 15]
+    assert fire(a, mixed_levels(8), bounds(mixed_levels(8))).tolist() == [9, 9, 11, 11]
+    assert fire(a, mixed_levels(8), bounds(mixed_levels(8), "nearest")).tolist() == [9, 11, 11, 15]
 
 
 def test_bounds_are_float32_numbers() -> None:
@@ -49,7 +49,7 @@ def test_thrifty_levels_are_those_of_least_error_and_digits(levels: tuple[int, .
     x = torch.arange(0, 70, 0.03125).double() + 0.01
     every = torch.tensor((0, *levels))
     worth = (x[:, None] - every).square() + 0.5 * naf_weight(every)
-    found = fire((x + 0.5).float(), levels, "thrifty")
+    found = fire((x + 0.5).float(), levels, bounds(levels, "thrifty"))
     excess = worth.gather(1, (every == found[:, None]).int().argmax(1)[:, None])[:, 0] - worth.min(1).values
     distance = torch.tensor([b - a for a, b in zip((0, *levels), levels, strict=False)]).max()
     assert float(excess.max()) <= float(distance) / 8
@@ -93,11 +93,11 @@ def test_closed_forms_equal_the_definition_bit_for_bit(dtype: torch.dtype, step:
         forms = {
             mixed_levels(size, tail): partial(fire_mixed, M=size, tail=tail) for tail in (size, 0, 1, 5, 12)
         }
-        forms[mixed_levels(1, 2 * size - 1)] = partial(fire_exponential, top=2 ** (2 * size - 1))
+        forms[mixed_levels(1, 2 * size - 1)] = partial(fire_mixed, M=1, tail=2 * size - 1)
         forms[mixed_levels(2 * size, 0)] = partial(fire_linear, top=2 * size)
         for levels, closed in forms.items():
             a = coordinates(levels, dtype, step)
-            expected, counts, nan = fire(a, levels), closed(a), a.isnan()
+            expected, counts, nan = fire(a, levels, bounds(levels)), closed(a), a.isnan()
             assert torch.equal(expected.isnan(), nan) and torch.equal(counts.isnan(), nan)
             assert torch.equal(bits(counts[~nan]), bits(expected[~nan])), (size, levels, step)
 
@@ -114,7 +114,10 @@ def test_closed_forms_of_the_nearest_level(step: float) -> None:
             a = torch.cat([coordinates(levels, torch.float32, step), neighbors(jumps)])
             a = a[~a.isnan()]
             assert function.pattern is not None
-            assert torch.equal(bits(function(a)), bits(fire(a, levels, "nearest"))), (levels, step)
+            assert torch.equal(bits(function(a)), bits(fire(a, levels, bounds(levels, "nearest")))), (
+                levels,
+                step,
+            )
 
 
 @pytest.mark.parametrize(
@@ -125,17 +128,17 @@ def test_closed_forms_of_the_nearest_level(step: float) -> None:
         (mixed_levels(8), "nearest", "fire_mixed"),
         (mixed_levels(64, 8), "nearest", "fire_mixed"),
         (mixed_levels(1), "nearest", "fire_linear"),
-        (mixed_levels(3, 22), "nearest", "fire_at"),
+        (mixed_levels(3, 22), "nearest", "fire"),
         (mixed_levels(3, 21), "nearest", "fire_mixed"),
         (mixed_levels(1, 15), "nearest", "fire_mixed"),
         (mixed_levels(16, 0), "nearest", "fire_linear"),
         (mixed_levels(16, 0), "paper", "fire_linear"),
-        (mixed_levels(1, 15), "paper", "fire_exponential"),
+        (mixed_levels(1, 15), "paper", "fire_mixed"),
         ((1,), "nearest", "fire_linear"),
         ((1, 2, 3, 4, 6, 11), "paper", "fire_lookup"),
         ((1, 2, 3, 4, 6, 11), "nearest", "fire_lookup"),
         ((3, 2**15 - 1), "nearest", "fire_lookup"),
-        ((3, 2**18), "nearest", "fire_at"),
+        ((3, 2**18), "nearest", "fire"),
         ((2, 3), "paper", "fire_lookup"),
         ((1, 3, 4), "paper", "fire_lookup"),
     ],
@@ -147,7 +150,7 @@ def test_dispatch(levels: tuple[int, ...], rounding: str, name: str) -> None:
     a = torch.cat([coordinates(levels, torch.float32, 0.7), neighbors(jumps)])
     assert function(a)[a.isnan()].isnan().all()
     a = a[~a.isnan()]
-    assert torch.equal(bits(function(a)), bits(fire(a, levels, rounding)))
+    assert torch.equal(bits(function(a)), bits(fire(a, levels, bounds(levels, rounding))))
     assert torch.equal(pickle.loads(pickle.dumps(function))(a), function(a))
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onespike.errors import CalibrationError, UsageError
-from onespike.spikes import fire, mixed_levels, parse_levels
+from onespike.spikes import mixed_levels, parse_levels
+from onespike.spikes.fire_functions import bounds, fire
 from onespike.spikes.levels import check_levels, density_levels
 
 
@@ -71,7 +72,7 @@ def test_refusals_say_why_and_what_to_do(text: str, reason: str, remedy: str) ->
 
 
 def error(values: torch.Tensor, counts: torch.Tensor, levels: tuple[int, ...], rounding: str) -> float:
-    fired = fire(values.float() + 0.5, levels, rounding)
+    fired = fire(values.float() + 0.5, levels, bounds(levels, rounding))
     return float((counts * (values - fired).double() ** 2).sum())
 
 

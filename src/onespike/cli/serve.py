@@ -44,6 +44,8 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             output.note("the page is closed")
-    if server.sizes:  # torch computes in another thread, where the interpreter cannot end in order
+    if (
+        server.session.lock.locked()
+    ):  # torch computes in another thread, where the interpreter cannot end in order
         atexit.register(os._exit, 0)
     return "report", run

@@ -65,17 +65,12 @@ def _digits(y: int) -> int:
     return (y ^ 3 * y).bit_count()
 
 
-def fire(a: Tensor, levels: Sequence[int], rounding: str = "paper") -> Tensor:
-    """G(a) by definition (eq. 10): the largest level whose bound is ≤ a, 0 below the first; NaN stays NaN.
+def fire(a: Tensor, levels: Sequence[int], jumps: Sequence[float]) -> Tensor:
+    """G(a) by definition (eq. 10), in the precision of a: the largest level whose bound is ≤ a, 0 below the first; NaN stays NaN.
 
-    >>> fire(torch.tensor([0.5, 0.99, 1.0, 3.9, 4.0, 1e9]), (1, 2, 4))
+    >>> fire(torch.tensor([0.5, 0.99, 1.0, 3.9, 4.0, 1e9]), (1, 2, 4), bounds((1, 2, 4)))
     tensor([0., 0., 1., 2., 4., 4.])
     """
-    return fire_at(a, levels, bounds(tuple(levels), rounding))
-
-
-def fire_at(a: Tensor, levels: Sequence[int], jumps: Sequence[float]) -> Tensor:
-    """G(a) for any bounds, in the precision of a."""
     table, at = (torch.tensor(numbers, dtype=a.dtype, device=a.device) for numbers in ((0, *levels), jumps))
     passed = torch.bucketize(a.contiguous(), at, right=True)
     # bucketize sorts NaN to the top; the added zero is NaN where a is.
@@ -104,19 +99,11 @@ def fire_linear(a: Tensor, top: int) -> Tensor:
     return a.floor().clamp(max=top)
 
 
-def fire_exponential(a: Tensor, top: int) -> Tensor:
-    """G(a) = min(2^⌊log2 a⌋, top) for a ≥ 1, else 0; levels 1, 2, 4 … top, rounding `paper`."""
-    return a.floor().clamp(max=1) + (power_of_two(a.clamp(1, top)) - 1)
-
-
 def fire_mixed(a: Tensor, M: int, tail: int, rounding: str = "paper") -> Tensor:
     """G(a) = ⌊a⌋ for a < M, else M − 1 + min(2^⌊log2(a − M + 1)⌋, 2^tail), for eq. 12 and rounding `paper`.
 
     With `nearest` the power of two is the nearest to a − M + ½ (half-way goes up). The difference is exact in
     float32: below 2**24 for `paper`, below 2**23 for `nearest`; and above, the result saturates.
-
-    >>> fire_mixed(torch.tensor([0.5, 8.9, 9.0, 10.9, 11.0, 22.9, 500.0]), 8, 8)
-    tensor([  0.,   8.,   9.,   9.,  11.,  15., 263.])
     """
     offset, carry = (M - 1, 0) if rounding == "paper" else (M - 0.5, HALF)
     # Dense and sparse parts are added, not selected: below M the power is 1, above M the floor is M.
@@ -139,13 +126,10 @@ def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
     ((3, 3), (3, 0), (1, 2), None)
     """
     run = next((k for k, y in enumerate(levels) if y != k + 1), len(levels))
-    if run == len(levels):
-        return run, 0
     # The first level of a tail, M − 1 + 2, still continues the run.
-    M, tail = run - 1, len(levels) - run + 1
-    if M >= 1 and M - 1 + (1 << min(tail, 64)) == levels[-1] and mixed_levels(M, tail) == levels:
-        return M, tail
-    return None
+    M, tail = (run, 0) if run == len(levels) else (run - 1, len(levels) - run + 1)
+    fits = M >= 1 and M - 1 + (1 << min(tail, 64)) == levels[-1] and mixed_levels(M, tail) == levels
+    return (M, tail) if fits else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +166,16 @@ def _fire_function(levels: tuple[int, ...], rounding: str) -> FireFunction:
     pattern = None if rounding == "thrifty" else recognize(levels)
     if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22:
         pattern = None  # there the closed form is not exact in float32
-    return FireFunction(levels, rounding, jumps, pattern, _form(levels, rounding, jumps, pattern))
+    form: Callable[[Tensor], Tensor]
+    if pattern is not None:
+        M, tail = pattern
+        form = partial(fire_mixed, M=M, tail=tail, rounding=rounding) if tail else partial(fire_linear, top=M)
+    elif finest(jumps) * jumps[-1] <= TABLE:
+        whole, table = fire_table(levels, jumps)
+        form = partial(fire_lookup, whole=whole, table=torch.tensor(table, dtype=torch.float32))
+    else:
+        form = partial(fire, levels=levels, jumps=jumps)
+    return FireFunction(levels, rounding, jumps, pattern, form)
 
 
 def fire_compared(a: Tensor, levels: Sequence[float], jumps: Sequence[float]) -> Tensor:
@@ -214,19 +207,3 @@ def defined_by(levels: tuple[int, ...], jumps: tuple[float, ...]) -> FireFunctio
 def _look_up(whole: int, table: list[int], a: Tensor) -> Tensor:
     place = (a * whole if whole > 1 else a).clamp(max=len(table) - 1).long()
     return torch.tensor(table, dtype=a.dtype).index_select(0, place.flatten()).view(a.shape)
-
-
-def _form(
-    levels: tuple[int, ...], rounding: str, jumps: tuple[float, ...], pattern: tuple[int, int] | None
-) -> Callable[[Tensor], Tensor]:
-    if pattern is None:
-        if finest(jumps) * jumps[-1] > TABLE:
-            return partial(fire_at, levels=levels, jumps=jumps)
-        whole, table = fire_table(levels, jumps)
-        return partial(fire_lookup, whole=whole, table=torch.tensor(table, dtype=torch.float32))
-    M, tail = pattern
-    if not tail:
-        return partial(fire_linear, top=M)
-    if M == 1 and rounding == "paper":
-        return partial(fire_exponential, top=levels[-1])
-    return partial(fire_mixed, M=M, tail=tail, rounding=rounding)

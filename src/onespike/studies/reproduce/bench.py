@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 from onespike import runs
 from onespike.adapters import LoadedModel
-from onespike.calibration.inputs import batch_count
+from onespike.calibration.inputs import batch_count, batches_of
 from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
@@ -21,9 +22,9 @@ from onespike.energy.ledger import or_none
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError
 from onespike.evaluation.pairwise import Once
-from onespike.evaluation.side_by_side import Evaluation, evaluate
+from onespike.evaluation.side_by_side import Evaluation
 from onespike.recipe import Recipe
-from onespike.runs import Progress, no_progress
+from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.pipeline import spread
 from onespike.runtime.batches import to
@@ -38,6 +39,7 @@ SPREAD = ("sd", "lowest", "highest")
 """Columns of the score's spread over calibrations."""
 
 
+@dataclass
 class Bench:
     """Measures recipes on one network: thresholds on `calibration`, λ on `held`, figures on `test`.
 
@@ -45,36 +47,32 @@ class Bench:
     sets, with their spread.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        calibration: Items,
-        held: Items,
-        test: Items,
-        folder: Path,
-        *,
-        batch_size: int = 50,
-        progress: Progress = no_progress,
-        draws: Sequence[Items] = (),
-    ) -> None:
-        self.loaded, self.calibration, self.held, self.test = loaded, calibration, held, test
-        self.folder, self.batch_size, self.progress = folder, batch_size, progress
-        self.ann, self.original, self.calibrations = loaded.model, Once(loaded.model), (calibration, *draws)
-        sets = {"calibration": calibration, "search": held, "test": test}
-        self.thresholds: dict[str, Thresholds] = {}
+    loaded: LoadedModel
+    calibration: Items
+    held: Items
+    test: Items
+    folder: Path
+    batch_size: int = 50
+    progress: Progress = no_progress
+    draws: Sequence[Items] = ()
+
+    def __post_init__(self) -> None:
+        self.ann, self.original = self.loaded.model, Once(self.loaded.model)
+        self.calibrations, self.thresholds = (self.calibration, *self.draws), dict[str, Thresholds]()
+        sets = {"calibration": self.calibration, "search": self.held, "test": self.test}
         self.identity = {
-            "network": loaded.spec,
-            "weights": loaded.weights,
-            "preprocessing": loaded.reading.preprocessing,
+            "network": self.loaded.spec,
+            "weights": self.loaded.weights,
+            "preprocessing": self.loaded.reading.preprocessing,
             **({} if profile().name == DEFAULT else {"profile": profile().name}),
             **{name: list(items.names) for name, items in sets.items()},
             "sha256": {
-                "weights": network_digest(loaded.model),
+                "weights": network_digest(self.ann),
                 **{name: images_digest(items) for name, items in sets.items()},
             },
-            **({"draws": [images_digest(items) for items in draws]} if draws else {}),
+            **({"draws": [images_digest(items) for items in self.draws]} if self.draws else {}),
         }
-        self.finished = Finished(folder / CACHE, self.identity)
+        self.finished = Finished(self.folder / CACHE, self.identity)
         self.once = self.finished.once
 
     @property
@@ -91,19 +89,14 @@ class Bench:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""
         key = json.dumps([calibrated_by(recipe), self.calibration.names])
         if key not in self.thresholds:
-            batches = (inputs for inputs, _ in self.labeled(self.calibration, "calibrating"))
-            self.thresholds[key] = calibrate(self.ann, batches, recipe)
+            bar = self.progress("calibrating", batch_count(self.calibration, self.batch_size))
+            batches = batches_of(self.calibration, self.loaded, self.batch_size)
+            self.thresholds[key] = calibrate(self.ann, batches, recipe, progress=bar)
         return self.thresholds[key]
-
-    def labeled(self, items: Items, title: str) -> Iterable[tuple[Any, Any]]:
-        """Return batches of inputs and labels, with a progress bar."""
-        bar = self.progress(title, batch_count(items, self.batch_size))
-        return bar(self.loaded.batches(items, self.batch_size))
 
     def batch(self, items: Items, size: int) -> Any:
         """Return one batch of inputs, evenly spaced over these, where the network is."""
-        inputs, _ = next(iter(self.loaded.batches(limit(items, size), size)))
-        return to(inputs, device_of(self.ann))
+        return to(next(batches_of(limit(items, size), self.loaded, size)), device_of(self.ann))
 
     def converted(self, recipe: Recipe) -> nn.Module:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
@@ -123,15 +116,17 @@ class Bench:
             return rows[0]
         every = {name: [row[name] for row in rows] for name in rows[0]}
         numbers = {n: v for n, v in every.items() if all(isinstance(one, int | float) for one in v)}
-        over = next((spread(numbers[name]) for name in scores if name in numbers), None) or {}
+        over = next((spread(numbers[name]) for name in scores if name in numbers), {})
         means = {name: fmean(values) for name, values in numbers.items()}
         return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
 
     def evaluated(self, recipe: Recipe) -> Evaluation:
         """Run both networks side by side on the test images."""
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
-        metric = self.loaded.task.metric(self.test)
-        return evaluate(self.original, self.converted(recipe), self.labeled(self.test, title), metric)
+        networks = self.original, self.converted(recipe)
+        pair = NetworkPair(self.loaded, *networks, recipe, self.calibrated(recipe), {})
+        options: Any = {"batch_size": self.batch_size, "progress": self.progress, "title": title}
+        return runs.evaluate_pair(pair, self.test, **options)
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         result = self.evaluated(recipe)
@@ -160,12 +155,8 @@ class Bench:
             batches, snn = self.loaded.batches(self.held, self.batch_size), self.converted(recipe)
             measured = ScaleObjective(self.ann, snn, batches, aim, self.held)
             bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
-            options: Any = {
-                "maximize": aim.maximize,
-                "fixed": (1.0, 0.25),
-                "report": lambda *_: next(bar, None),
-            }
-            result = search(measured, trials=trials, **options)
+            options: Any = {"maximize": aim.maximize, "fixed": (1.0, 0.25)}
+            result = search(measured, trials=trials, report=lambda *_: next(bar, None), **options)
             deque(bar, maxlen=0)  # closes the bar
             return {"scale": result.best.scale}
 
