@@ -33,7 +33,8 @@ def load(network: str) -> LoadedModel:
         first = nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True)
         model = larger(nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)))
     reading = Reading(lambda image: pil_to_tensor(image).float() / 64 - 2, "")
-    return LoadedModel(model, f"bundled:{network}", reading, Classification(), "random")
+    task = Classification(list_images("bundled:cifar10-test").class_names)
+    return LoadedModel(model, f"bundled:{network}", reading, task, "random")
 
 
 def bench(folder, network="cifar10-vit") -> Bench:

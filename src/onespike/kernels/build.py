@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +63,22 @@ def _attempt() -> tuple[ctypes.CDLL | None, str]:
 def _load() -> ctypes.CDLL:
     if os.environ.get(SWITCH) == "plain":
         raise RuntimeError(f"{SWITCH}=plain")
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     flags = flags_for(torch.backends.cpu.get_cpu_capability())
-    name = key(flags)
-    wheel, folder = PREBUILT / f"{name}.so", private_folder()
+    name, folder = key(flags), private_folder()
     cached = sorted(folder.glob(f"native-{name}-*.so")) if folder else []
-    for file in chain([wheel] if wheel.is_file() else [], cached):
+    for file in (*PREBUILT.glob(f"{name}.so"), *cached):
         try:
-            if file != wheel:
+            if file in cached:
                 _require_safe(file, ours=True)
                 if library_name(name, file.read_bytes()) != file.name:
                     raise OSError("its content does not have the digest of its name")
             return _declared(file)
         except (OSError, AttributeError) as error:  # damaged, for another machine, or without our functions
             log.info("%s does not load, and the kernels are compiled: %s", file, error)
-            if file != wheel:
+            if file in cached:
                 with suppress(OSError):
                     file.unlink()
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("no C compiler found")
     if folder and not os.access(folder, os.W_OK):

@@ -64,33 +64,25 @@ def fire(x: Tensor, code: SpikeCode, plans: dict[Any, Plan], *, decoded: bool) -
     return None if gpu is None else _around(x, code, decoded, gpu.launch)
 
 
-Step = Tensor | None
-
-
 def _around(
-    x: Tensor,
-    code: SpikeCode,
-    decoded: bool,
-    fire: Callable[[Tensor, Step, Step, SpikeCode, bool], Tensor | None],
+    x: Tensor, code: SpikeCode, decoded: bool, fire: Callable[[Tensor, SpikeCode, bool], Tensor | None]
 ) -> Tensor | None:
     """Apply center, gain and offset around the spikes, with torch's operations."""
     y = x if code.center is None and code.gain is None else code.coordinate(x)
-    values = fire(y, *code.steps, code, decoded)
+    values = fire(y, code, decoded)
     if values is None or not decoded:
         return values
     values = values if code.gain is None else values * code.gain
     return (values if code.offset is None else values + code.offset).to(x.dtype)
 
 
-def _compiled(x: Tensor, up: Step, down: Step, code: SpikeCode, decoded: bool) -> Tensor | None:
+def _compiled(x: Tensor, code: SpikeCode, decoded: bool) -> Tensor | None:
     """Run the operator, for one step per side; None where the compiler must see inside."""
-    steps = [side for side in (up, down) if side is not None]
-    if x.device.type != "cpu" or any(side.dim() for side in steps) or not may_be_opaque(x, *steps):
+    steps, g = code.steps, code.function
+    fits = x.device.type == "cpu" and not any(side is not None and side.dim() for side in steps)
+    if not (fits and may_be_opaque(x, *steps) and build.is_there()):
         return None
-    if not build.is_there():
-        return None
-    g = code.function
-    result: Tensor = _fire_operator(x, up, down, list(g.levels), g.rounding, code.inside, decoded)
+    result: Tensor = _fire_operator(x, *steps, list(g.levels), g.rounding, code.inside, decoded)
     return result
 
 

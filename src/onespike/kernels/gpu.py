@@ -63,10 +63,9 @@ def channels(x: Tensor, sides: tuple[Tensor, Tensor]) -> tuple[int, int, tuple[T
     return wide.numel(), x.stride(axis), (flat[0], flat[1])
 
 
-def launch(
-    x: Tensor, up: Tensor | None, down: Tensor | None, code: SpikeCode, decoded: bool
-) -> Tensor | None:
+def launch(x: Tensor, code: SpikeCode, decoded: bool) -> Tensor | None:
     """Return counts, or values; None for steps, levels or a neuron without the closed form."""
+    up, down = code.steps
     out = torch.empty_like(x, dtype=torch.float32)
     off, form = OFF.to(x.device), form_of(code.function, code.inside)
     layout = channels(out, (off if up is None else up, off if down is None else down))

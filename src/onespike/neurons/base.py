@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from onespike import kernels
-from onespike.errors import CalibrationError, UsageError, unknown
+from onespike.errors import CalibrationError, UsageError
 from onespike.neurons.scale import Float32, Scale
 from onespike.spikes import SpikeCode, fire_function
-from onespike.spikes.fire_functions import ROUNDINGS, recognize
+from onespike.spikes.fire_functions import recognize
 from onespike.spikes.levels import check_levels
 from onespike.spikes.signs import by_side
 
@@ -70,8 +69,6 @@ class Neuron(Float32):
         scale: Scale | None = None,
     ) -> None:
         super().__init__()
-        if rounding not in ROUNDINGS:
-            raise unknown("rounding", rounding, ROUNDINGS)
         self.levels = check_levels(levels)
         self.rounding = rounding
         self.scale = scale
@@ -194,12 +191,11 @@ class Neuron(Float32):
         return ", ".join([self.name, *thresholds, self._describe()])
 
     def _describe(self) -> str:
-        pattern = recognize(self.levels)
-        if pattern is None:
+        if pattern := recognize(self.levels):
+            text = f"1..{pattern[0]}" + (f"+{pattern[1]} tail up to {self.largest}" if pattern[1] else "")
+        else:
             text = ",".join(str(y) for y in self.levels[:4])
             text += f"… {len(self.levels)} up to {self.largest}" if len(self.levels) > 4 else ""
-        else:
-            text = f"1..{pattern[0]}" + (f"+{pattern[1]} tail up to {self.largest}" if pattern[1] else "")
         return f"levels={text}" + ("" if self.rounding == "paper" else f", rounding={self.rounding}")
 
 
@@ -232,10 +228,7 @@ class CodedNeuron(Neuron):
 def _brief(threshold: Tensor) -> str:
     if threshold.numel() == 1:
         return f"{threshold.item():.4g}"
-    low, high = threshold.min().item(), threshold.max().item()
-    if math.isnan(low):
-        return f"NaN in {tuple(threshold.shape)}"
-    return f"{low:.4g}..{high:.4g} {tuple(threshold.shape)}"
+    return f"{threshold.min().item():.4g}..{threshold.max().item():.4g} {tuple(threshold.shape)}"
 
 
 NEURONS: dict[str, type[Neuron]] = {}

@@ -93,11 +93,7 @@ class DualIntegrateFire(IntegrateFire):
 
 @neuron("mtn")
 class MultiThreshold(_Divided, CodedNeuron):
-    """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only.
-
-    >>> MultiThreshold(1.0, levels=(1, 2, 3, 4)).spikes(torch.tensor([-1.0, 0.1, 0.5, 0.9, 7.0])).tolist()
-    [0, 0, 2, 4, 4]
-    """
+    """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only."""
 
     def _settle_sides(self) -> None:
         super()._settle_sides()
