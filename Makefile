@@ -16,7 +16,7 @@ CPU_BUILDS := $(shell sed -n -e 's/^torch==.*/&+cpu/p' -e 's/^torchvision==.*/&+
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
-demo: $(DEMO) ## convert the bundled network, print its accuracy and energy, write the figures
+demo: $(DEMO) ## convert the bundled network, print its accuracy and energy, write a report
 	$(BIN)/onespike demo
 
 test: check ## everything that must hold: check, then all tests and doctests

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import onespike
-from onespike import runs
+from onespike import preset, runs
 from onespike.adapters import load_model
 from onespike.neurons import Neuron
 from onespike.tasks import limit, list_images
@@ -102,16 +102,14 @@ def test_a_language_model_loses_what_its_recipe_says_and_writes_on(assets):
         assert pair.snn(**batch).logits.shape[-1] == 32000
 
 
-def test_the_bundled_detector_keeps_its_boxes_and_masks(tmp_path):
+def test_the_bundled_detector_keeps_its_boxes_and_masks():
     """Boxes and masks in one step, with weights that were trained for them."""
-    from onespike.runs import no_progress
-    from onespike.studies.demo import run_demo
-
-    _, result, files = run_demo("segmentation", tmp_path, no_progress)
-    figures = result.to_dict()
+    calibration = runs.choose("bundled:scenes-calibration", 48)
+    pair = runs.convert_network(load_model("bundled:scenes"), calibration, preset("sformer"))
+    items = runs.choose_labeled(pair.loaded, "bundled:scenes-test")
+    figures = runs.evaluate_pair(pair, items, batch_size=20).to_dict()
     assert figures["images"] == 100
     for kind in ("bbox", "segm"):
         assert figures["ann"][kind]["AP50"] > 75
         assert figures["snn"][kind]["AP50"] > 0.93 * figures["ann"][kind]["AP50"]
     assert 0 < figures["energy"]["nonzero"] <= figures["energy"]["counts"] < 1
-    assert all((tmp_path / name).stat().st_size for name in files)

@@ -85,10 +85,10 @@ for words in ("--help", "list neurons", "reproduce theorems --trials 1"):
 """
 
 DEMO = """
-from onespike.studies import demo
+from onespike.reports import record
 from onespike import runs
 choose = runs.choose
-demo.SCALES = (1.0,)
+record.DRAWN_SCALES = ()
 runs.choose = lambda data, count: choose(data, 6)
 runs.choose_labeled = lambda loaded, data, count=6: choose(data, 6)
 sys.argv = ["onespike", "demo", "--out", sys.argv[2]]
@@ -158,7 +158,7 @@ def requirements(extra: str) -> set[str]:
 
 def test_the_demo_runs_with_what_its_extra_installs(tmp_path):
     done = with_installed(DEMO, {"torch", *requirements("demo")}, str(tmp_path / "out"))
-    assert "overview.png" in done.stdout
+    assert "report.html" in done.stdout
 
 
 def test_make_installs_the_demo_first_and_the_cpu_builds_of_the_constraints():

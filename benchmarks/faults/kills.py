@@ -117,9 +117,9 @@ SCENARIOS = (
     Scenario(SERVE, ("run", "asked"), "out.json"),
     Scenario(PUSH, ("run", "hub"), "hub/stored.json"),
     Scenario(("list", "presets"), (), ""),
-    Scenario(("demo", "segmentation", "--out", "shown"), (), "shown/demo.json"),
+    Scenario(("demo", "segmentation", "--out", "shown"), (), "shown/report.json"),
 )  # fmt: skip
-RARE = Scenario(("demo", "--out", "shown"), (), "shown/demo.json")
+RARE = Scenario(("demo", "--out", "shown"), (), "shown/report.json")
 """It takes half a minute, so it has every fortieth turn only."""
 
 

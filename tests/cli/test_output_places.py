@@ -41,7 +41,7 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
     def work(*_: object, **__: object) -> None:
         pytest.fail("the work has started")
 
-    for name in ("runs.evaluate_pair", "adapters.load_model", "studies.demo.load_model", "runs.searching.search_run",
+    for name in ("runs.evaluate_pair", "adapters.load_model", "runs.searching.search_run",
                  "diagnosis.checkup", "studies.ablate.ablate_run", "reports.record.gather"):  # fmt: skip
         monkeypatch.setattr(f"onespike.{name}", work)
     file = tmp_path / "file"

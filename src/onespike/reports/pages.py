@@ -35,18 +35,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 TEMPLATES = Path(__file__).parent / "templates"
-CITATION = """@article{chen2025onetimestep,
-  title  = {One-Timestep is Enough: Achieving High-performance ANN-to-SNN Conversion via Scale-and-Fire Neurons},
-  author = {Chen, Qiuyang and Yang, Huiqi and Meng, Qingyan and Ma, Zhengyu},
-  year   = {2025}
-}"""
-"""The paper of the method."""
 APART_DB = 10.0
 """Two networks differ where the noise between them is above a tenth of the signal."""
-DRAWN = (
-    "site", "neuron", "levels", "steps", "span", "histogram", "snr_db", "fine", "tail", "clipping", "row_loss",
-)  # fmt: skip
-"""The facts of a site that the page's script draws."""
 
 
 def report(
@@ -98,8 +88,7 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
 def html(records: Sequence[Record], column: str | None = None) -> str:
     """Return the page of one run, or of several: records as `gather` gives them, or as they were stored."""
     svgs = {name: plots.svg(plot, name) for name, plot in figures_of(records, column).items()}
-    sites = [{key: row[key] for key in DRAWN if key in row} for row in records[0]["sites"]]
-    data = {"sites": sites} if len(records) == 1 else {}
+    data = {"sites": records[0]["sites"]} if len(records) == 1 else {}
     return _page(f"{_name(records)}.html", data, figures=svgs, **values(records, column))
 
 
@@ -232,7 +221,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     functions = (beside, blocks, dearer, fairness, of_what_spikes, parted)
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"citation": CITATION, "for_whom": FOR_WHOM}
+    environment.globals["for_whom"] = FOR_WHOM
     filters: dict[str, Callable[..., Any]] = {
         "number": figure,
         "percent": lambda x, digits=1: figure(None if x is None else 100 * x, digits),

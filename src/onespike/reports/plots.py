@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onespike.energy.columns import COLUMNS, PAPER
-from onespike.energy.ledger import Ledger
 from onespike.runtime.figures import figure as figure
 from onespike.runtime.figures import saved as saved
 from onespike.scale_search import front as unbeaten
@@ -53,14 +52,9 @@ def files(plot: Figure, name: str) -> dict[str, bytes]:
     return {f"{name}.{form}": saved(plot, form, settings, metadata={d: None}) for form, d in dates.items()}
 
 
-def ledger(energy: Mapping[str, float], column: str | None = None) -> Figure:
+def ledger(energy: Mapping[str, float], column: str) -> Figure:
     """Plot the energy columns beside the original network; the run's column is highlighted."""
     made, axes = figure(6.4, 3.4)
-    _draw_ledger(axes, energy, column)
-    return made
-
-
-def _draw_ledger(axes: Any, energy: Mapping[str, float], column: str | None = None) -> None:
     values = [1.0, *energy.values()]
     comparators = [name for name, entry in COLUMNS.items() if not entry.reading]
     colors = {column: ORANGE} | dict.fromkeys(comparators, GREEN)
@@ -70,20 +64,12 @@ def _draw_ledger(axes: Any, energy: Mapping[str, float], column: str | None = No
     axes.grid(False, axis="y")
     axes.set_xlim(0, 1.18 * max(values))
     axes.set_xlabel("energy relative to the original's MACs")
+    return made
 
 
 def front(points: Sequence[Point], chosen: float, metric: str, energy: str, maximize: bool = True) -> Figure:
     """Plot a metric against energy, one point per λ: unbeaten points are joined, the chosen one is ringed."""
     made, axes = figure(6.4, 3.8)
-    _draw_front(axes, points, chosen, maximize)
-    if not maximize and 0 < 10 * min(p["value"] for p in points) < max(p["value"] for p in points):
-        axes.set_yscale("log")  # a perplexity that runs away hides the others
-    _name(axes, metric, energy)
-    axes.legend(frameon=False)
-    return made
-
-
-def _draw_front(axes: Any, points: Sequence[Point], chosen: float, maximize: bool) -> None:
     _draw_intervals(axes, [p for p in points if "low" in p])
     best = [points[place] for place in unbeaten([(p["energy"], p["value"]) for p in points], maximize)]
     for some, style, color, label in ((points, "o", GRAY, "tried"), (best, "o-", BLUE, "front")):
@@ -95,6 +81,11 @@ def _draw_front(axes: Any, points: Sequence[Point], chosen: float, maximize: boo
         axes.annotate(label, (point["energy"], point["value"]), place, textcoords="offset points", fontsize=8)
     mine = min(points, key=lambda p: abs(p["scale"] - chosen))
     axes.plot(mine["energy"], mine["value"], "o", label=f"chosen, λ = {chosen:.3g}", **RING)
+    if not maximize and 0 < 10 * min(p["value"] for p in points) < max(p["value"] for p in points):
+        axes.set_yscale("log")  # a perplexity that runs away hides the others
+    _name(axes, metric, energy)
+    axes.legend(frameon=False)
+    return made
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
@@ -141,36 +132,4 @@ def runs(headlines: Sequence[Headline], ratios: Sequence[float | None], column: 
         label = "original" if len(originals) == 1 else f"original of {', '.join(numbers)}"
         axes.annotate(label, (1, original), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
     _name(axes, headlines[0].title, column)
-    return made
-
-
-def overview(energy: Mapping[str, float], rows: Sequence[Point], headline: Headline, chosen: float) -> Figure:
-    """Plot the headline over energy for several λ, and the ledger of the chosen one."""
-    made, (left, right) = figure(10.0, 4.0, columns=2)
-    points = [{"scale": row["scale"], "value": row["score"], "energy": row[PAPER]} for row in rows]
-    _draw_front(left, sorted(points, key=lambda p: p["energy"]), chosen, maximize=True)
-    left.axhline(headline.original, color=GRAY, ls="--", label="original")
-    _name(left, headline.title, PAPER)
-    left.legend(frameon=False, loc="lower right")
-    left.set_title("accuracy against energy")
-    _draw_ledger(right, energy)
-    right.set_title(f"energy ledger at λ = {chosen:g}")
-    return made
-
-
-def sites(ledger: Ledger) -> Figure:
-    """Plot the mean spikes per neuron and the share of accumulates, site by site."""
-    rows = [row for row in ledger.table() if row["spiking"]]
-    total = ledger.accumulates(PAPER) or 1.0
-    made, both = figure(10.0, max(3.0, 0.19 * len(rows) + 1.0), columns=2)
-    shares = [100 * row[PAPER] / total * row["drives"] for row in rows]
-    firing = [row["spikes per neuron"] for row in rows]
-    titles = ("mean |spike count| of a neuron", "share of all accumulates, %")
-    for axes, values, color, title in zip(both, (firing, shares), (BLUE, ORANGE), titles, strict=True):
-        axes.barh([row["site"] for row in rows], values, color=color)
-        axes.set_xlabel(title)
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", labelsize=6)
-        axes.margins(y=0.01)
-    both[1].set_yticklabels([])
     return made
