@@ -93,10 +93,7 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
         raise UsageError(
             f"device map {path!r}: neither a strategy ({', '.join((*STRATEGIES, BLOCKS))}) nor a file. Give one of them."
         )
-    remedy = 'Write an object such as {"": "cpu"}.'
-    places = read(dict[str, int | str], Path(path), remedy, UsageError)
-    if not places:
-        raise UsageError(f"device map {path}: it is empty. {remedy}")
+    places = read(dict[str, int | str], Path(path), 'Write an object such as {"": "cpu"}.', UsageError)
     modules = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     for name, device in places.items():
         if name not in modules:

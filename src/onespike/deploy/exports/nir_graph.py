@@ -302,8 +302,7 @@ class Simulated:
     """A NIR graph in Norse, one input at a time, for one step of length 1."""
 
     def __init__(self, graph: Any, fires: dict[str, Fired]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             import norse.torch
 
             self.network = norse.torch.from_nir(graph, dt=1)

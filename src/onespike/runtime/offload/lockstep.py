@@ -126,6 +126,8 @@ class Conductor:
         worker = self.workers[0]
         while worker.at is not None and not worker.at.unit.repeats:
             next(self.turns)
+        self.turns.close()  # what was loaded on the way leaves its room
+        self.turns = self._turns()
         return 0 if worker.at is None else worker.at.size()
 
     def results(self) -> Iterator[Any]:
