@@ -122,7 +122,6 @@ def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
             "site": row["site"],
             "block": block_of(row["site"]),
             "spikes": row["spikes per neuron"],
-            "active": row["active share"],
             "share": of_spikes * row[reading] / total if row["drives"] else 0.0,
             "picture": _encoded(ledger.pictures[row["site"]]),
         }

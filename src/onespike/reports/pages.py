@@ -70,16 +70,15 @@ def write_report(folder: Path, records: Sequence[Record], column: str | None = N
 
     Several runs are drawn in this energy column, or in the one that they share.
     """
-    name, page, one = _name(records), html(records, column), len(records) == 1
-    whole = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
-    stored = sealed(dict(records[0]) if one else whole)
-    files: dict[str, str | bytes] = {
-        f"{name}.html": page,
-        f"{name}.md": markdown(records),
-        f"{name}.json": stored,
-    }
-    for title, plot in figures_of(records).items() if one else ():
-        files |= plots.files(plot, title)
+    name, page = _name(records), html(records, column)
+    files: dict[str, str | bytes] = {f"{name}.html": page, f"{name}.md": markdown(records)}
+    if len(records) == 1:
+        stored = dict(records[0])
+        for title, plot in figures_of(records).items():
+            files |= plots.files(plot, title)
+    else:
+        stored = {"version": VERSION, "runs": list(records), "made": made(), "versions": versions()}
+    files[f"{name}.json"] = sealed(stored)
     for file, contents in files.items():
         write_atomically(folder / file, contents)
     return f"written to {folder}: {name}.html ({len(page.encode()) / 1e6:.2f} MB), {name}.md, {name}.json"

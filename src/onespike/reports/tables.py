@@ -78,17 +78,10 @@ def comparison(
         return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
 
     title = headlines[0].title if headlines else "score"
-    rows = [
-        (
-            name,
-            figure(headline.spiking),
-            interval(headline.bounds),
-            minus(headline),
-            interval(headline.paired, sign=True),
-            *cells,
-        )
-        for name, headline, *cells in zip(names, headlines, *more.values(), strict=True)
-    ]
+    rows = []
+    for name, headline, *cells in zip(names, headlines, *more.values(), strict=True):
+        scores = figure(headline.spiking), interval(headline.bounds)
+        rows.append((name, *scores, minus(headline), interval(headline.paired, sign=True), *cells))
     return (what, title, "95 %", "minus original", "95 %", *more), rows
 
 
@@ -101,9 +94,8 @@ def as_csv(headers: Sequence[str], rows: Cells) -> str:
     b,
     """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(
-        [cell.translate(NUMBERS) for cell in row] for row in (headers, *rows)
-    )
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows([cell.translate(NUMBERS) for cell in row] for row in (headers, *rows))
     return buffer.getvalue()
 
 

@@ -24,12 +24,11 @@ def row_gain(x: Tensor, typical: Tensor, shifts: bool = True) -> Tensor:
     """2^round(log2(mean|x| / typical)) of each row along the last axis, from ½ to 2¹⁴; what is NaN stays NaN in x / gain.
 
     Without `shifts` it is the ratio mean|x| / typical itself, which costs a multiplication.
-
-    The power of two nearest in the logarithm is the exponent of √2 times the ratio, so that no logarithm is rounded.
     """
     mean = x.float().abs().mean(-1, keepdim=True)
     if not shifts:
         return (mean / typical).clamp(min=torch.finfo(torch.float32).tiny)
+    # the exponent of √2 times the ratio is that of the nearest power, and no logarithm is rounded
     return power_of_two((mean * (2**0.5 / typical)).clamp(FINEST, COARSEST))
 
 
@@ -71,10 +70,9 @@ class SpikeCode(NamedTuple):
 
     >>> from onespike.spikes.fire_functions import fire_function
     >>> code = SpikeCode(torch.tensor(0.5), torch.tensor(0.25), fire_function((1, 2, 3)), offset=torch.tensor(1.0))
-    >>> code.fire(torch.tensor([1.1, -9.0, 0.2])).tolist()
-    [2.0, -3.0, 0.0]
-    >>> code.decode(torch.tensor([2, -3, 0])).tolist(), code.largest
-    ([2.0, 0.25, 1.0], 3)
+    >>> counts = code.fire(torch.tensor([1.1, -9.0, 0.2]))
+    >>> counts.tolist(), code.decode(counts).tolist()
+    ([2.0, -3.0, 0.0], [2.0, 0.25, 1.0])
     """
 
     positive: Tensor | None

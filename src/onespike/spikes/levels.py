@@ -40,19 +40,17 @@ def _check_largest(largest: int, text: str) -> None:
         )
 
 
-def mixed_levels(M: int, tail: int | None = None) -> tuple[int, ...]:
+def mixed_levels(M: int, tail: int | None = None, name: str = "") -> tuple[int, ...]:
     """y_k = k for k ≤ M, then M − 1 + 2^(k−M) for M < k ≤ M + tail (eq. 12, where tail = M).
 
     The paper prints the second range as N+1 ≤ k; it is M+1 ≤ k, since the largest level must be the
-    denominator M − 1 + 2^M of eq. 16. Linear levels have no tail, exponential ones have M = 1.
+    denominator M − 1 + 2^M of eq. 16. Linear levels have no tail, exponential ones have M = 1. A mistake is reported
+    under the name.
 
     >>> mixed_levels(8, tail=3)
     (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15)
     """
-    return _mixed(f"mixed:{M}", M, M if tail is None else tail)
-
-
-def _mixed(name: str, M: int, tail: int) -> tuple[int, ...]:
+    name, tail = name or f"mixed:{M}", M if tail is None else tail
     if M < 1 or tail < 0:
         raise UsageError(f"levels '{name}' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.")
     # A shift by an absurd tail would exhaust memory; past 64 bits the answer is "too large" anyway.
@@ -108,7 +106,7 @@ def parse_levels(text: str) -> LevelSpec:
         "bits": ((1 << min(max(M, 0), 64)) - 1, 0),
         "density": (M, 0),
     }[kind]
-    integers = _mixed(name, dense, powers)
+    integers = mixed_levels(dense, powers, name)
     return LevelSpec(name, M, None if kind == "density" else integers)
 
 

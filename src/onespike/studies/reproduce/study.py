@@ -47,9 +47,8 @@ class Study:
     def columns(self, rows: Sequence[Row]) -> list[str]:
         """Return the essential columns, without those that say the same in all rows."""
         every = columns_of(rows)
-        return [
-            c for c in self.essential or every if c in every and c not in ("metric", "data", "paper data")
-        ]
+        constant = ("metric", "data", "paper data")
+        return [c for c in self.essential or every if c in every and c not in constant]
 
 
 STUDIES: dict[str, Study] = {}
@@ -67,12 +66,13 @@ def study(name: str, title: str, note: str, **options: Any) -> Callable[[Measure
 
 def with_data(study: Study, rows: Sequence[Row], source: str) -> list[Row]:
     """Return the rows with the names of the images that their own numbers and the paper's were measured on."""
-    named = []
-    for row in rows:
+    named = [dict(row) for row in rows]
+    for row in named:
         paper = any(key.startswith("paper ") and value is not None for key, value in row.items())
-        ours = any(isinstance(value, float) for key, value in row.items() if not key.startswith("paper "))
-        data, paper_data = {"data": source}, {"paper data": study.paper_data}
-        named.append(row | (data if ours else {}) | (paper_data if paper else {}))
+        if any(isinstance(value, float) for key, value in row.items() if not key.startswith("paper ")):
+            row["data"] = source
+        if paper:
+            row["paper data"] = study.paper_data
     return named
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onespike.energy.columns import PAPER
 from onespike.errors import DataError
@@ -118,16 +119,16 @@ class _Stopwatch(Visitor):
         return value
 
 
-def timed(snn: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Return the seconds in neurons and in everything else for one forward, the best of several."""
-    times = []
+def timed(bench: Bench, recipe: Recipe, x: Tensor) -> dict[str, float]:
+    """Return the milliseconds per input in neurons and in everything else, the best of several forwards."""
+    snn, times = bench.converted(recipe), []
     for _ in range(REPEATS):
         watch, started = _Stopwatch(), time.perf_counter()
         with evaluating(snn), visiting(snn, watch):
             snn(x)
         times.append((time.perf_counter() - started, watch.seconds))
     whole, neurons = min(times)
-    return neurons, whole - neurons
+    return {"neuron": 1e3 * neurons / len(x), "rest": 1e3 * (whole - neurons) / len(x)}
 
 
 @study(
@@ -144,28 +145,21 @@ def complexity(bench: Bench) -> list[Row]:
         *((f"IF, T = {t}", integrate_fire(t)) for t in (1, 8, 32)),
         *((f"MTN, N = {n}", multi_threshold(n)) for n in (1, 8, 32)),
     ):
-
-        def stop(recipe: Recipe = recipe) -> dict[str, float]:
-            neuron, rest = timed(bench.converted(recipe), x)
-            return {"neuron": 1e3 * neuron / len(x), "rest": 1e3 * rest / len(x)}
-
-        clocked = bench.once(f"time {name}", stop)
-        neuron, rest, firing = clocked["neuron"], clocked["rest"], bench.measure(recipe)["firing"]
+        clocked = bench.once(f"time {name}", partial(timed, bench, recipe, x))
+        neuron, rest = clocked["neuron"], clocked["rest"]
         times = {"neuron ms": neuron, "rest ms": rest, "ms per image": neuron + rest}
-        rows.append({"neuron": name, **times, "firing": firing})
+        rows.append({"neuron": name, **times, "firing": bench.measure(recipe)["firing"]})
     return rows
 
 
 def _chosen(bench: Bench) -> dict[str, str]:
+    """Return a site from the middle of the network for each stage."""
     thresholds = bench.calibrated(preset("sformer"))
+    softmax = [str(site) for site, threshold in thresholds.items() if threshold.role == "softmax"]
     chosen = {}
     for stage, globs in STAGES.items():
-        sites = [
-            str(site)
-            for site, threshold in thresholds.items()
-            if any(fnmatchcase(str(site), glob) for glob in globs)
-            or (not globs and threshold.role == "softmax")
-        ]
+        named = [str(site) for site in thresholds if any(fnmatchcase(str(site), glob) for glob in globs)]
+        sites = named if globs else softmax
         if not sites:
             raise DataError(
                 f"figure-distributions: {bench.loaded.spec} has no {stage} site. Give a vision transformer."
@@ -198,11 +192,10 @@ def distributions(bench: Bench) -> list[Row]:
         x, threshold = values[site], bench.calibrated(preset("sformer"))[site]
         for scale in HISTOGRAM_SCALES:
             sides = (threshold.positive, threshold.negative)
-            neuron = ScaleFire(*sides, levels=threshold.levels, scale=Scale(scale))
-            spikes, numbers = neuron.spikes(x).unique(return_counts=True)
-            first = {"stage": "spikes", "site": site, "scale": scale}
-            for value, number in zip(neuron.decode(spikes).tolist(), numbers.tolist(), strict=True):
-                rows.append({**first, "value": value, "share": number / len(x)})
+            fired = ScaleFire(*sides, levels=threshold.levels, scale=Scale(scale))(x)
+            for value, number in zip(*map(Tensor.tolist, fired.unique(return_counts=True)), strict=True):
+                share = number / len(x)
+                rows.append({"stage": "spikes", "site": site, "scale": scale, "value": value, "share": share})
         return {"rows": rows}
 
     return list(bench.once("distributions", gather)["rows"])
@@ -212,7 +205,5 @@ def _histogram(stage: str, site: str, values: Tensor) -> list[Row]:
     counts, edges = torch.histogram(values, BINS)
     middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values)
     case = {"stage": stage, "site": site, "scale": None}
-    return [
-        {**case, "value": value, "share": share}
-        for value, share in zip(middles.tolist(), shares.tolist(), strict=True)
-    ]
+    pairs = zip(middles.tolist(), shares.tolist(), strict=True)
+    return [{**case, "value": value, "share": share} for value, share in pairs]

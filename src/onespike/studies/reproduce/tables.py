@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from onespike.energy.columns import PAPER, searchable
@@ -47,12 +48,11 @@ def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> lis
 def classification(bench: Bench) -> list[Row]:
     recipe, network = literal(bench), paper.network_of(bench.loaded.spec)
     [ours] = table(bench, [({"scale": recipe.scale}, recipe)], "ann")
-    rows: list[Row] = [
-        {"network": name, "paper ann": paper.ENERGY[name]["original"][0], "paper score": score}
-        | (ours if name == network else {})
-        for name, score in paper.FIRST_TABLE.items()
-    ]
-    return rows if network in paper.FIRST_TABLE else [{"network": bench.loaded.spec, **ours}, *rows]
+    rows: list[Row] = [] if network else [{"network": bench.loaded.spec, **ours}]
+    for name, score in paper.FIRST_TABLE.items():
+        printed = {"network": name, "paper ann": paper.ENERGY[name]["original"][0], "paper score": score}
+        rows.append(printed | (ours if name == network else {}))
+    return rows
 
 
 @study(
@@ -89,14 +89,11 @@ def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
 
     def measure() -> dict[str, Any]:
         record = bench.evaluated(recipe).to_dict()
-        figures = {
-            f"{prefix}{shape} {figure}": record[network][kind][figure]
-            for network, prefix in (("ann", "ann "), ("snn", ""))
-            for kind, shape in SHAPES.items()
-            if kind in record[network]
-            for figure in PRECISIONS
-        }
-        return figures | {column: record["energy"][column] for column in searchable()}
+        row: Row = {}
+        for (network, prefix), (kind, shape) in product((("ann", "ann "), ("snn", "")), SHAPES.items()):
+            if figures := record[network].get(kind):
+                row |= {f"{prefix}{shape} {name}": figures[name] for name in PRECISIONS}
+        return row | {column: record["energy"][column] for column in searchable()}
 
     return bench.repeated("detection " + spell(recipe), measure, "mask AP", "box AP")
 
