@@ -24,12 +24,7 @@ class Boxes:
 class Instances:
     def __init__(self, image_size, **fields):
         self.image_size, self._fields = image_size, fields
-
-    def __getattr__(self, name):
-        try:
-            return self.__dict__["_fields"][name]
-        except KeyError as error:
-            raise AttributeError(name) from error
+        self.__dict__.update(fields)
 
     def has(self, name):
         return name in self._fields

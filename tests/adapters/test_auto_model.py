@@ -193,13 +193,9 @@ DIFFERS = r"is not the file that was saved \(its SHA-256 differs\)\. Convert the
         ("config.json", lambda file: file.write_text(file.read_text().replace("10000.0", "1000.0")), f"config.json {DIFFERS}"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("spiking")
 def test_damage_is_refused(
-    folder: Path,
-    spiking: dict[str, Any],
-    tmp_path: Path,
-    name: str,
-    change: Callable[[Path], Any],
-    message: str,
+    folder: Path, tmp_path: Path, name: str, change: Callable[[Path], Any], message: str
 ) -> None:
     damaged = shutil.copytree(folder / "llama", tmp_path / "damaged")
     change(damaged / name)
@@ -208,24 +204,14 @@ def test_damage_is_refused(
 
 
 def test_what_is_not_the_run_s_own_is_refused(folder: Path, spiking: dict[str, Any], tmp_path: Path) -> None:
-    wrong = [
-        (
-            "bert",
-            "AutoModel",
-            {},
-            r"architectures \['BertForSequenceClassification'\], and \['BertModel'\] is asked for",
-        ),
-        (
-            "vit",
-            CLASSES["vit"],
-            {"attn_implementation": "eager"},
-            "attn_implementation sdpa, and eager is asked for",
-        ),
-    ]
-    for name, kind, settings, message in wrong:
-        with pytest.raises(
-            LoadError, match=rf"{name}: this run has {message}\. Load it with the AutoModel class"
-        ):
+    classifiers = r"architectures \['BertForSequenceClassification'\], and \['BertModel'\] is"
+    attention = {"attn_implementation": "eager"}
+    for name, kind, settings, message in (
+        ("bert", "AutoModel", {}, classifiers),
+        ("vit", CLASSES["vit"], attention, "attn_implementation sdpa, and eager is"),
+    ):
+        message = rf"{name}: this run has {message} asked for\. Load it with the AutoModel class"
+        with pytest.raises(LoadError, match=message):
             getattr(transformers, kind).from_pretrained(folder / name, **settings)
     other = shutil.copytree(folder / "llama", tmp_path / "other")
     config = json.loads((other / "config.json").read_text())

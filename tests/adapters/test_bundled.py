@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from onespike.adapters import bundled, load_model
-from onespike.adapters.bundled import CIFAR10_CLASSES, CIFAR10_MEAN, CIFAR10_STD
+from onespike.adapters.bundled import CIFAR10_CLASSES
 from onespike.errors import LoadError
 from onespike.tasks import limit, list_images
 
@@ -26,16 +26,6 @@ def test_random_weights_and_weights_from_a_file(tmp_path, name):
     x = loaded.reading.transform(Image.new("RGB", (32, 32), "teal"))[None]
     with torch.inference_mode():
         torch.testing.assert_close(loaded.model(x), random.model(x), atol=0.05, rtol=0.05)
-
-
-def test_transform_by_hand():
-    pixel = (0, 128, 255)
-    x = bundled.to_input(Image.new("RGB", (32, 32), pixel))
-    assert x.shape == (3, 32, 32)
-    for channel in range(3):
-        expected = (pixel[channel] / 255 - CIFAR10_MEAN[channel]) / CIFAR10_STD[channel]
-        assert torch.allclose(x[channel], torch.tensor(expected))
-    assert bundled.to_input(Image.new("RGB", (640, 480), pixel)).shape == (3, 32, 32)
 
 
 def test_weights_that_are_not_installed(monkeypatch, tmp_path):

@@ -115,14 +115,11 @@ def test_pickles_are_never_opened(config, tmp_path):
             load_model(f"detectron2:{config}", **source)
 
 
-def test_a_configuration_in_python_runs_only_where_it_is_trusted(lazy, monkeypatch):
+def test_what_cannot_or_must_not_be_built_is_named(config, lazy, tmp_path, monkeypatch):
     lazy.write_text("raise SystemExit('run')")
     monkeypatch.delenv("ONESPIKE_TRUST_CONFIG")
     with pytest.raises(UsageError, match=r"which would be run\. If you trust it, set ONESPIKE_TRUST"):
         load_model(f"detectron2:{lazy}", random_weights=True)
-
-
-def test_what_cannot_be_built_is_named(config, tmp_path, monkeypatch):
     with pytest.raises(LoadError, match="no such configuration"):
         load_model(f"detectron2:{tmp_path / 'none.yaml'}", random_weights=True)
     with pytest.raises(UsageError, match="Leave attention out"):

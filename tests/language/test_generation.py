@@ -18,11 +18,14 @@ def networks():
     return onespike.convert(model, thresholds, onespike.Recipe(scale=0.1)), texts
 
 
+def prompt(ids):
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_every_forward_is_counted_by_itself(networks, cache):
     snn, texts = networks
-    batch = {"input_ids": texts[:1, :5], "attention_mask": torch.ones(1, 5, dtype=torch.long)}
-    written = write(snn, batch, 4, cache=cache)
+    written = write(snn, prompt(texts[:1, :5]), 4, cache=cache)
     assert written.ids.shape == (1, 9)
     assert [spent.tokens for spent in written.forwards] == [5, 1, 1, 1]
     assert written.decode.tokens == 3 and written.prefill.spikes > written.forwards[1].spikes > 0
@@ -34,7 +37,7 @@ def test_every_forward_is_counted_by_itself(networks, cache):
 
 def test_the_text_is_that_of_the_network_itself(networks):
     snn, texts = networks
-    batch = {"input_ids": texts[:1, :5], "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    batch = prompt(texts[:1, :5])
     expected = snn.generate(**batch, max_new_tokens=4, do_sample=False)
     assert torch.equal(write(snn, batch, 4).ids, expected)
     drawn = [write(snn, batch, 4, temperature=2.0, seed=seed).ids for seed in (1, 1, 2)]
@@ -48,10 +51,7 @@ def test_padding_costs_nothing(networks):
     mask = torch.ones_like(ids)
     ids[0, :3], mask[0, :3] = 0, 0
     both = write(snn, {"input_ids": ids, "attention_mask": mask}, 1).prefill
-    alone = [
-        write(snn, {"input_ids": part, "attention_mask": torch.ones_like(part)}, 1).prefill
-        for part in (ids[:1, 3:], ids[1:])
-    ]
+    alone = [write(snn, prompt(part), 1).prefill for part in (ids[:1, 3:], ids[1:])]
     assert both.tokens == sum(spent.tokens for spent in alone) == 9
     assert both.original_pj == pytest.approx(sum(spent.original_pj for spent in alone), rel=1e-9)
     assert both.energy_pj == pytest.approx(sum(spent.energy_pj for spent in alone), rel=0.05)

@@ -39,15 +39,6 @@ TestConvNeXt = network(
 )  # fmt: skip
 
 
-def unfused() -> Any:
-    model = timm.create_model(
-        "vit_tiny_patch16_224", num_classes=7, **{**SMALL, "img_size": 32, "patch_size": 8}
-    )
-    model.blocks[0].attn.fused_attn = False
-    return model
-
-
-TestViTUnfused = contract(unfused, partial(images, 32), inputs=PATCH, heads=HEAD, spiking=8, softmax=1)
 ENDS = dict(inputs=("conv1:conv0_input",), heads=("fc:linear0_input",))
 ResNet = network("resnet18", 32, 11, 0, {"layers": (1, 1, 1, 1)}, **ENDS)
 TorchvisionResNet = contract(

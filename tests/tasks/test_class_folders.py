@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from onespike.adapters.base import classifier
 from onespike.errors import DataError
 from onespike.tasks import Item, Items, match_classes
 
@@ -60,13 +59,6 @@ def test_numbers_and_images_without_folders_are_left_alone():
         items = Items("data", (Item("a.png", label, Path("a.png")),))
         assert match_classes(items, NAMES) is items
         assert match_classes(items, None) is items
-
-
-def test_imagenet_folders_by_wordnet_id():
-    info = pytest.importorskip("timm.data").ImageNetInfo()
-    names = [info.index_to_description(i) for i in range(1000)]
-    assert classifier(names).class_ids == tuple(info.label_names())
-    assert classifier(names[:999]).class_ids is classifier(None).class_ids is None
 
 
 @pytest.mark.parametrize("spec", ["timm:resnet18", "torchvision:resnet18"])

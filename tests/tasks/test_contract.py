@@ -10,7 +10,7 @@ import torch
 from task_contract import TaskContract, number
 
 from language_folders import tokenizer
-from onespike.adapters.detection import run_lengths
+from onespike.adapters.detection import listed
 from onespike.adapters.writing import Tokens
 from onespike.errors import DataError, UsageError
 from onespike.tasks import (
@@ -62,14 +62,8 @@ def _objects(output):
 
 
 def _results(output, images):
-    for found, image in zip(_objects(output), images, strict=True):
-        for i in range(len(found["scores"])):
-            x0, y0, x1, y1 = found["boxes"][i].tolist()
-            yield {
-                "image_id": image["id"], "category_id": int(found["labels"][i]), "score": float(found["scores"][i].detach()),
-                "bbox": [x0, y0, x1 - x0, y1 - y0],
-                "segmentation": run_lengths(torch.kron(found["masks"][i] > 0.5, torch.ones(8, 8))),
-            }  # fmt: skip
+    whole = ({**o, "masks": torch.kron(o["masks"], torch.ones(1, 8, 8))[:, None]} for o in _objects(output))
+    return listed(({name: x.detach() for name, x in o.items()} for o in whole), images)
 
 
 class TestDetection(TaskContract):

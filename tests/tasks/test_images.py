@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, features
 
-from onespike.errors import DataError, LoadError, UsageError
+from onespike.errors import DataError, UsageError
 from onespike.tasks import Item, Items, batches, limit, list_images, read_image
 from onespike.tasks.images import SUFFIXES
 
@@ -179,16 +179,6 @@ def test_the_preview_of_a_photograph_is_no_animation(tmp_path):
     assert read(tmp_path / "a.jpg").getpixel((4, 4))[0] > 250
 
 
-def test_a_decoder_that_raises_anything(tmp_path, monkeypatch):
-    path = put(tmp_path / "a.png")
-
-    def broken(*_: object) -> None:
-        raise NotImplementedError("Unimplemented\npixel format")
-
-    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.verify", broken)
-    assert refusal(read, path) == f"{path}: {NOT_READ.format('Unimplemented pixel format')}"
-
-
 def test_links_are_followed_unless_they_lead_nowhere_or_round_and_round(tmp_path):
     put(tmp_path / "elsewhere" / "a.png")
     data = tmp_path / "data"
@@ -238,12 +228,6 @@ def test_images_that_are_damaged(tmp_path, suffix):
         message = refusal(read, path)
         assert message.startswith(f"{path}: the image cannot be read (")
         assert message.endswith("). Replace or remove it.")
-
-
-def test_without_pillow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(LoadError, match=r"^a\.png: it needs PIL\.Image\. Install .* 'onespike\[cli\]'$"):
-        read(Path("a.png"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 50])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,6 @@ from onespike.adapters.timm import set_attention_
 from onespike.errors import LoadError, require, unknown
 from onespike.tasks import Classification, Detection
 from onespike.tasks.objects import Objects
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 CIFAR10_MEAN, CIFAR10_STD = NORMALIZATIONS["CIFAR-10"]
 CIFAR10_CLASSES = (
@@ -85,8 +82,8 @@ def load(name: str, source: Source) -> LoadedModel:
         reading = Reading(lambda image: pixels_of(image, scenes.SIDE) / 127.5 - 1, words)
         objects = Detection(scene_results, scene_objects, masks=True, class_names=scenes.SCENE_CLASSES)
         return LoadedModel(model, source.spec, reading, objects, weights, "sdpa")
-    normalization = describe_normalization(CIFAR10_MEAN, CIFAR10_STD)
-    reading = Reading(to_input, f"resize {SIDE}×{SIDE} bilinear, {normalization}")
+    words = f"resize {SIDE}×{SIDE} bilinear, {describe_normalization(CIFAR10_MEAN, CIFAR10_STD)}"
+    reading = Reading(lambda image: normalized(pixels_of(image, SIDE), CIFAR10_MEAN, CIFAR10_STD), words)
     task, attention = Classification(CIFAR10_CLASSES), set_attention_(model, source.attention)
     if shipped is None:
         return LoadedModel(model, source.spec, reading, task, weights, attention)
@@ -106,11 +103,6 @@ def weights_file(name: str) -> Path:
         f"bundled:{name}: its weights are not part of this installation. Clone the repository, where they are "
         f"weights/{name}.safetensors, and install from there, or give them with weights=FILE."
     )
-
-
-def to_input(image: Image) -> Tensor:
-    """Turn an RGB image into a normalized 3×32×32 tensor; images of that size are not resampled."""
-    return normalized(pixels_of(image, SIDE), CIFAR10_MEAN, CIFAR10_STD)
 
 
 def scene_objects(output: dict[str, Tensor]) -> list[Objects]:

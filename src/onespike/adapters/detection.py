@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onespike.errors import require
@@ -57,20 +58,16 @@ def as_list(inputs: list[Tensor]) -> tuple[list[Tensor]]:
     return (inputs,)
 
 
-def padded(names: Sequence[str]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
-    """Return a batch as one tensor, padded right and below, as the named arguments `pixel_values` and `pixel_mask`."""
+def padded(inputs: list[Tensor]) -> dict[str, Tensor]:
+    """Return a batch as one tensor, padded right and below, and which of its pixels are real."""
+    height, width = (max(x.shape[axis] for x in inputs) for axis in (-2, -1))
+    edges = [(0, width - x.shape[-1], 0, height - x.shape[-2]) for x in inputs]
 
-    def collate(inputs: list[Tensor]) -> dict[str, Tensor]:
-        height, width = (max(x.shape[axis] for x in inputs) for axis in (-2, -1))
-        pixels = inputs[0].new_zeros(len(inputs), inputs[0].shape[0], height, width)
-        mask = torch.zeros(len(inputs), height, width, dtype=torch.long)
-        for i, x in enumerate(inputs):
-            pixels[i, :, : x.shape[-2], : x.shape[-1]] = x
-            mask[i, : x.shape[-2], : x.shape[-1]] = 1
-        batch = {"pixel_values": pixels, "pixel_mask": mask}
-        return {name: batch[name] for name in names if name in batch}
+    def together(parts: list[Tensor]) -> Tensor:
+        return torch.stack([F.pad(x, edge) for x, edge in zip(parts, edges, strict=True)])
 
-    return collate
+    real = [torch.ones_like(x[0], dtype=torch.long) for x in inputs]
+    return {"pixel_values": together(inputs), "pixel_mask": together(real)}
 
 
 def processed(processor: Any, masks: bool, class_names: tuple[str, ...] | None) -> Detection:

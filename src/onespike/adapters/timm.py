@@ -43,10 +43,7 @@ def load(name: str, source: Source) -> LoadedModel:
 
 
 def set_attention_(model: nn.Module, attention: str | None) -> str | None:
-    """Choose fused or written-out attention in a timm model; return the form it then has.
-
-    Without a choice it stays as it is; a model with both forms becomes fused throughout, with the same result.
-    """
+    """Choose fused or written-out attention in a timm model, without a choice fused if any of it is; return the form."""
     modules = [m for m in model.modules() if isinstance(getattr(m, "fused_attn", None), bool)]
     if not modules:
         return None

@@ -104,7 +104,11 @@ def _image_reader(
 
     if kind == CLASSIFIES:
         return Reading(transform, words), classifier(names)
-    collate = padded(list(inspect.signature(type(model).forward).parameters))
+    parameters = inspect.signature(type(model).forward).parameters
+
+    def collate(inputs: list[Tensor]) -> dict[str, Tensor]:
+        return {name: x for name, x in padded(inputs).items() if name in parameters}
+
     return Reading(transform, words, collate), processed(processor, kind == SEGMENTS, names)
 
 

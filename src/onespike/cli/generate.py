@@ -66,11 +66,11 @@ def generate(
         streamer = TextStreamer(task.tokenizer.tokenizer, skip_special_tokens=True)
     drawn: Any = {"temperature": temperature, "seed": seed or 0}
     written = write(pair.snn, batch, length, column=column, cache=cache, streamer=streamer, **drawn)
-    texts, other = [task.said(ids) for ids in written.ids], []
+    texts, other = [task.tokenizer.decode(ids, bare=True) for ids in written.ids.tolist()], []
     if original:
         moved = {k: v.to(written.ids.device) for k, v in batch.items()}
         answers = pair.ann.generate(**moved, max_new_tokens=length, do_sample=False, disable_compile=True)  # type: ignore[operator]
-        other = [task.said(ids) for ids in answers]
+        other = [task.tokenizer.decode(ids, bare=True) for ids in answers.tolist()]
     record = {
         "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": profile,
         "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),

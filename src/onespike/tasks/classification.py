@@ -131,7 +131,6 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.sums = Counter[str]()
-        self.labeled = True
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         """Add logits of shape (images, classes) and the labels; without labels there is no accuracy."""
@@ -142,7 +141,6 @@ class Accuracy:
         self.sums.update({"images": len(kl), "kl": float(kl.sum()), "kl squared": float(kl.square().sum())})
         self.sums["agreement"] += int((before == after).sum())
         if labels is None:
-            self.labeled = False
             return
         check_labels(labels, *scores.shape)
         hits: dict[str, Tensor] = {}
@@ -151,36 +149,33 @@ class Accuracy:
             hits |= {f"{network}.top1": ranked[:, 0], f"{network}.top5": ranked.any(1)}
         hits["gained"] = hits["snn.top1"] & ~hits["ann.top1"]
         hits["lost"] = hits["ann.top1"] & ~hits["snn.top1"]
-        self.sums.update({name: int(hit.sum()) for name, hit in hits.items()})
+        self.sums.update({"labels": len(labels), **{name: int(hit.sum()) for name, hit in hits.items()}})
 
     def merge(self, other: Accuracy) -> None:
         self.sums.update(other.sums)
-        self.labeled = self.labeled and other.labeled
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies are None without labels."""
         images, gained, lost = (self.sums[name] for name in ("images", "gained", "lost"))
         if not images:
             raise DataError("no image was scored. Give a data folder with at least one image.")
-        mean, kl = (gained - lost) / images, self.sums["kl"] / images
+        labeled, mean, kl = self.sums["labels"] == images, (gained - lost) / images, self.sums["kl"] / images
         variance = (gained + lost) / images - mean**2
         kl_error = (max(self.sums["kl squared"] / images - kl**2, 0.0) / images) ** 0.5
-        shares = {name: 100 * self.sums[name] / images for name in (*SHARES, "agreement")}
-        intervals: dict[str, Any] = {name: share_interval(share, images) for name, share in shares.items()}
-        intervals |= {"difference": paired_interval(gained, lost, images), "kl": interval(kl, kl_error, 0.0)}
-        if not self.labeled:
-            intervals = {name: intervals[name] for name in ("agreement", "kl")}
-        hits = {n: shares[n] if self.labeled else None for n in SHARES}
+        shares = {n: 100 * self.sums[n] / images for n in (*(SHARES if labeled else ()), "agreement")}
+        intervals = {name: share_interval(share, images) for name, share in shares.items()}
+        if labeled:
+            intervals["difference"] = paired_interval(gained, lost, images)
         return {
             "task": Classification.name,
-            **{name: {top: hits[f"{name}.{top}"] for top in ("top1", "top5")} for name in NETWORKS},
+            **{n: {top: shares.get(f"{n}.{top}") for top in ("top1", "top5")} for n in NETWORKS},
             "agreement": shares["agreement"],
             "kl": kl,
             "kl_standard_error": kl_error,
             "images": images,
-            "difference": 100 * mean if self.labeled else None,
-            "standard_error": 100 * (variance / images) ** 0.5 if self.labeled else None,
-            "intervals": intervals,
+            "difference": 100 * mean if labeled else None,
+            "standard_error": 100 * (variance / images) ** 0.5 if labeled else None,
+            "intervals": {**intervals, "kl": interval(kl, kl_error, 0.0)},
         }
 
 

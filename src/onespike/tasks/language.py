@@ -242,10 +242,6 @@ class Language(Task):
         each = [torch.tensor(row) for row in rows]
         return {"input_ids": pad(each), "attention_mask": pad([torch.ones_like(ids) for ids in each])}
 
-    def said(self, ids: Tensor | Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
-        return self.tokenizer.decode(ids.tolist() if isinstance(ids, Tensor) else ids, bare=True)
-
     def example(self, item: Item, ann: Any, snn: Any, items: Items) -> dict[str, Any]:
         """Return the place of a window where the networks differ most, and what each would write next."""
         first, second = scores_of(ann)[0], scores_of(snn)[0]
