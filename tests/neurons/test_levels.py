@@ -90,16 +90,6 @@ def test_density_is_the_best_choice_there_is(rounding: str, seed: int) -> None:
     assert error(values, counts, found, rounding) == pytest.approx(best, rel=1e-9)
 
 
-def test_density_is_dense_where_activations_are_and_beats_the_fixed_levels() -> None:
-    values = torch.arange(0, 300.0)
-    counts = torch.exp(-((values - 40) ** 2) / 50) * 1e6
-    counts[299] = 1
-    levels = density_levels(values, counts, 16)
-    assert sum(25 <= y <= 55 for y in levels) >= 12
-    assert (levels[0], levels[-1]) == (1, 299)
-    assert error(values, counts, levels, "paper") < 0.1 * error(values, counts, mixed_levels(8), "paper")
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.1, 1e9), st.integers(2, 24), st.integers(0, 99))
 def test_density_always_gives_usable_levels(top: float, count: int, seed: int) -> None:

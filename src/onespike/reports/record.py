@@ -96,11 +96,8 @@ def gather(
 def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     """Return the trials that `onespike search` left in a run, if energy was measured."""
     search = searched(run)
-    points = [
-        {name: trial[name] for name in ("scale", "value", "energy")}
-        for trial in search.get("trials", ())
-        if trial["value"] is not None and trial["energy"] is not None
-    ]
+    trials = [t for t in search.get("trials", ()) if None not in (t["value"], t["energy"])]
+    points = [{name: trial[name] for name in ("scale", "value", "energy")} for trial in trials]
     if not points:
         return None
     objective = pair.loaded.task.objectives.get(search["objective"])
@@ -131,19 +128,16 @@ def _front(
     head = task.headline(evaluation)
     if None in (run_scale, evaluation["energy"][column], head.spiking):
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
-    evaluations = {run_scale: evaluation}
-    for scale in (scale for scale in DRAWN_SCALES if scale != run_scale):
-        with at_scale(pair.snn, scale):
-            swept = runs.evaluate_pair(
-                pair, items, batch_size=batch_size, progress=progress, title=f"λ = {scale:g}"
-            )
-        evaluations[scale] = swept.to_dict()
-    points = []
-    for scale, each in sorted(evaluations.items(), reverse=True):
-        headline, energy = task.headline(each), each["energy"][column]
-        points.append(
-            {"scale": scale, "value": headline.spiking, "energy": energy, **_reach(headline.bounds)}
-        )
+    points: list[dict[str, float | None]] = []
+    options: Any = {"batch_size": batch_size, "progress": progress}
+    for scale in sorted({run_scale, *DRAWN_SCALES}, reverse=True):
+        swept = evaluation
+        if scale != run_scale:
+            with at_scale(pair.snn, scale):
+                swept = runs.evaluate_pair(pair, items, title=f"λ = {scale:g}", **options).to_dict()
+        headline, energy = task.headline(swept), swept["energy"][column]
+        reach = _reach(headline.bounds)
+        points.append({"scale": scale, "value": headline.spiking, "energy": energy, **reach})
     higher = {aim.title: aim.maximize for aim in task.aims.values()}  # whether that is better
     return {"metric": head.title, "maximize": higher.get(head.title, True), "energy": column, "images": len(items),
             "points": points, "chosen": run_scale}  # fmt: skip

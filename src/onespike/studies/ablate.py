@@ -56,14 +56,14 @@ def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
     >>> choices(("nearest", "allocate"))
     [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
     """
-    every: list[tuple[str, tuple[str, ...]]] = [("none", ())]
-    every += [(f"{name} alone", check_passes((*TRAITS[name].needs, name))) for name in names]
+    titles: dict[tuple[str, ...], str] = {(): "none"}
+    for name in names:
+        titles.setdefault(check_passes((*TRAITS[name].needs, name)), f"{name} alone")
     for name in names:
         others = tuple(n for n in names if n != name and name not in TRAITS[n].needs)
-        every.append((f"without {name}", others))
-    every.append(("all", names))
-    titles = {passes: what for what, passes in reversed(every)}
-    return [(what, passes) for what, passes in every if titles[passes] == what]
+        titles.setdefault(others, f"without {name}")
+    titles.setdefault(names, "all")
+    return [(what, passes) for passes, what in titles.items()]
 
 
 def ablate_run(
