@@ -1,4 +1,4 @@
-"""`onespike evaluate` beyond two networks: `--integer`, `--compare`, `--format`."""
+"""`onespike evaluate` beyond two networks: `--integer`, `--compare`, `--format`; and `onespike export`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from command_line import TEST
+from command_line import TEST, stored
 from torch import nn
 
 EVALUATE = f"--data {TEST} --limit 4"
@@ -54,3 +54,15 @@ def test_forms_in_one_table(figures, small_run, images, monkeypatch):
     assert rows.pop("compiled")["refused"]
     assert all(row["milliseconds"] > 0 and row["bytes"] > 0 and not row["refused"] for row in rows.values())
     assert rows["pt2"]["score"] == rows["eager"]["score"]  # the same bits
+
+
+def test_a_run_becomes_a_program(cli, small_run, images, tmp_path):
+    words = (
+        f"export {small_run} --format pt2 --data {images} --limit 2 --batch-size 2 --out {tmp_path}/vit.pt2"
+    )
+    done = cli(words).good()
+    assert "0 differ" in done.out and "answers        0 of 2 differ" in done.out
+    record = stored(tmp_path / "vit.pt2.verified.json")
+    assert record["comparison"]["inputs"] == 2 and record["comparison"]["differ"] == 0
+    assert record["network"].startswith("transformers:") and record["scale"] == 0.25
+    assert "torch" in record["versions"] and record["preprocessing"].startswith("resize 32×32")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import onespike
 from language_folders import bert, text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -101,14 +100,3 @@ def test_networks_in_blocks_give_the_same_run_and_figures(
         for run, more in ((text_run, ""), (tmp_path / "run", "--device-map blocks"))
     ]
     assert records[0]["kl"] == records[1]["kl"] and records[0]["energy"] == records[1]["energy"]
-
-
-def test_transformers_writes_from_a_run(text_run):
-    """The folder that `convert` wrote is all that a pipeline needs."""
-    from transformers import pipeline
-
-    settings = {"max_new_tokens": 4, "do_sample": False}
-    pair = onespike.load(text_run)
-    ours = pipeline("text-generation", model=pair.snn, tokenizer=pair.loaded.task.tokenizer.tokenizer)
-    theirs = pipeline("text-generation", model=str(text_run))
-    assert theirs("the cat sat", **settings) == ours("the cat sat", **settings)

@@ -83,3 +83,21 @@ def test_ablate_and_convert_refuse_the_same_passes(cli, converted, changes, pass
     assert cli(f"doctor {run} --data {TEST} --limit 2 --passes {passes}").message().startswith(message)
     with pytest.raises(UsageError, match=f"^{message}"):
         spike(nn.Linear(2, 2), [torch.ones(4, 2)], "sformer", passes=passes, **changes)
+
+
+def test_spikes_of_many_bits_or_additions_are_warned_about(cli, tmp_path):
+    def warned(*words: object) -> list[str]:
+        made = f"convert {VIT} --calibrate {CALIBRATION} --limit 8"
+        lines = cli(made, *words, "--out", tmp_path / str(len(words))).good().err.splitlines()
+        return [line for line in lines if "not for chips" in line]
+
+    bits = "the largest level, 263, has 9 bits"
+    start = f"onespike: warning: {VIT}: these spikes are not for chips: "
+    assert warned("--preset", "sformer") == [f"{start}{bits}. Take --preset chip, or --set payload_bits=8."]
+    assert warned("--preset", "sformer", "--set", "payload_bits=8") == []
+    (many,) = warned("--passes", "nearest", "--energy", "counts", "--budget", 1.5)
+    assert (
+        many.startswith(f"{start}they add 1.")
+        and f" times per MAC of the original (counts) and {bits}. " in many
+    )
+    assert many.endswith("Take --preset chip, or --energy counts --budget 0.1, or --set payload_bits=8.")

@@ -8,15 +8,10 @@ import pytest
 from command_line import Command
 
 
-def test_a_card(cli: Command, run: Path) -> None:
+def test_a_card_has_the_figures_of_the_run_s_report(cli: Command, run: Path) -> None:
     done = cli("push", run, "--license", "mit").good()
     assert "Not measured." in (run / "README.md").read_text()
     assert "onespike report RUN --data DIR" in done.err
-    cli("inspect", run).good()
-
-
-def test_figures_of_a_card(cli: Command, run: Path) -> None:
-    """They are those of the run's report."""
     cli("report", run, "--data", "bundled:cifar10-test", "--limit", 4).good()
     cli("push", run, "--license", "mit").good()
     assert "| network | top-1 % | 95 % |" in (run / "README.md").read_text()

@@ -31,6 +31,8 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, figures, run):
     assert "belongs to another search (it differs in images)" in message and message.endswith("with --fresh.")
     cli(*words[:-1], 5, "--trials", 3, "--fresh").good()
     assert len(stored(run / "search" / "search.json")["names"]) == 5
+    evaluated = cli("evaluate", run, "--data", TEST, "--limit", 5)
+    assert "note: 5 of these images were used for the search, first cifar10-test/00000" in evaluated.out
 
 
 def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, figures, converted, tmp_path):
@@ -73,13 +75,6 @@ def test_ctrl_c_keeps_the_finished_trials(cli, figures, run, monkeypatch):
     trials = [line.split(":")[0] for line in result.err.splitlines() if line.startswith("trial")]
     assert trials == ["trial 3/3"]
     assert [round(t["scale"], 6) for t in record["trials"]] == [1, 0.1, 0.01]
-
-
-def test_evaluate_notes_images_of_the_search(cli, run):
-    words = ("search", run, "--data", TEST, "--objective", "kl", "--trials", 1, "--limit", 3)
-    cli(*words).good()
-    found = cli("evaluate", run, "--data", TEST, "--limit", 3)
-    assert "note: 3 of these images were used for the search, first cifar10-test/00000" in found.out
 
 
 def scale_objective(model, snn, batches, kind, **settings) -> ScaleObjective:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+WARNING = "onespike: warning"
+
 
 def main() -> None:
     """Run the command; an error that the user can mend is one message and exit code 2.

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import interruptible, loading, output, refuse, say
+from onespike.cli import WARNING, interruptible, loading, output, refuse, say
 from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import Recipe
@@ -37,7 +37,7 @@ processes_of = cache(launched)
 def _warn(otherwise: Any, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """Print our warnings as one line, like errors; those of other packages only where Python was asked for them."""
     if issubclass(category, OnespikeWarning):
-        say(as_options(str(message)), "onespike: warning")
+        say(as_options(str(message)), start=WARNING)
     elif sys.warnoptions:
         otherwise(message, category, *place, **more)
 

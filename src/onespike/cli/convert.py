@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onespike.cli import output
+from onespike.cli import WARNING, output, say
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import NEW_RUN, RECIPE, Word, held_out, load_network
 from onespike.cli.progress import progress
-from onespike.errors import OnespikeWarning, UsageError, unknown
+from onespike.errors import UsageError, unknown
 from onespike.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -107,13 +106,10 @@ def _warn_of_chips(pair: NetworkPair) -> None:
     from onespike.conversion.firing import is_spiking, named_neurons
     from onespike.neurons import Neuron
 
+    reasons, remedies = list[str](), ["--preset chip"]
     counts = pair.thresholds.provenance.get("energy", {}).get("ratios", {}).get("counts", 0.0)
-    fired = (place for _, place in named_neurons(pair.snn) if is_spiking(place) and isinstance(place, Neuron))
-    largest, reasons, remedies = (
-        max(neuron.code().largest for neuron in fired),
-        list[str](),
-        ["--preset chip"],
-    )
+    neurons = (place for _, place in named_neurons(pair.snn) if is_spiking(place))
+    largest = max(neuron.code().largest for neuron in neurons if isinstance(neuron, Neuron))
     if counts > 1:
         reasons.append(f"they add {counts:.2f} times per MAC of the original (counts)")
         remedies += ["--energy counts --budget 0.1"] if pair.recipe.passes else []
@@ -121,11 +117,8 @@ def _warn_of_chips(pair: NetworkPair) -> None:
         reasons.append(f"the largest level, {largest}, has {largest.bit_length()} bits")
         remedies.append(f"--set payload_bits={BITS}")
     if reasons:
-        warnings.warn(
-            f"{pair.loaded.spec}: these spikes are not for chips: {' and '.join(reasons)}. Take {', or '.join(remedies)}.",
-            OnespikeWarning,
-            stacklevel=2,
-        )
+        advice = f"these spikes are not for chips: {' and '.join(reasons)}. Take {', or '.join(remedies)}."
+        say(f"{pair.loaded.spec}: {advice}", start=WARNING)
 
 
 def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
@@ -144,15 +137,14 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
         except ValueError:
             example = f"Write {name}={PREPROCESS[name]}."
             raise UsageError(f"--preprocess {name} takes numbers, not {text!r}. {example}") from None
-    if "resize" in stated or "crop" in stated:
-        sides = (int(stated[name][0]) if name in stated else None for name in ("resize", "crop"))
-        loaded = resized(loaded, *sides)
+    resize, crop = (int(stated[name][0]) if name in stated else None for name in ("resize", "crop"))
+    if resize is not None or crop is not None:
+        loaded = resized(loaded, resize, crop)
     elif loaded.reading.doubt:
-        warnings.warn(
+        say(
             f"{loaded.spec}: its published weights want different preprocessing ({loaded.reading.doubt}), and a file does not say "
             f"which; this run takes {loaded.reading.preprocessing}. Give --preprocess resize=N --preprocess crop=N.",
-            OnespikeWarning,
-            stacklevel=1,
+            start=WARNING,
         )
     if "mean" in stated or "std" in stated:
         loaded = renormalized(loaded, stated.get("mean", ()), stated.get("std", ()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,29 +64,15 @@ def _hardware(pair: NetworkPair, run: Path, json_file: Path | None) -> Next:
 
     made = sheet(pair.snn, real_inputs(pair, None, 8, 4))
     output.figures(json_file, asdict(made))
-    headers = (
-        "site",
-        "decides by",
-        "payload bits",
-        "weight bytes",
-        "threshold bytes",
-        "sum bits",
-        "spikes per input",
-        "at most",
-    )
-    rows = [
-        (*map(str, list(asdict(row).values())[:6]), f"{row.events:.0f}", str(row.most_events))
-        for row in made.sites
-    ]
-    sums = [
-        sum(getattr(row, name) for row in made.sites)
-        for name in ("weight_bytes", "threshold_bytes", "events")
-    ]
-    output.rows(
-        headers, [*rows, ("all", "", "", str(sums[0]), str(sums[1]), "", f"{sums[2]:.0f}", "")], left=(0, 1)
-    )
+    bits = "payload bits", "weight bytes", "threshold bytes", "sum bits"
+    rows = [(*astuple(row)[:6], f"{row.events:.0f}", row.most_events) for row in made.sites]
+    weights = sum(row.weight_bytes for row in made.sites)
+    thresholds = sum(row.threshold_bytes for row in made.sites)
+    events = sum(row.events for row in made.sites)
+    rows.append(("all", "", "", weights, thresholds, "", f"{events:.0f}", ""))
+    output.rows(("site", "decides by", *bits, "spikes per input", "at most"), rows, left=(0, 1))
     output.line()
-    listed = [(row.layer or "(network)", row.name, str(row.number), row.width) for row in made.operations]
+    listed = [(row.layer or "(network)", row.name, row.number, row.width) for row in made.operations]
     output.rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
     left = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in made.floats)
     output.line("", f"products in floats: {left or 'none'}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -72,11 +71,8 @@ def _presets() -> Iterator[tuple[str, str]]:
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
     for name, preset in PRESETS.items():
         settings = shlex.join(words_of(Recipe, preset.settings or start))
-        measured = preset.measured
-        if re.search(r"(counts|binary) 0?\.\d+\.$", measured):
-            measured = f"{measured[:-1]} of all MACs."
-        measured = f"{measured} ({preset.page})" if preset.page else "Not measured here."
-        yield name, "\n".join((preset.about, f"  {measured}", f"  {settings}"))
+        measured = f"{preset.measured} ({preset.page})" if preset.page else "Not measured here."
+        yield name, f"{preset.about}\n  {measured}\n  {settings}"
 
 
 def _formats() -> Iterator[tuple[str, str]]:

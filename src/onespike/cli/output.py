@@ -45,11 +45,14 @@ PRINTED: list[tuple[Sequence[str], list[tuple[str, ...]]]] = []
 """The tables of this command, for `tables`."""
 
 
-def rows(headers: Sequence[str], cells: Iterable[tuple[str, ...]], left: Sequence[int] = ()) -> None:
+def rows(headers: Sequence[str], cells: Iterable[Sequence[object]], left: Sequence[int] = ()) -> None:
     """Print a table of figures: columns are right-aligned, except those of `left`."""
     from rich.table import Table
 
-    body, table = list(cells), Table(box=None, pad_edge=False, header_style="bold")
+    body, table = (
+        [tuple(map(str, row)) for row in cells],
+        Table(box=None, pad_edge=False, header_style="bold"),
+    )
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index in left else "right", overflow="fold")
     for row in body:

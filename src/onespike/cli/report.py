@@ -25,12 +25,7 @@ AGAIN = "Make the reports again: onespike report RUN --data DIR"
 @command(
     "onespike report run --data imagenet/val --limit 500",
     "onespike report run-a run-b --data imagenet/val --out compared",
-    out=Word(
-        "DIR",
-        "The folder to write; by default RUN/report, or onespike-compare for several.",
-        None,
-        try_folder,
-    ),
+    out=Word("DIR", "By default RUN/report, or onespike-compare for several.", attempt=try_folder),
 )
 def report(
     runs: list[Path],
@@ -77,25 +72,22 @@ def report(
         if data is None:
             return "inspect", run
         return "doctor", run, *words(data=data, annotations=annotations, limit=limit)
-    records: list[dict[str, Any]] = []
     if data is None:
-        records = [{**reported(run), "run": str(run)} for run in runs]
+        records = [{**reported(each), "run": str(each)} for each in runs]
     else:
-        pairs = {run: load(run, device=device) for run in runs}
-        first, tasks = runs[0], {run: pair.loaded.task.name for run, pair in pairs.items()}
-        for other in runs:  # before data of one task is read as data of another
-            if tasks[other] != tasks[first]:
-                raise UsageError(
-                    f"report: the task of {first} is {tasks[first]}, that of {other} is {tasks[other]}. "
-                    "Compare runs of one task at a time."
-                )
-        for run in runs:
-            result = evaluate_pair(
-                pairs[run], items(run, pairs[run]), batch_size=batch_size, progress=progress
-            )
-            records.append({**gather(run, pairs[run], None), "evaluation": result.to_dict()})
+        pairs = {each: load(each, device=device) for each in runs}
+        task = pairs[run].loaded.task.name
+        for each, pair in pairs.items():  # before data of one task is read as data of another
+            if (other := pair.loaded.task.name) != task:
+                tasks = f"the task of {run} is {task}, that of {each} is {other}"
+                raise UsageError(f"report: {tasks}. Compare runs of one task at a time.")
+        records = []
+        for each in runs:
+            pair = pairs[each]
+            result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=progress)
+            records.append({**gather(each, pair, None), "evaluation": result.to_dict()})
     _compare(list(map(str, runs)), records, out or Path("onespike-compare"), energy)
-    return "inspect", runs[0]
+    return "inspect", run
 
 
 def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path, batch_size: int) -> None:

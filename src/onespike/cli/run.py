@@ -177,15 +177,13 @@ def _follow(
     journal, finished = folder.with_name(f".{folder.name}.{PLAN}"), folder / PLAN
     remedy = f"Remove it and {folder}, or choose another --out."
     record = read_sealed(_Plan, journal, remedy) or read_sealed(_Plan, finished, remedy)
-    result = None
     if record is None or not folder.exists():  # the first stage did not end well, or the folder was removed
-        refuse_existing(folder)
         try_new_folder(folder)
         result, done = prepare(), list[str]()
     elif record["request"] != asked:
         raise UsageError(f"{folder}: a run with other options is there. Remove it, or choose another --out.")
     else:  # the folder is written in one step, so that its conversion is done
-        done = ["convert", *(name for name in record["done"] if name != "convert")]
+        result, done = None, list(dict.fromkeys(("convert", *record["done"])))
     try:
         for number, (name, stage) in enumerate(stages.items(), 1):
             title = f"{number}/{len(stages)}: {name}"

@@ -97,10 +97,8 @@ def _show(run: Path, data: str, title: str, result: Search, record: dict[str, An
     if column is not None:
         cells = []
         for trial in result.front():
-            ratios = trial.energy, of_what_spikes(column, trial.energy, analog)
-            cells.append(
-                (f"{trial.scale:.4f}", f"{trial.value:.4g}", *(figure(ratio, 3) for ratio in ratios))
-            )
+            spiking = figure(of_what_spikes(column, trial.energy, analog), 3)
+            cells.append((f"{trial.scale:.4f}", f"{trial.value:.4g}", figure(trial.energy, 3), spiking))
         output.rows(("λ", title, f"energy ({column})", "of what spikes"), cells)
         if best.energy is not None:
             cost = f", energy {beside(column, best.energy, analog)} ({column})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 import time
 import warnings
@@ -37,7 +38,12 @@ from onespike.runtime.provenance import versions
 from onespike.tasks import Headline, Items, Metric
 from onespike.tasks import limit as evenly
 
-HERE = ("original", "eager", "compiled", "integer")
+HERE: dict[str, Callable[[NetworkPair], Any]] = {
+    "original": lambda pair: pair.ann,
+    "eager": lambda pair: pair.snn,
+    "compiled": lambda pair: torch.compile(pair.snn),
+    "integer": lambda pair: optimize(pair.snn).eval(),
+}
 ROUNDS, UNSCORED = 5, Headline("", None, None)
 Rival = tuple[nn.Module, str]
 """A network to compare with, and its energy column."""
@@ -58,10 +64,6 @@ def facts_of(pair: NetworkPair) -> dict[str, Any]:
 
 def real_inputs(pair: NetworkPair, data: str | None, count: int, batch_size: int) -> list[Any]:
     """Return a few batches of a folder, or of the inputs that the run was calibrated on."""
-    if count < 2 or batch_size < 2:
-        raise UsageError(
-            "export: at least two inputs are needed, so that the size of a batch can be left open."
-        )
     if data is None:
         items = evenly(calibration_images(pair.loaded, pair.data, whole=False), count)
     else:
@@ -104,12 +106,11 @@ SKIPPED = (0.3, 0.5, 0.7)
 
 def rivals(model: nn.Module, observed: Observed) -> dict[str, Rival]:
     """Return the original network as integers of 8 and of 4 bits: by our reference, and by torchao if it runs."""
-    networks: dict[str, Rival] = {
-        f"{name.upper()}, per {granularity}": (Quantized(model, observed, column.bits, granularity), name)
-        for name, column in COLUMNS.items()
-        if column.bits
-        for granularity in GRANULARITIES
-    }
+    networks: dict[str, Rival] = {}
+    for name, column in COLUMNS.items():
+        for granularity in GRANULARITIES if column.bits else ():
+            network = Quantized(model, observed, column.bits, granularity)
+            networks[f"{name.upper()}, per {granularity}"] = (network, name)
     for share in SKIPPED:
         name = f"W8A8, per channel, {100 * share:.0f} % skipped"
         networks[name] = (Quantized(model, observed, 8, "channel", share), "w8a8")
@@ -156,16 +157,11 @@ def compared(
         for name, output in zip(networks, outputs, strict=True):
             against[name].update(original, output, labels)
             beside[name].update(outputs[0], output, labels)
-    return [
-        {
-            "network": name,
-            "column": column,
-            "active": getattr(network, "active_share", 1.0),
-            **against[name].compute(),
-            "beside": beside[name].compute(),
-        }
-        for name, (network, column) in networks.items()
-    ]
+    rows = list[dict[str, Any]]()
+    for name, (network, column) in networks.items():
+        facts = {"network": name, "column": column, "active": getattr(network, "active_share", 1.0)}
+        rows.append({**facts, **against[name].compute(), "beside": beside[name].compute()})
+    return rows
 
 
 def compare_pair(
@@ -180,27 +176,22 @@ def compare_pair(
 
     Their ranges are chosen on the run's calibration inputs.
     """
-    items = pair.loaded.task.named(items)
-    calibration, batches = (
-        progress(title, batch_count(source, batch_size))(pair.loaded.batches(source, batch_size))
-        for title, source in (
-            ("ranges of integers", calibration_images(pair.loaded, pair.data)),
-            ("comparing", items),
-        )
-    )
+    task, ratio = pair.loaded.task, partial(result.ledger.ratio, prices=result.prices)
+    items = task.named(items)
+
+    def batches(title: str, source: Items) -> Iterable[tuple[Any, Any]]:
+        bar = progress(title, batch_count(source, batch_size))
+        return bar(pair.loaded.batches(source, batch_size))
+
+    calibration = batches("ranges of integers", calibration_images(pair.loaded, pair.data))
     observed = observe(pair.ann, (inputs for inputs, _ in calibration))
-    spiking = spiking_rivals(pair.snn, pair.ann, observed, pair.recipe.energy)
-    networks = {**spiking, **rivals(pair.ann, observed)}
-    rows = compared(pair.ann, networks, batches, lambda: pair.loaded.task.metric(items))
-
-    def ratios(column: str, active: float) -> dict[str, float | None]:
-        """The energy of a column, and with all that it leaves out; what is skipped costs nothing."""
-        strict, ratio = strict_reading(column), partial(result.ledger.ratio, prices=result.prices)
-        saved = ratio(column) * (1 - active)
-        whole = None if strict is None else or_none(ratio(strict) - saved)
-        return {"ratio": or_none(ratio(column) - saved), "strict": whole}
-
-    return [{**row, **ratios(row["column"], row["active"])} for row in rows]
+    networks = spiking_rivals(pair.snn, pair.ann, observed, pair.recipe.energy) | rivals(pair.ann, observed)
+    rows = compared(pair.ann, networks, batches("comparing", items), lambda: task.metric(items))
+    for row in rows:  # what is skipped costs nothing
+        saved, strict = ratio(row["column"]) * (1 - row["active"]), strict_reading(row["column"])
+        row["ratio"] = or_none(ratio(row["column"]) - saved)
+        row["strict"] = None if strict is None else or_none(ratio(strict) - saved)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -220,13 +211,11 @@ class Row:
 
 def form_names() -> tuple[str, ...]:
     """Return all forms: those that run here, and each format that gives the network's answers."""
-    exported = (
-        name + ("-integer" if integer and len(format.forms) > 1 else "")
-        for name, format in FORMATS.items()
-        for integer in format.forms
-        if name not in ("integers", "nir")
-    )
-    return (*HERE, *exported)
+    names = list(HERE)
+    for name, format in FORMATS.items():
+        if name not in ("integers", "nir"):
+            names += [f"{name}-integer" if form and len(format.forms) > 1 else name for form in format.forms]
+    return tuple(names)
 
 
 def benchmark_pair(
@@ -238,11 +227,11 @@ def benchmark_pair(
     progress: Progress = no_progress,
 ) -> list[Row]:
     """Measure score, time and size of every form on the same inputs; list impossible forms with the reason."""
-    chosen = list(form_names() if forms is None else forms)
+    names, task = form_names(), pair.loaded.task
+    chosen = list(names if forms is None else forms)
     for name in chosen:
-        if name not in form_names():
-            raise unknown("form", name, form_names())
-    task = pair.loaded.task
+        if name not in names:
+            raise unknown("form", name, names)
     items = task.named(items)
     batches = list(pair.loaded.batches(items, batch_size))
     first, rows = batches[0][0], dict[str, Row]()
@@ -255,7 +244,7 @@ def benchmark_pair(
                 made[name] = _form(name, pair, first, Path(folder))
             except OnespikeError as error:
                 rows[name] = Row(name, refused=str(error))
-        metrics, times = {name: task.metric(items) for name in made}, {name: list[float]() for name in made}
+        metrics, times = {name: task.metric(items) for name in made}, dict.fromkeys(made, math.inf)
         scored = progress("scoring", len(batches))(batches)
         forwards: list[Callable[[Any], Any]] = [partial(call, pair.ann), *(run for run, _ in made.values())]
         for _, labels, (expected, *outputs) in pairwise((pair.ann, pair.snn), scored, forwards):
@@ -265,9 +254,9 @@ def benchmark_pair(
             for name, (run, _) in made.items():
                 started = time.perf_counter()
                 run(first)
-                times[name].append(1000 * (time.perf_counter() - started))
+                times[name] = min(times[name], 1000 * (time.perf_counter() - started))
     for name, (_, size) in made.items():
-        rows[name] = Row(name, task.headline(metrics[name].compute()), min(times[name]), size)
+        rows[name] = Row(name, task.headline(metrics[name].compute()), times[name], size)
     return [rows[name] for name in chosen]
 
 
@@ -275,17 +264,9 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> tuple[Calla
     """Return what runs a form, and its size; it has run once, since a compiler compiles only then."""
     run: Callable[[Any], Any]
     if name in HERE:
-        makers: dict[str, Callable[[], Any]] = {
-            "original": lambda: pair.ann,
-            "eager": lambda: pair.snn,
-            "compiled": lambda: torch.compile(pair.snn),
-            "integer": lambda: optimize(pair.snn).eval(),
-        }
-        network = makers[name]()
-        stored = {
-            tensor.data_ptr(): tensor.nbytes for tensor in state_of(network).values()
-        }  # each tensor once
-        run, size = partial(call, network), sum(stored.values())
+        network = HERE[name](pair)
+        each = {tensor.data_ptr(): tensor.nbytes for tensor in state_of(network).values()}
+        run, size = partial(call, network), sum(each.values())
     else:
         format_name, _, integer = name.partition("-")
         format, form = prepare(format_name, bool(integer) if len(FORMATS[format_name].forms) > 1 else None)

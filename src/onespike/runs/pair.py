@@ -6,10 +6,10 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.validated import understood
 from onespike.tasks import Classification, Item, Items, Numbers, Task, infer
 
+P = ParamSpec("P")
+
 
 @dataclass(frozen=True)
 class NetworkPair:
@@ -56,23 +58,19 @@ def with_recipe(pair: NetworkPair, recipe: Recipe) -> NetworkPair:
     return dataclasses.replace(pair, snn=snn, recipe=recipe)
 
 
-def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = None) -> Network:
-    return _keepable(network.convert_(model, thresholds, recipe))
+def _keepable(convert: Callable[P, Network]) -> Callable[P, Network]:
+    """Give converted networks the method `save_pretrained`, in place of one that knows the original only."""
+
+    @wraps(convert)
+    def converted(*args: P.args, **kwargs: P.kwargs) -> Network:
+        snn = convert(*args, **kwargs)
+        snn.__dict__["save_pretrained"] = partial(save, pair=snn)
+        return snn
+
+    return converted
 
 
-def convert(
-    model: Network, thresholds: Thresholds, recipe: Recipe | None = None, *, share_weights: bool = False
-) -> Network:
-    return _keepable(network.convert(model, thresholds, recipe, share_weights=share_weights))
-
-
-convert_.__doc__, convert.__doc__ = network.convert_.__doc__, network.convert.__doc__
-
-
-def _keepable(snn: Network) -> Network:
-    """Give a converted network the method `save_pretrained`, in place of one that knows the original only."""
-    snn.__dict__["save_pretrained"] = partial(save, pair=snn)
-    return snn
+convert_, convert = _keepable(network.convert_), _keepable(network.convert)
 
 
 def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
@@ -87,11 +85,6 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
         require("safetensors", "cli", "save")
         pair = _from_python(_original(pair), pair)
     loaded, reading = pair.loaded, pair.loaded.reading
-    optional = {
-        "length": reading.length,
-        "size": reading.size,
-        "normalization": None if reading.replaced is None else normalization(reading.transform),
-    }
     storage.save(
         Path(folder),
         model=pair.ann,
@@ -101,7 +94,9 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
             "attention": loaded.attention,
             "preprocessing": reading.preprocessing,
             "published_top1": loaded.published_top1,
-            **{name: value for name, value in optional.items() if value is not None},
+            "length": reading.length,
+            "size": reading.size,
+            "normalization": None if reading.replaced is None else normalization(reading.transform),
         },
         recipe=pair.recipe,
         thresholds=pair.thresholds,
@@ -196,8 +191,8 @@ def _load_network(run: storage.Run, spec: str, on_disk: bool = False) -> LoadedM
     if length := run.network.get("length"):
         loaded = loaded.with_length(length)
     named = run.network["spec"] if configuration.is_dir() else spec
-    facts: dict[str, Any] = {k: run.network.get(k) for k in ("weights", "published_top1")}
-    return dataclasses.replace(loaded, spec=named, **facts)
+    published = run.network.get("published_top1")
+    return dataclasses.replace(loaded, spec=named, weights=run.network["weights"], published_top1=published)
 
 
 def from_pretrained(

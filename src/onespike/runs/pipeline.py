@@ -129,9 +129,12 @@ def convert_network(
     recipe = _of_backbone(recipe, loaded)
     ann, inputs = place_(loaded.model, device, device_map), Inputs(items, loaded)
     check_forward(ann, inputs, told)
-    if not recipe.passes and (share := depthwise_share(ann)) > DEPTHWISE:
+    convolutions = [module for module in ann.modules() if isinstance(module, nn.Conv2d)]
+    depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convolutions)
+    if not recipe.passes and depthwise > DEPTHWISE * len(convolutions):
+        share = 100 * depthwise / len(convolutions)
         warnings.warn(
-            f"{loaded.spec}: {100 * share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
+            f"{loaded.spec}: {share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
             "passes such networks lose most of their accuracy. Take preset='fast'.",
             OnespikeWarning,
             stacklevel=2,
@@ -155,16 +158,6 @@ def convert_network(
         thresholds = dataclasses.replace(thresholds, provenance={**thresholds.provenance, "energy": energy})
     data = {"source": items.source, "names": list(items.names), "sha256": [digest(item) for item in items]}
     return NetworkPair(loaded, ann, snn, recipe, thresholds, data)
-
-
-def depthwise_share(model: nn.Module) -> float:
-    """Return the share of a network's convolutions that have one filter per channel.
-
-    >>> depthwise_share(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))
-    0.5
-    """
-    every = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    return sum(m.groups == m.in_channels > 1 for m in every) / max(len(every), 1)
 
 
 def check_forward(

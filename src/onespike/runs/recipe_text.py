@@ -48,14 +48,21 @@ def recipe_text(recipe: Recipe) -> str:
 
 def read_recipe(path: Path) -> Recipe:
     """Read the recipe in a YAML or JSON file; missing fields are the preset's."""
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        record = json.loads(text) if kind == "JSON" else _plain(text)  # JSON's exponents are invalid YAML
+        json.dumps(record, default=str)
+    except OSError as error:
         raise UsageError(
-            f"{path}: the recipe cannot be read ({reason}). Give a YAML or JSON file."
+            f"{path}: the recipe cannot be read ({error.strerror}). Give a YAML or JSON file."
         ) from error
-    record = _parsed(path, text)
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, _yaml().YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}: this is no valid {kind}{line}. {REMEDY}") from error
+    if not isinstance(record, dict):
+        raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
     for name in ("made", "versions"):  # how a command made the file
         record.pop(name, None)
     if record.pop("version", VERSION) != VERSION:
@@ -68,21 +75,6 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(f"{path}: {unknown('preset', str(start), PRESETS)}")
     record = {"preset": start, **PRESETS[start].settings, **record}
     return parse(Recipe, json.dumps(record, default=str), path, REMEDY, UsageError)
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    """Parse JSON as JSON: numbers with exponents make it invalid YAML."""
-    try:
-        record = json.loads(text) if path.suffix == ".json" else _plain(text)
-        json.dumps(record, default=str)
-    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, _yaml().YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise UsageError(f"{path}: this is no valid {kind}{line}. {REMEDY}") from error
-    if not isinstance(record, dict):
-        raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
-    return record
 
 
 def _plain(text: str) -> Any:

@@ -109,8 +109,13 @@ def save(
     """
     from safetensors.torch import save_file
 
+    every = {
+        f"{site}/{name}": getattr(t, name) for site, t in thresholds.items() for name in (*SIDES, *OTHERS)
+    }
+    # safetensors takes no memory that two tensors share
+    tensors = {name: x.contiguous().clone() for name, x in every.items() if x is not None}
     with atomic_directory(folder) as partial:
-        save_file(_tensors(thresholds), partial / THRESHOLDS)
+        save_file(tensors, partial / THRESHOLDS)
         save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
@@ -141,6 +146,9 @@ def replace_recipe(folder: Path, recipe: Recipe) -> None:
 
 def load(folder: Path) -> Run:
     """Read a run directory; any damage raises an error that names it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     folder = Path(folder)
     if not (folder / RECORD).is_file():
         raise LoadError(
@@ -149,10 +157,16 @@ def load(folder: Path) -> Run:
     record = _read_record(folder)
     for name, expected in record["files"].items():
         if (difference := damage(folder / name, expected)) is not None:
-            raise _damaged(folder, f"{name} {difference}")
+            raise LoadError(f"{folder}: the run is damaged: {name} {difference}. {REMEDY}")
+    try:
+        tensors = load_file(folder / THRESHOLDS)
+    except SafetensorError as error:
+        raise LoadError(
+            f"{folder}: the run is damaged: {THRESHOLDS} cannot be read ({error}). {REMEDY}"
+        ) from error
     with understood(folder / RECORD, REMEDY):
         recipe = Recipe.from_dict(record["recipe"])
-        thresholds = _thresholds(record, _read(folder / THRESHOLDS))
+        thresholds = _thresholds(record, tensors)
     return Run(folder, record["network"], recipe, thresholds, record["data"], tuple(record["files"]))
 
 
@@ -167,14 +181,6 @@ def _read_record(folder: Path) -> dict[str, Any]:
             "command line give the file that does: --model python:FILE.py:FACTORY."
         )
     return read_version(RunRecord, file, VERSION, "the run", REMEDY)
-
-
-def _tensors(thresholds: Thresholds) -> dict[str, Tensor]:
-    every = {
-        f"{site}/{name}": getattr(t, name) for site, t in thresholds.items() for name in (*SIDES, *OTHERS)
-    }
-    # safetensors takes no memory that two tensors share
-    return {name: x.contiguous().clone() for name, x in every.items() if x is not None}
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
@@ -193,17 +199,3 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
     return Thresholds(entries, uncovered, record["folds"], record["provenance"])
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise _damaged(file.parent, f"{file.name} cannot be read ({error})") from error
-
-
-def _damaged(folder: Path, what: str) -> LoadError:
-    return LoadError(f"{folder}: the run is damaged: {what}. {REMEDY}")
