@@ -7,7 +7,6 @@ recipe is made, not before, so that help pages do not need it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,9 +55,7 @@ class Recipe:
         "paper",
         "paper: thresholds at y−½ (eq. 11); nearest: midpoints; thrifty: where a level is worth its binary digits.",
     )
-    scale: float = declared(
-        0.25, "The scale of eq. 8, in (0, 1]; softmax sites have none.", "λ", float, usual=True
-    )
+    scale: float = declared(0.25, "The scale of eq. 8, in (0, 1]; softmax has none.", "λ", float, usual=True)
     percentile: float = declared(1.0, "Thresholds are at the top p % of the activations.", "P", float)
     domain: str = declared("all", "Which activations the percentile is taken over.", choices=("all", "sided"))
     softmax: str | float = declared(
@@ -71,9 +68,7 @@ class Recipe:
         "N",
         int,
     )
-    payload_bits: int = declared(
-        0, "The bits of a spike beside its sign: no level above 2^N − 1; 0: any level.", "N", int
-    )
+    payload_bits: int = declared(0, "The bits of a spike beside its sign; 0: any level.", "N", int)
     centers: str = declared(
         "all",
         "biases: centers and offsets only where they add one number to each output; no centers of one-sided values.",
@@ -89,24 +84,18 @@ class Recipe:
         repeated=True,
     )
     exclude: tuple[str, ...] = declared((), "Sites that match this glob stay analog.", "GLOB", repeated=True)
-    fold_batchnorm: bool = declared(
-        True, "Merge BatchNorm into the convolution before it.", "yes|no", yes_or_no
-    )
+    fold_batchnorm: bool = declared(True, "Merge BatchNorm into the convolution before.", "yes|no", yes_or_no)
     factors: tuple[tuple[str, float], ...] = declared(
         (), "λ is F times as large at these sites.", "GLOB=F", glob_with_numbers(1), repeated=True
     )
-    steps: int = declared(
-        1, "Timesteps; above 1 T passes run on running means, and the neurons keep membranes.", "T", int
-    )
+    steps: int = declared(1, "Timesteps; above 1, passes over running means, with membranes.", "T", int)
     placement: str = declared(
         "synapse", "Neurons where products read, or in place of ReLUs.", choices=("synapse", "activation")
     )
     fixed: tuple[tuple[str, float, float], ...] = declared(
         (), "Thresholds above and below 0 of these sites.", "GLOB=U,D", glob_with_numbers(2), repeated=True
     )
-    passes: tuple[str, ...] = declared(
-        (), "nearest,center,…: see `onespike list passes`.", "NAMES", names, usual=True
-    )
+    passes: tuple[str, ...] = declared((), "See `onespike list passes`.", "A,B,…", names, usual=True)
     budget: float | None = declared(
         None,
         "The energy ratio that the passes meet, of all MACs of the original, or none.",
@@ -114,9 +103,7 @@ class Recipe:
         share_or_none,
         usual=True,
     )
-    energy: str = declared(
-        "counts", "The energy column of the budget: see `onespike list columns`.", "COLUMN", usual=True
-    )
+    energy: str = declared("counts", "Of the budget: see `onespike list columns`.", "COLUMN", usual=True)
     max_drop: float | None = declared(
         None,
         "The least energy that loses at most this much, such as 1%, instead of a budget.",
@@ -182,17 +169,12 @@ class Recipe:
     @property
     def softmax_percentile(self) -> float | None:
         """Return P of `softmax="percentile:P"`."""
-        kind, _, number = str(self.softmax).partition(":")
+        kind, _, word = str(self.softmax).partition(":")
         if kind != "percentile":
             return None
-        try:
-            percentile = float(number)
-        except ValueError:
-            percentile = math.nan
-        if not 0 <= percentile < 50:
-            raise UsageError(
-                f"softmax {self.softmax!r}: P must be in [0, 50). Write for example percentile:0.1."
-            )
+        percentile = name_or_number(word)
+        if isinstance(percentile, str) or not 0 <= percentile < 50:
+            raise UsageError(f"softmax {self.softmax!r}: P must be in [0, 50), as in percentile:0.1.")
         return percentile
 
     def payload(self, levels: tuple[int, ...]) -> tuple[int, ...]:
@@ -256,9 +238,7 @@ class Recipe:
         fields = dict(record)
         version = fields.pop("version", None)
         if version != VERSION:
-            raise UsageError(
-                f"this recipe has version {version!r}, and {VERSION} is read here. Convert again."
-            )
+            raise UsageError(f"this recipe has version {version!r}, not {VERSION}. Convert again.")
         names = {f.name for f in dataclasses.fields(cls)}
         for name in fields.keys() - names:
             raise unknown("recipe field", name, names)

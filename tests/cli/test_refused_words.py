@@ -48,7 +48,7 @@ REFUSED = {
     "convert timm:test_vit --weights random --calibrate {images} --set placement=activation --preset sformer --out {tmp_path}/run":
         "…Use --set placement=synapse.",
     "convert transformers:{detector} --weights pretrained --calibrate {coco}/images --set include=backbone --set include=vit.* "
-    "--out {tmp_path}/run": "…Give one of them…",
+    "--out {tmp_path}/run": "…both say what spikes. Give one.",
     f"{TEXT} --length 64": "…--length must be from 2 to 32…",
     f"{TEXT} --preprocess mean=0,0,0 --preprocess std=1,1,1": "…Leave them out.",
     f"{TEXT} --length 16 --device-map blocks --preset fast": "blocks: refit change weights, and need all of them in memory.…",
@@ -87,7 +87,7 @@ REFUSED = {
     "demo boxes": "unknown demo 'boxes'…",
     "reproduce theorems --trials 0": "trials must be at least 1, not 0. Try 200.",
     "reproduce table-enrgy": "unknown study 'table-enrgy'. Did you mean 'table-energy' or …, table-percentile, …",
-    "reproduce table-energy --model timm:resnet18": "a network of your own is measured on images of your own. Give them with --data DIR.",
+    "reproduce table-energy --model timm:resnet18": "a network of your own is measured on images of your own. Give --data DIR.",
     "reproduce table-energy --images 1": "calibration needs at least 2 images, not 1. Try 64.",
     "reproduce table-detection --model {VIT} --out {tmp_path}":
         "table-detection is about detection, and bundled:cifar10-vit is not. Give another --model.",

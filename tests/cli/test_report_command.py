@@ -27,7 +27,7 @@ def test_a_report_and_a_comparison(cli, run, images, tmp_path):
     ]
     shutil.rmtree(other / "report")
     message = cli("report", run, other, "--out", out).message()
-    assert message.startswith(f"{other}: it has no measured report.")
+    assert message.startswith(f"{other}: no measured report.")
 
 
 def test_the_doctor(figures, run, images, monkeypatch):

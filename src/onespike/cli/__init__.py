@@ -80,10 +80,7 @@ def _open_streams() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # opened as this number, if that is closed
             mode = "w" if number else "r"
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
         elif number and hasattr(getattr(sys, name), "reconfigure"):

@@ -244,9 +244,7 @@ def command(
 
                     stack.enter_context(named(model))
                 if values.get("device_map") is not None and processes_of().count > 1:
-                    raise UsageError(
-                        "--device-map needs the devices of all processes. Start one process only."
-                    )
+                    raise UsageError("--device-map needs the devices of all processes. Start one only.")
                 if "device" in values:
                     check_device(values["device"])
                 if takes_recipe:

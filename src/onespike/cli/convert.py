@@ -63,16 +63,9 @@ def convert(
     loaded = load_network(model, weights, length, attention=attention, on_disk=in_blocks(device_map))
     items = runs.choose(calibrate, limit, loaded.task)
     loaded = _preprocessed(loaded, preprocess or [])
-    convert_and_show(
-        loaded,
-        items,
-        recipe,
-        out,
-        batch_size=batch_size,
-        device=device,
-        device_map=device_map,
-        validation=None if data is None else runs.choose_labeled(loaded, data),
-    )
+    validation = None if data is None else runs.choose_labeled(loaded, data)
+    places: Any = {"device": device, "device_map": device_map}
+    convert_and_show(loaded, items, recipe, out, batch_size=batch_size, validation=validation, **places)
     images = held_out(calibrate)
     return ("inspect", out) if images is None else ("evaluate", out, "--data", images)
 
@@ -109,7 +102,7 @@ def _warn_of_chips(pair: NetworkPair) -> None:
     reasons, remedies = list[str](), ["--preset chip"]
     counts = pair.thresholds.provenance.get("energy", {}).get("ratios", {}).get("counts", 0.0)
     neurons = (place for _, place in named_neurons(pair.snn) if is_spiking(place))
-    largest = max(neuron.code().largest for neuron in neurons if isinstance(neuron, Neuron))
+    largest = max((neuron.code().largest for neuron in neurons if isinstance(neuron, Neuron)), default=0)
     if counts > 1:
         reasons.append(f"they add {counts:.2f} times per MAC of the original (counts)")
         remedies += ["--energy counts --budget 0.1"] if pair.recipe.passes else []

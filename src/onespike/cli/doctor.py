@@ -127,14 +127,12 @@ def _figures(measured: Checkup) -> None:
     from onespike.tasks.intervals import spelled
 
     head = measured.headline
-    published = "" if measured.published is None else f" (published {measured.published:.2f} %)"
+    stated = "" if measured.published is None else f" (published {measured.published:.2f} %)"
     if head.original is None or head.spiking is None:
         output.line("accuracy       no labels, so the divergence to the original stands for the loss")
     else:
         bounds = "" if head.bounds is None else f" ({spelled(head.bounds)})"
-        output.line(
-            f"{head.title}: original {head.original:.2f}{published}, spiking {head.spiking:.2f}{bounds}"
-        )
+        output.line(f"{head.title}: original {head.original:.2f}{stated}, spiking {head.spiking:.2f}{bounds}")
     output.line(f"divergence     {measured.kl:.4f} nats on {measured.probe_images} images", "")
     cells = []
     for kind, kl in sorted(measured.kinds.items(), key=lambda item: item[1]):

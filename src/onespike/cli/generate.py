@@ -82,9 +82,7 @@ def generate(
     cells = [_cells("prefill", written.prefill, column), _cells("decode", written.decode, column)]
     energies = "µJ/token", "original µJ/token", f"ratio ({column})", "of what spikes"
     output.rows(("", "tokens", "spikes/token", *energies, "tokens/s"), cells, left=(0,))
-    output.line(
-        f"ratio {OF_ALL_MACS}; prices of {profile}; tokens per second with counting, which takes most of the time"
-    )
+    output.line(f"ratio {OF_ALL_MACS}; prices of {profile}; tokens/s with counting, which takes most time")
     return "serve", run
 
 

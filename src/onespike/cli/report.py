@@ -146,6 +146,6 @@ def reported(run: Path) -> dict[str, Any]:
     record = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
     if record is None or record["evaluation"] is None or record["version"] != VERSION:
         raise UsageError(
-            f"{run}: it has no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
+            f"{run}: no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
         )
     return record

@@ -77,9 +77,7 @@ def reproduce(
     if name not in STUDIES and name != "all":
         raise unknown("study", name, (*STUDIES, "all", "theorems"))
     if model is not None and data is None and not model.startswith("bundled:"):
-        raise UsageError(
-            "a network of your own is measured on images of your own. Give them with --data DIR."
-        )
+        raise UsageError("a network of your own is measured on images of your own. Give --data DIR.")
     if images < 2:
         raise UsageError(f"calibration needs at least 2 images, not {images}. Try 64.")
     for study in STUDIES.values() if name == "all" else (STUDIES[name],):

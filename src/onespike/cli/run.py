@@ -92,19 +92,12 @@ def run(
         return convert_and_show(loaded, items, recipe, folder, batch_size=batch_size, device=device)
 
     def search(pair: NetworkPair) -> NetworkPair:
-        return search_and_show(
-            folder,
-            pair,
-            calibrate,
-            # of one folder, a search takes as many as calibration, and leaves the rest
-            limit=len(pair.data["names"]) if calibrate == data else None,
-            trials=TRIALS,
-            objective="kl",
-            budget=recipe.budget,
-            energy=None if recipe.budget is None else recipe.energy,
-            batch_size=batch_size,
-            resume=True,
-        )
+        # of one folder, a search takes as many as calibration, and leaves the rest
+        count = len(pair.data["names"]) if calibrate == data else None
+        options: Any = {"trials": TRIALS, "objective": "kl", "batch_size": batch_size, "resume": True}
+        if recipe.budget is not None:
+            options |= {"budget": recipe.budget, "energy": recipe.energy}
+        return search_and_show(folder, pair, calibrate, limit=count, **options)
 
     def report(pair: NetworkPair) -> NetworkPair:
         items = measurable(folder, pair, data, annotations, limit, held_out=True)

@@ -10,7 +10,6 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, held_out
 from onespike.cli.progress import progress
-from onespike.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
@@ -65,8 +64,7 @@ def search_and_show(
     run: Path, pair: NetworkPair, data: str, *, json_file: Path | None = None, **options: Any
 ) -> NetworkPair:
     """Search λ of a loaded run, write and print the result, and return the pair with the λ that is kept."""
-    from onespike.reports import plots
-    from onespike.runs.searching import FOLDER, search_run
+    from onespike.runs.searching import search_run
 
     def report(trial: Trial, done: int, total: int) -> None:
         value = "given up early" if trial.value is None else f"{trial.value:.4g}"
@@ -75,12 +73,7 @@ def search_and_show(
 
     result, record, pair = search_run(run, pair, data, report=report, progress=progress, **options)
     output.figures(json_file, record)
-    title, column = pair.loaded.task.objectives[record["objective"]].title, record["energy"]
-    if column is not None:
-        points: Any = [trial for trial in record["trials"] if None not in (trial["value"], trial["energy"])]
-        drawn = plots.front(points, result.best.scale, title, column, result.maximize)
-        write_atomically(run / FOLDER / "search.png", plots.saved(drawn))
-    _show(run, data, title, result, record)
+    _show(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
     return pair
 
 

@@ -58,10 +58,8 @@ def spent(pair: NetworkPair) -> None:
             f"± {100 * energy['relative_error']:.1f} %{asked}",
             "               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()),
         )
-        if "analog_share" in energy and column in ratios:  # runs of earlier versions do not state it
-            line(
-                f"               {column} is {columns.beside(column, ratios[column], energy['analog_share'])}"
-            )
+        if column in ratios:
+            line(f"{'':15}{column} is {columns.beside(column, ratios[column], energy['analog_share'])}")
 
 
 def evaluated(pair: NetworkPair, result: Evaluation) -> None:
@@ -76,14 +74,9 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
     """Print the task's figures, and the energy ledger with the meaning of its columns, of an evaluation."""
     summary = task_of(record).summary(record, published)
     names = {"ann": "original (ANN)", "snn": f"spiking (SNN, T={steps})"}
-    rows(
-        ("", *summary.table.headers, "seconds"),
-        [
-            (names[key], *cells, f"{record['seconds'][key]:.1f}")
-            for key, cells in zip(summary.networks, summary.table.texts(), strict=True)
-        ],
-        left=(0,),
-    )
+    networks = zip(summary.networks, summary.table.texts(), strict=True)
+    cells = [(names[key], *texts, f"{record['seconds'][key]:.1f}") for key, texts in networks]
+    rows(("", *summary.table.headers, "seconds"), cells, left=(0,))
     if summary.published:
         line(summary.published)
     line(summary.note + ("" if record["scale"] is None else f", λ = {record['scale']:g}"))
@@ -98,12 +91,9 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
     if summary.parts is not None:
         each, number = summary.parts
         original = record["original_pj"] / number / 1e6
-        ratios = ", ".join(
-            f"{column} {ratio * original:.4g} µJ"
-            for column, ratio in record["energy"].items()
-            if ratio is not None and column in columns.READINGS
-        )
-        line(f"energy per {each}: original {original:.4g} µJ; {ratios}")
+        read = {name: record["energy"].get(name) for name in columns.READINGS}
+        ratios = [f"{name} {ratio * original:.4g} µJ" for name, ratio in read.items() if ratio is not None]
+        line(f"energy per {each}: original {original:.4g} µJ; {', '.join(ratios)}")
 
 
 def _energy(record: Mapping[str, Any]) -> None:
@@ -131,8 +121,8 @@ def compared(networks: list[dict[str, Any]], profile: str) -> None:
     column = networks[0]["column"]
     if columns.integer_reading(column) is None:
         line(f"no row with 8-bit weights: {columns.column_of(column).meaning}")
-    line("differences are of the same inputs; ± is their paired standard error")
-    line(f"energy by {profile}, in the column named; all charged: in its strict column")
+    prices = f"energy by {profile}, in the column named; all charged: in its strict column"
+    line("differences are of the same inputs; ± is their paired standard error", prices)
 
 
 def forms(measured: list[Row], batch: int) -> None:

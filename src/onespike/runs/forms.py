@@ -27,16 +27,14 @@ from onespike.energy.ledger import or_none
 from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory, unknown
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import Evaluation, scale_if_any
-from onespike.passes import no_progress
-from onespike.passes.base import Progress
+from onespike.passes import Progress, no_progress
 from onespike.runs.inputs import calibration_images, choose
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, count
 from onespike.runtime.devices import state_of
 from onespike.runtime.forward import evaluating
 from onespike.runtime.provenance import versions
-from onespike.tasks import Headline, Items, Metric
-from onespike.tasks import limit as evenly
+from onespike.tasks import Headline, Items, Metric, limit
 
 HERE: dict[str, Callable[[NetworkPair], Any]] = {
     "original": lambda pair: pair.ann,
@@ -65,7 +63,7 @@ def facts_of(pair: NetworkPair) -> dict[str, Any]:
 def real_inputs(pair: NetworkPair, data: str | None, count: int, batch_size: int) -> list[Any]:
     """Return a few batches of a folder, or of the inputs that the run was calibrated on."""
     if data is None:
-        items = evenly(calibration_images(pair.loaded, pair.data, whole=False), count)
+        items = limit(calibration_images(pair.loaded, pair.data, whole=False), count)
     else:
         items = choose(data, count, pair.loaded.task)
     return list(batches_of(items, pair.loaded, batch_size))
@@ -83,11 +81,10 @@ def export_pair(
     batch_size: int = 4,
 ) -> Exported:
     """Export the network of a run, and compare it on these inputs or on those of its calibration."""
+    task, facts = pair.loaded.task, facts_of(pair)
     inputs = real_inputs(pair, data, limit, batch_size)
-    return export(
-        pair.snn, format, out, inputs,
-        integer=integer, golden=golden, facts=facts_of(pair), differences=pair.loaded.task.differences,
-    )  # fmt: skip
+    each: Any = {"integer": integer, "golden": golden, "differences": task.differences}
+    return export(pair.snn, format, out, inputs, facts=facts, **each)
 
 
 def verify_pair(

@@ -70,9 +70,7 @@ def calibration_images(loaded: LoadedModel, data: Mapping[str, Any], *, whole: b
     everything, names = choose(data["source"], None, loaded.task), set(data["names"])
     chosen = dataclasses.replace(everything, items=tuple(i for i in everything if i.name in names))
     if whole and len(overlap(data, chosen)) != len(names):
-        raise DataError(
-            f"{data['source']}: the images that the run was calibrated on are not all there. Convert again."
-        )
+        raise DataError(f"{data['source']}: the images of the calibration are not all there. Convert again.")
     return chosen
 
 

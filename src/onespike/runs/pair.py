@@ -254,8 +254,6 @@ def in_memory(
         with evaluating(model):
             output = call(model, to(take(held[0], slice(0, 2)), device_of(model)))
         if isinstance(infer(output), Numbers):
-            raise UsageError(
-                "the network's output is not scores of classes. Give its task: a subclass of tasks.Task."
-            )
+            raise UsageError("the network's output is not scores of classes. Give its task, a tasks.Task.")
     reading = InMemory(no_transform, "as the loader gives it", held=tuple(held))
     return _from_python(model, snn, reading, task), Items("Python", tuple(items))

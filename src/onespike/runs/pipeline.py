@@ -19,8 +19,7 @@ from onespike.conversion.network import Network, conversion_of
 from onespike.energy.ledger import Ledger
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
-from onespike.passes import check_for, improve, no_progress
-from onespike.passes.base import Progress
+from onespike.passes import Progress, check_for, improve, no_progress
 from onespike.passes.budget import spent_by
 from onespike.passes.tolerance import by_labels
 from onespike.presets import DEFAULT
@@ -202,9 +201,7 @@ def _of_backbone(recipe: Recipe, loaded: LoadedModel) -> Recipe:
     if "backbone" not in recipe.include:
         return recipe
     if len(recipe.include) > 1:
-        raise UsageError(
-            "include='backbone' and other globs of include both say what spikes. Give one of them."
-        )
+        raise UsageError("include='backbone' and other globs of include both say what spikes. Give one.")
     if not loaded.backbone:
         raise UsageError(f"{loaded.spec} has no backbone apart from the rest. Leave include='backbone' out.")
     return recipe.replace(include=loaded.backbone)

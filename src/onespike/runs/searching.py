@@ -20,8 +20,7 @@ from onespike.energy.ledger import or_none
 from onespike.energy.metering import counted
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
-from onespike.passes import no_progress
-from onespike.passes.base import Progress
+from onespike.passes import Progress, no_progress
 from onespike.recipe import preset
 from onespike.runs import storage
 from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
@@ -86,9 +85,8 @@ def _scales(
     pair: NetworkPair, items: Items, aim: Objective, column: str | None, batch_size: int, progress: Progress
 ) -> tuple[ScaleObjective, Callable[..., Search]]:
     """Return what measures a λ, and the search that asks it: λ = 1 and the preset's value are always tried."""
-    batches = progress("original network", batch_count(items, batch_size))(
-        pair.loaded.batches(items, batch_size)
-    )
+    bar = progress("original network", batch_count(items, batch_size))
+    batches = bar(pair.loaded.batches(items, batch_size))
     measure = ScaleObjective(pair.ann, pair.snn, batches, aim, items, column)
     fixed = 1.0, preset(pair.recipe.preset).scale
     return measure, partial(search_scale, measure, maximize=aim.maximize, fixed=fixed)
@@ -155,9 +153,7 @@ def _unused(items: Items, *records: Mapping[str, Any]) -> Items:
     for record in records:
         items = without(items, overlap(record, items))
     if not items:
-        raise DataError(
-            f"{items.source}: calibration or a search has used all of its inputs. Give other ones."
-        )
+        raise DataError(f"{items.source}: calibration or a search has used all of its inputs. Give others.")
     return items
 
 
@@ -188,9 +184,7 @@ def search_run(
     if energy is not None and energy not in searchable():
         raise unknown("energy column", energy, searchable())
     if budget is not None and not budget > 0:
-        raise UsageError(
-            f"the budget must be above 0, not {budget:g}. The paper's networks use 0.15 to 0.19."
-        )
+        raise UsageError(f"the budget must be above 0, not {budget:g}. The paper has 0.15 to 0.19.")
     try_file(folder / FOLDER / RECORD)
     labeled = objective is None or _aim(pair, objective).labeled
     before_search, own_column = pair.snn, pair.recipe.energy

@@ -109,9 +109,7 @@ def save(
     """
     from safetensors.torch import save_file
 
-    every = {
-        f"{site}/{name}": getattr(t, name) for site, t in thresholds.items() for name in (*SIDES, *OTHERS)
-    }
+    every = {f"{site}/{n}": getattr(t, n) for site, t in thresholds.items() for n in (*SIDES, *OTHERS)}
     # safetensors takes no memory that two tensors share
     tensors = {name: x.contiguous().clone() for name, x in every.items() if x is not None}
     with atomic_directory(folder) as partial:
