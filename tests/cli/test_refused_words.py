@@ -13,8 +13,6 @@ from image_folders import noise
 from onespike.energy.columns import searchable
 from onespike.presets import PRESETS
 
-SCALE = "The paper uses 0.25 to 0.36."
-SOFTMAX = "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, not"
 DEVICE = "cannot be used here (…). Try --device cpu."
 SEARCH = "search {vit_run} --data {TEST} --limit 2"
 EVALUATE = "evaluate {vit_run} --data {TEST} --limit 4"
@@ -25,9 +23,8 @@ REFUSED = {
     "--preset sforme": f"unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? Known: {', '.join(sorted(PRESETS))}.",
     "--set softmax=row": "unknown softmax 'row'. Known: head, model, site.",
     "--set levels=0": "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
-    "--scale 0": f"scale must be in (0, 1], not 0. {SCALE}",
+    "--set softmax=0": "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, not 0. The paper uses 0.0035.",
     "--set percentile=-1": "percentile must be in [0, 50), not -1. The paper uses 1.",
-    "--set softmax=0": f"{SOFTMAX} 0. The paper uses 0.0035.",
     "--limit 0": "limit must be at least 1, not 0. Leave it out to use all 256 images.",
     "--batch-size 0": "batch size must be at least 1, not 0. Try 32.",
     "--set neuron=uniform --set steps=2": "…has one step. Use --set steps=1.",

@@ -1,9 +1,10 @@
-"""`onespike report`, `compare` and `doctor` on an untrained network: what they write, print and refuse."""
+"""`onespike report`, `doctor` and `push` on an untrained network: what they write, print and refuse."""
 
 from __future__ import annotations
 
 import shutil
 
+import pytest
 from command_line import stored
 
 from onespike.runs import storage
@@ -48,3 +49,29 @@ def test_a_normalization_is_kept_in_the_run(cli, images, vit_weights, tmp_path):
     cli(words, "--calibrate", images, *given, "--out", out).good()
     assert stored(out / "run.json")["network"]["normalization"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
     assert "then mean 0.5 0.5 0.5, std 0.5 0.5 0.5 instead" in cli("inspect", out).out
+
+
+def test_a_card_has_the_figures_of_the_run_s_report(cli, run):
+    done = cli("push", run, "--license", "mit").good()
+    assert "Not measured." in (run / "README.md").read_text()
+    assert "onespike report RUN --data DIR" in done.err
+    cli("report", run, "--data", "bundled:cifar10-test", "--limit", 4).good()
+    cli("push", run, "--license", "mit").good()
+    assert "| network | top-1 % | 95 % |" in (run / "README.md").read_text()
+
+
+def test_an_upload_that_fails(cli, run, monkeypatch):
+    """Whatever the client of the Hub raises is one line; the run stays a run."""
+    hub = pytest.importorskip("huggingface_hub")
+
+    class Absent:
+        def create_repo(self, *_: object, **__: object) -> None:
+            raise ValueError("no answer\nat all")
+
+    monkeypatch.setattr(hub, "HfApi", Absent)
+    result = cli("push", run, "me/vit", "--license", "mit")
+    assert 'from_pretrained("me/vit")' in (run / "README.md").read_text()
+    assert result.code == 2 and result.err.splitlines()[-1] == (
+        "onespike: me/vit: the run cannot be uploaded (no answer). "
+        "Check the name, your token and the network connection, then push again."
+    )

@@ -1,8 +1,9 @@
-"""Standard streams that are closed, full, broken or not UTF-8, words that are not UTF-8, and Ctrl-C at any time."""
+"""Standard streams that are closed, full, broken or not UTF-8, words that are not UTF-8, progress, and Ctrl-C at any time."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 from command_line import CONVERT, TEST, Command
 
+from onespike.cli import progress
 from onespike.tasks import Classification
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="streams, signals and names of POSIX")
@@ -181,3 +183,26 @@ def test_memory_that_really_ends(vit_run, tmp_path):
     done = subprocess.run([sys.executable, "-c", SMALL, *words], capture_output=True, text=True)
     message = "onespike: the device has too little memory. Give a smaller --batch-size.\n"
     assert (done.returncode, done.stderr.endswith(message)) == (2, True), done.stderr
+
+
+def test_plain_lines(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
+    clock = iter([0.0, 4.0, 12.0, 13.0, 20.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    assert list(progress.progress("calibrating", 4)("abcd")) == list("abcd")
+    assert capsys.readouterr().err == "calibrating: 2/4, 12 s left\ncalibrating: 4/4, 0 s left\n"
+
+
+@posix
+def test_a_bar_on_a_terminal(monkeypatch):
+    parent, child = os.openpty()
+    with os.fdopen(child, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        assert list(progress.progress("evaluating", 3)("abc")) == list("abc")
+        terminal.flush()
+        shown = os.read(parent, 100_000).decode()
+    os.close(parent)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert re.search(r"evaluating ━+ 3/3 0:00:00 0:00:00", plain)

@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import typer
-
 import onespike
 from onespike.cli import output
 from onespike.cli.commands import Next, command
@@ -44,7 +42,7 @@ def _models() -> Iterator[tuple[str, str]]:
         try:
             names = adapter.names() or ("ID-OR-DIR",)
         except LoadError as error:  # a library that is not installed
-            typer.echo(f"note: {error}", err=True)
+            output.note(f"note: {error}")
             continue
         yield from ((f"{kind}:{name}", "") for name in names)
 

@@ -27,18 +27,14 @@ def _console(stderr: bool) -> Console:
     return Plain(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False, width=width)
 
 
-def _print(what: Any, stderr: bool = False) -> None:
-    _console(stderr).print(what)
-
-
 def line(*texts: str) -> None:
     """Print these lines, or an empty one."""
-    _print("\n".join(texts))
+    _console(stderr=False).print("\n".join(texts))
 
 
 def note(text: str) -> None:
     """Print progress of long work on standard error."""
-    _print(text, stderr=True)
+    _console(stderr=True).print(text)
 
 
 PRINTED: list[tuple[Sequence[str], list[tuple[str, ...]]]] = []
@@ -57,7 +53,7 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[object]], left: Sequen
         table.add_column(header, justify="left" if index in left else "right", overflow="fold")
     for row in body:
         table.add_row(*row)
-    _print(table)
+    _console(stderr=False).print(table)
     PRINTED.append((headers, body))
 
 

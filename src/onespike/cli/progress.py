@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -12,24 +13,15 @@ SECONDS_BETWEEN_LINES = 10.0
 
 def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
     """Return a wrapper for batches that reports progress on standard error."""
-
-    def wrap(batches: Iterable[Any]) -> Iterator[Any]:
-        return _bar(title, total, batches) if sys.stderr.isatty() else _lines(title, total, batches)
-
-    return wrap
+    return partial(_bar if sys.stderr.isatty() else _lines, title, total)
 
 
 def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
     from rich import progress as rich
     from rich.console import Console
 
-    columns = (
-        rich.TextColumn(title),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TimeRemainingColumn(),
-    )
+    times = rich.TimeElapsedColumn(), rich.TimeRemainingColumn()
+    columns = rich.TextColumn(title), rich.BarColumn(), rich.MofNCompleteColumn(), *times
     with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(batches, total=total)
 

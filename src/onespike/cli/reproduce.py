@@ -73,7 +73,6 @@ def reproduce(
         titles.append(("theorems", "The paper's claims, on random cases in exact arithmetic"))
         output.rows(("study", "what it shows"), titles, left=(0, 1))
         return "reproduce", next(iter(STUDIES))
-    name = name.replace("quantis", "quantiz")
     if name not in STUDIES and name != "all":
         raise unknown("study", name, (*STUDIES, "all", "theorems"))
     if model is not None and data is None and not model.startswith("bundled:"):

@@ -43,11 +43,17 @@ class Quantizer(HfQuantizer):
             self.run = _run_of(model, Path((checkpoint_files or [""])[0]))
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> None:
+        align_(model)
+        config: Any = self.quantization_config
         if self.run is not None:
-            _convert_again_(model, self.run)
+            _check_weights(model, self.run.folder / storage.WEIGHTS)
+            with understood(self.run.folder, storage.REMEDY):
+                convert_(model, self.run.thresholds, self.run.recipe)
+        elif config.inputs is None:
+            raise UsageError("OnespikeConfig: there is nothing to calibrate on. Give batches: inputs=[…].")
         else:
-            config: Any = self.quantization_config
-            _convert_first_(model, config)
+            conversion = conversion_of(spike(model, config.inputs, config.recipe, share_weights=True))
+            convert_(model, conversion.thresholds, conversion.recipe)
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
 
 
@@ -72,9 +78,9 @@ def _run_of(model: Any, weights: Path) -> storage.Run:
     return run
 
 
-def _convert_again_(model: nn.Module, run: storage.Run) -> None:
-    """Convert a network that transformers has loaded from a run; its weights must be the run's."""
-    file, state = run.folder / storage.WEIGHTS, model.state_dict()
+def _check_weights(model: nn.Module, file: Path) -> None:
+    """Refuse a network that transformers has loaded from a run if its weights are not the run's."""
+    state = model.state_dict()
     equal = {0}  # the address of what lies elsewhere
     for name, tensor in each_tensor(file):
         mine = state.get(name)
@@ -85,15 +91,3 @@ def _convert_again_(model: nn.Module, run: storage.Run) -> None:
             f"{file}: transformers has loaded {len(others)} tensors otherwise, {others[0]} the first. "
             "Load the run with onespike.from_pretrained."
         )
-    align_(model)
-    with understood(run.folder, storage.REMEDY):
-        convert_(model, run.thresholds, run.recipe)
-
-
-def _convert_first_(model: nn.Module, config: OnespikeConfig) -> None:
-    """Calibrate and convert a network that transformers has loaded."""
-    if config.inputs is None:
-        raise UsageError("OnespikeConfig: there is nothing to calibrate on. Give batches: inputs=[…].")
-    align_(model)
-    conversion = conversion_of(spike(model, config.inputs, config.recipe, share_weights=True))
-    convert_(model, conversion.thresholds, conversion.recipe)
