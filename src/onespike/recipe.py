@@ -7,12 +7,14 @@ recipe is made, not before, so that help pages do not need it.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from onespike.errors import UsageError, unknown
+from onespike.errors import LoadError, OnespikeError, UsageError, unknown
 from onespike.presets import PRESETS
 from onespike.runtime.options import (
     declared,
@@ -24,6 +26,7 @@ from onespike.runtime.options import (
     share_or_none,
     yes_or_no,
 )
+from onespike.runtime.validated import parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,19 +237,17 @@ class Recipe:
         return {"version": VERSION, **fields}
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Self:
-        fields = dict(record)
-        version = fields.pop("version", None)
-        if version != VERSION:
-            raise UsageError(f"this recipe has version {version!r}, not {VERSION}. Convert again.")
-        names = {f.name for f in dataclasses.fields(cls)}
-        for name in fields.keys() - names:
-            raise unknown("recipe field", name, names)
-        return cls(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+    def from_dict(
+        cls, record: dict[str, Any], place: Path, remedy: str, error: type[OnespikeError] = LoadError
+    ) -> Self:
+        """Return the recipe of a record in a file; `error` names the file and the remedy."""
+        fields, names = dict(record), options(cls)
+        if (version := fields.pop("version", VERSION)) != VERSION:
+            raise error(f"{place}: this recipe has version {version!r}, not {VERSION}. {remedy}")
+        for name in fields:
+            if name not in names:
+                raise error(f"{place}: {unknown('recipe field', str(name), names)}")
+        return parse(cls, json.dumps(fields, default=str), place, remedy, error)
 
 
 def preset(name: str, **changes: Any) -> Recipe:

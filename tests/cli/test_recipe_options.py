@@ -91,7 +91,7 @@ REFUSED = {
     "scale: 2": "the file is damaged: scale must be in (0, 1], not 2.",
     "scale: [": "this is no valid YAML at line 1. Write it as",
     "preset: bets": "unknown preset 'bets'. Did you mean 'best'",
-    "version: 9": "this onespike reads recipes of version 1. Write it as",
+    "version: 9": "this recipe has version 9, not 1. Write it as",
     "just words": "a recipe has lines such as `scale: 0.25`, and this has none. Write it as",
     "a: &a [*a]": "this is no valid YAML at line 1. Write it as",
     "scale: !!timestamp x": "this is no valid YAML. Write it as",

@@ -13,8 +13,7 @@ from onespike.errors import UsageError, require, unknown
 from onespike.presets import DEFAULT, PRESETS
 from onespike.recipe import VERSION, Recipe
 from onespike.runs.pair import NetworkPair
-from onespike.runtime.options import options, words_of
-from onespike.runtime.validated import parse
+from onespike.runtime.options import words_of
 
 REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 
@@ -65,16 +64,10 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(f"{path}: a recipe has lines such as `scale: 0.25`, and this has none. {REMEDY}")
     for name in ("made", "versions"):  # how a command made the file
         record.pop(name, None)
-    if record.pop("version", VERSION) != VERSION:
-        raise UsageError(f"{path}: this onespike reads recipes of version {VERSION}. {REMEDY}")
-    start, fields = record.get("preset", Recipe.preset), options(Recipe)
-    for name in record:
-        if name not in fields:
-            raise UsageError(f"{path}: {unknown('recipe field', str(name), fields)}")
+    start = record.get("preset", Recipe.preset)
     if not isinstance(start, str) or start not in PRESETS:
         raise UsageError(f"{path}: {unknown('preset', str(start), PRESETS)}")
-    record = {"preset": start, **PRESETS[start].settings, **record}
-    return parse(Recipe, json.dumps(record, default=str), path, REMEDY, UsageError)
+    return Recipe.from_dict({**PRESETS[start].settings, "preset": start, **record}, path, REMEDY, UsageError)
 
 
 def _plain(text: str) -> Any:

@@ -162,8 +162,8 @@ def load(folder: Path) -> Run:
         raise LoadError(
             f"{folder}: the run is damaged: {THRESHOLDS} cannot be read ({error}). {REMEDY}"
         ) from error
+    recipe = Recipe.from_dict(record["recipe"], folder / RECORD, REMEDY)
     with understood(folder / RECORD, REMEDY):
-        recipe = Recipe.from_dict(record["recipe"])
         thresholds = _thresholds(record, tensors)
     return Run(folder, record["network"], recipe, thresholds, record["data"], tuple(record["files"]))
 
