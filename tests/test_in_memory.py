@@ -88,5 +88,5 @@ def test_what_cannot_be_measured(own, verb):
     spiking = onespike.spike(one, batches(torch.randn(24, 4)), "sformer")
     with pytest.raises(UsageError, match=r"is not scores of classes\. Give its task"):
         getattr(onespike, verb)(one, spiking, [(batches(torch.randn(4, 4))[0], None)])
-    with pytest.raises(UsageError, match=r"not speed\. Leave objective= out"):
+    with pytest.raises(UsageError, match=r"^unknown objective 'speed'"):
         onespike.search(*own, objective="speed")
