@@ -106,7 +106,9 @@ class Recipe:
         share_or_none,
         usual=True,
     )
-    energy: str = declared("counts", "Of the budget: see `onespike list columns`.", "COLUMN", usual=True)
+    energy: str = declared(
+        "counts", "The budget's energy: see `onespike list columns`.", "COLUMN", usual=True
+    )
     max_drop: float | None = declared(
         None,
         "The least energy that loses at most this much, such as 1%, instead of a budget.",

@@ -45,10 +45,8 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[object]], left: Sequen
     """Print a table of figures: columns are right-aligned, except those of `left`."""
     from rich.table import Table
 
-    body, table = (
-        [tuple(map(str, row)) for row in cells],
-        Table(box=None, pad_edge=False, header_style="bold"),
-    )
+    body = [tuple(map(str, row)) for row in cells]
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index in left else "right", overflow="fold")
     for row in body:

@@ -145,7 +145,5 @@ def reported(run: Path) -> dict[str, Any]:
     storage.load(run)  # a damaged run is named before its report is trusted
     record = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
     if record is None or record["evaluation"] is None or record["version"] != VERSION:
-        raise UsageError(
-            f"{run}: no measured report. Give --data DIR, or run: onespike report {run} --data DIR"
-        )
+        raise UsageError(f"{run}: no measured report. Give --data DIR, or: onespike report {run} --data DIR")
     return record
