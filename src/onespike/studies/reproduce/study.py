@@ -116,12 +116,6 @@ LABELS = {
 }  # fmt: skip
 
 
-def _label(rows: Sequence[Row], measure: str) -> str:
-    """Return the name of an axis; a score has that of its metric."""
-    named = [row["metric"] for row in rows if row.get("metric")] if measure == "score" else []
-    return str(named[0]) if named else LABELS.get(measure, measure)
-
-
 def curves(over: str, *measures: str, by: str = "", each: str = "", log: bool = False) -> Draw:
     """Draw one panel per measure over a quantity, with one curve per value of `by`.
 
@@ -133,15 +127,14 @@ def curves(over: str, *measures: str, by: str = "", each: str = "", log: bool = 
         panels = [(measure, part) for measure in measures for part in parts]
         made, _ = plots.figure(4.8 * len(panels), 3.6, columns=len(panels))
         original = [row["ann"] for row in rows if row.get("ann") is not None]
+        metrics = [str(row["metric"]) for row in rows if row.get("metric")]
         for (measure, part), panel in zip(panels, made.axes, strict=True):
             chosen = [row for row in rows if row.get(each) == part]
-
-            def points(key: str, group: Any, rows: Sequence[Row] = chosen) -> list[Row]:
-                drawn = [r for r in rows if r.get(by) == group and None not in (r.get(key), r.get(over))]
-                return sorted(drawn, key=lambda r: float(r[over]))
-
             for place, group in enumerate(dict.fromkeys(row.get(by) for row in chosen)):
-                curve, printed = points(measure, group), points(f"paper {measure}", group)
+                mine = [row for row in chosen if row.get(by) == group and row.get(over) is not None]
+                mine.sort(key=lambda row: float(row[over]))
+                curve = [row for row in mine if row.get(measure) is not None]
+                printed = [row for row in mine if row.get(f"paper {measure}") is not None]
                 xs, ys = [row[over] for row in curve], [row[measure] for row in curve]
                 errors = [row.get("error") or 0.0 for row in curve] if measure == "score" else None
                 style: Any = {"color": COLORS[place % len(COLORS)], "elinewidth": 1, "capsize": 2}
@@ -162,7 +155,7 @@ def curves(over: str, *measures: str, by: str = "", each: str = "", log: bool = 
                 panel.set_title(str(part), fontsize=10)
                 panel.set_yscale("log")
             panel.set_xlabel(LABELS.get(over, over))
-            panel.set_ylabel(_label(rows, measure))
+            panel.set_ylabel(metrics[0] if measure == "score" and metrics else LABELS.get(measure, measure))
             if panel.get_legend_handles_labels()[1]:
                 panel.legend(frameon=False, fontsize=8)
         return made
