@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_norse_fires_every_spike(kind: type[nn.Module], recipe: Recipe, tmp_path
     assert graph.metadata["onespike.scale"] == "0.25"
     fires = [node for node in graph.nodes.values() if isinstance(node, nir.IF)]
     assert all("_input" in str(node.metadata["onespike.site"]) for node in fires)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the readers, about one another
+@pytest.mark.parametrize("reader", ["norse", "spikingjelly.activation_based.nir_exchange", "sinabs"])
+def test_other_simulators_fire_the_golden_spikes(reader: str, tmp_path: Path) -> None:
+    pytest.importorskip(reader, reason=f"{reader} is not installed")
+    torch.manual_seed(1)
+    snn, x = converted(Pooled(), 2, 8, 8)
+    for name in ("nir", "integers"):
+        onespike.export(snn, name, tmp_path / f"a.{name}", x)
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "nir_readers.py"))["main"]
+    compared, differ = main(tmp_path / "a.nir", tmp_path / "a.integers", reader.partition(".")[0])
+    assert compared > 500 and differ == 0
 
 
 def test_the_cost_is_stated_before_a_large_file_is_written(

@@ -205,6 +205,7 @@ class Chain:
         up, down = (by_channel(unit.expand(fired.shape).flatten(), fired.size[0], where) for unit in wide)
         worth, base = fired.levels.values(up, down)
         self._affine(f"{fired.node}_values", spread(worth).transpose(0, 1), base, fired.size)
+        self.nodes[self.last].metadata = {"onespike.site": fired.site}
         if len(fired.shape) < len(fired.size):
             self._add(
                 f"{fired.node}_flat", nir.Flatten(input_type={"input": _array(fired.size)}, start_dim=0)
@@ -231,20 +232,15 @@ class Chain:
                 spikes = self._pool(node, f"{name}_{index}", spikes, site)
             elif len(_shape(node)) != 1:
                 raise refuse(f"the shape changes before {site}")
-        self.before = self.fires[site] = Fired(self.last, levels, (size[0], *spikes[1:]), final)
+        self.before = self.fires[site] = Fired(self.last, site, levels, (size[0], *spikes[1:]), final)
         self.product, self.between = None, []
 
     def _neurons(self, name: str, size: tuple[int, ...], site: str, above: Tensor | None = None) -> None:
         import nir
 
         ones, threshold = torch.ones(size), torch.full(size, THRESHOLD)
-        arrays = {
-            "r": ones,
-            "v_threshold": threshold if above is None else threshold + above.float(),
-            "v_reset": 0 * ones,
-        }
-        parts = {part: array.numpy() for part, array in arrays.items()}
-        self._add(name, nir.IF(**parts, metadata={"onespike.site": site}))
+        threshold = threshold if above is None else threshold + above.float()
+        self._add(name, nir.IF(ones.numpy(), threshold.numpy(), metadata={"onespike.site": site}))
         self.neurons += ones.numel()
 
     def _pool(self, node: fx.Node, name: str, spikes: tuple[int, ...], site: str) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ class Fired(NamedTuple):
     """How counts are read from the spikes of a node: [channels · neurons of each, …], and in the site's shape."""
 
     node: str
+    site: str
     levels: Levels
     size: tuple[int, ...]
     shape: tuple[int, ...]
