@@ -86,7 +86,7 @@ def test_sites_may_stay_analog_for_a_while(surveyed):
     assert path["2:linear0_input"] < 40.0
 
 
-def test_errors_are_split_by_where_the_levels_stand_with_a_center_and_a_gain(surveyed):
+def test_errors_with_a_center_and_a_gain(surveyed):
     owner = next(m for m in surveyed.modules() if isinstance(m, Neurons) and m.owner == "1")
     owner["linear0_input"] = ScaleFire(
         1.0, 1.0, levels=(1, 2, 3, 5, 9), center=torch.tensor([10.0, 0.0, 0.0, 3.0]), gain=torch.tensor(2.0)

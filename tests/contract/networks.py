@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onespike import Ledger, Recipe, calibrate, convert, metered
+from onespike import Recipe, calibrate, convert
+from onespike.energy.metering import counted as counted
 
 
 class Transformer(nn.Module):
@@ -61,14 +62,6 @@ def rows(count: int = 64, seed: int = 1) -> Tensor:
 def converted(model: nn.Module, x: Any, recipe: Recipe | None = None) -> nn.Module:
     """The network calibrated on one batch, and converted."""
     return convert(model, calibrate(model, [x], recipe), recipe)
-
-
-def counted(snn: nn.Module, *batches: Tensor, ledger: Ledger | None = None) -> Ledger:
-    """The ledger of these batches."""
-    with metered(snn, ledger) as ledger, torch.inference_mode():
-        for x in batches:
-            snn(x)
-    return ledger
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ from contract.networks import Layers, converted, mlp, refused, rows, sequences, 
 from onespike import Recipe, calibrate, convert, preset, table
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import Scale, ScaleFire
-from onespike.passes.axes import axes
+from onespike.passes.base import axes
 from onespike.sites import Site
 
 RESOLUTION = 2.0**-10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -96,21 +95,10 @@ def test_an_operation_that_a_chip_does_not_have_gives_no_ratio(ledger):
     assert ledger.parts("counts", prices) == {}
 
 
-def written(folder: Path, **more: float) -> str:
-    prices = {"float32 multiply-add": 1, "float32 add": 1, **more}
-    (folder / "mine.json").write_text(json.dumps({"name": "mine", "source": "me", "pj": prices}))
-    return str(folder / "mine.json")
-
-
-def test_the_overhead_of_a_layer_does_not_depend_on_the_batch(tmp_path):
-    prices = profile(written(tmp_path, layer=9))
-    snn = converted(mlp(), rows())
-    whole, single = (counted(snn, *rows().split(size)) for size in (len(rows()), 1))
-    assert whole.ratio("counts", prices=prices) == pytest.approx(single.ratio("counts", prices=prices))
-
-
 def test_a_profile_of_ones_own(tmp_path, ledger):
-    mine = profile(written(tmp_path))
+    prices = {"float32 multiply-add": 1, "float32 add": 1}
+    (tmp_path / "mine.json").write_text(json.dumps({"name": "mine", "source": "me", "pj": prices}))
+    mine = profile(str(tmp_path / "mine.json"))
     assert ledger.ratio("counts", prices=mine) == pytest.approx(ledger.accumulates("counts") / ledger.macs)
     assert ledger.ratio("w8a8", prices=mine) != ledger.ratio("w8a8", prices=mine)  # NaN: it has no such price
 

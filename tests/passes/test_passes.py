@@ -14,7 +14,6 @@ from contract.networks import Layers, counted, refused
 from onespike import preset, spike
 from onespike.conversion.firing import named_neurons
 from onespike.errors import OnespikeWarning, UsageError
-from onespike.neurons import ScaleFire
 from onespike.passes import (
     PASSES,
     PassContext,
@@ -27,22 +26,8 @@ from onespike.passes import (
 from onespike.passes.base import TRAITS
 from onespike.passes.budget import spending
 from onespike.passes.chaining import improve
-from onespike.passes.correct import weighted_mean
 from onespike.passes.statistics import Fisher, fisher, judged
 from onespike.sites import Site
-
-
-def test_gain_is_an_exact_change_of_step():
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    gain = torch.tensor([[1.0], [0.25], [4.0], [2.0**30]])
-    levels, step = tuple(range(1, 99)), torch.tensor(0.1)
-    cell = ScaleFire(step, step, levels=levels, gain=gain)
-    for row in range(3):
-        plain = ScaleFire(step * gain[row], step * gain[row], levels=levels)
-        assert torch.equal(cell.counts(x)[row], plain.counts(x)[row])
-    assert not cell(x)[3].any()  # silent
-    with pytest.raises(UsageError, match="power of two"):
-        ScaleFire(0.1, levels=(1,), gain=torch.tensor(3.0))
 
 
 def test_thrifty_neurons_lose_less_for_the_same_digits():
@@ -175,11 +160,9 @@ def test_what_is_worse_on_held_out_inputs_is_not_kept(name, monkeypatch):
     assert 0 < len(judges) < len(context.inputs)
 
 
-def test_means_are_weighted_by_what_a_position_does():
-    x = torch.tensor([[[1.0, 2.0], [5.0, 8.0]]])  # two tokens of two channels
+def test_positions_weigh_by_what_they_do():
     row = Fisher(torch.tensor([[0.0], [3.0]]), torch.ones(2, 1), 1.0, 1.0)
-    assert weighted_mean(x, row, -2, (-1,)).tolist() == [[5.0, 8.0]]
-    assert weighted_mean(x, row, None, (-1,)).tolist() == [[3.0, 5.0]]
+    assert row.weights(-2, torch.zeros(1, 2, 4)).tolist() == [[0.0], [2.0]]
 
 
 def test_silent_channels_borrow_from_their_site():

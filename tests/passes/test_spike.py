@@ -16,27 +16,19 @@ from onespike.passes import improve, statistics
 from onespike.presets import PRESETS
 
 QUICK = ("nearest", "layout", "allocate")
+PLAIN = [name for name, entry in PRESETS.items() if not {"passes", "fixed"} & set(entry.settings)]
 
 
-def test_it_is_calibration_passes_and_conversion():
-    model, inputs = attention(), tokens()
-    recipe = preset("best", passes=QUICK)
-    result = spike(model, inputs, recipe)
+@pytest.mark.parametrize("name", ["best", *sorted(PLAIN)])
+def test_it_is_calibration_passes_and_conversion_by_any_preset_and_changes_of_it(name):
+    model, inputs, changes = attention(), tokens(), {"exclude": ("blocks.0.*",)}
+    if name == "best":
+        changes["passes"] = QUICK
+    snn, recipe = spike(model, inputs, name, **changes), preset(name, **changes)
     by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
-    assert torch.equal(run(result, inputs[0]), run(by_hand, inputs[0]))
-    assert type(result) is type(model) and not hasattr(model.head, "neurons")
-
-
-@pytest.mark.parametrize(
-    "name", sorted(n for n, p in PRESETS.items() if not {"passes", "fixed"} & set(p.settings))
-)
-def test_any_preset_and_changes_of_it(name):
-    model, inputs = attention(), tokens()
-    snn = spike(model, inputs, name, exclude=("blocks.0.*",))
-    expected = preset(name, exclude=("blocks.0.*",))
-    by_hand = convert(model, calibrate(model, inputs, expected), expected)
     assert torch.equal(run(snn, inputs[0]), run(by_hand, inputs[0]))
     assert not any(row["spikes"] for row in onespike.table(snn) if row["site"].startswith("blocks.0."))
+    assert type(snn) is type(model) and not hasattr(model.head, "neurons")
 
 
 def test_the_best_preset_runs_all_of_its_passes(monkeypatch):

@@ -14,7 +14,6 @@ from onespike.passes import PASSES, PassContext, PassState, chain
 from onespike.passes.budget import spending
 from onespike.passes.statistics import divergences, fisher
 from onespike.presets import FAST
-from onespike.tasks import Classification, Language
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +81,6 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     after = PASSES["tune"](before, context)
     result, plain = divergences([after, before], context, batches[-1:])
     assert float(result) < 1.05 * float(plain)
-
-
-def test_passes_take_fewer_windows_than_images():
-    """A window holds hundreds of answers: 32 are enough for calibration, and passes take their part of them."""
-
-    def inputs_of(task):
-        return PassContext(torch.nn.Identity(), [], task=task).portion(128)
-
-    assert (inputs_of(Language(None, 16)), inputs_of(Classification())) == (16, 128)
 
 
 QUICK = ("nearest", "layout", "center", "allocate", "correct")

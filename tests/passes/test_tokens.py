@@ -97,6 +97,8 @@ def test_gradients_pass_through_rows_of_any_size():
 def test_the_neuron_refuses_what_it_cannot_do():
     with pytest.raises(UsageError, match=r"code\.settled"):
         cell().decode(torch.ones(2, 6))
+    with pytest.raises(UsageError, match="power of two"):
+        ScaleFire(0.1, levels=(1,), gain=torch.tensor(3.0))
     with pytest.raises(UsageError, match="one finite number above 0"):
         ScaleFire(0.1, levels=(1,), typical=torch.tensor(0.0))
 

@@ -13,9 +13,8 @@ from contract.networks import Layers
 from onespike import runs
 from onespike.adapters import load_model
 from onespike.passes import PASSES, chain
-from onespike.passes.allocate import Curve
+from onespike.passes.allocate import DOUBT, FACTORS, Curve, Together, coherence, weighted
 from onespike.passes.budget import spending
-from onespike.passes.weigh import DOUBT, FACTORS, Together, coherence, weighted
 from onespike.sites import Site
 from onespike.tasks import limit
 

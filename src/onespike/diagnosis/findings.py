@@ -29,15 +29,10 @@ WORTH = 0.1
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs accuracy.
+    """One thing that costs accuracy: the finding in words, the figures behind it, and the command or call to try.
 
-    Attributes:
-        cause: its short name.
-        title: the finding in words.
-        evidence: the figures behind it.
-        share: the estimated share of the loss of accuracy; None if unknown.
-        command: the command to try, or the call in Python.
-        alarming: whether it is a mistake in the setup; the others are ways to gain more.
+    `share` is the estimated share of the loss, None if unknown. What is `alarming` is a mistake in the setup; the others
+    are ways to gain more.
     """
 
     cause: str
@@ -158,11 +153,10 @@ def _scale(m: Checkup) -> Iterator[Finding]:
     share = _gain(m, best["kl"])
     if share < WORTH or math.isclose(best["scale"], m.scale, rel_tol=1e-3):
         return
+    analog = m.evaluation["analog_share"]
 
     def energy(ratio: float | None) -> str:
-        if ratio is None:
-            return ""
-        return f" (energy {beside(m.energy, ratio, m.evaluation['analog_share'])}, {m.energy})"
+        return "" if ratio is None else f" (energy {beside(m.energy, ratio, analog)}, {m.energy})"
 
     far = best["better"] and m.kl > FAR_SCALE * best["kl"]
     yield Finding(
@@ -203,16 +197,15 @@ def _outliers(m: Checkup) -> Iterator[Finding]:
 
 
 def _kinds(m: Checkup) -> Iterator[Finding]:
-    order = sorted(m.kinds, key=lambda name: m.kinds[name])
-    if not order or _gain(m, m.kinds[order[0]]) < WORTH:
+    gains = {name: _gain(m, kl) for name, kl in sorted(m.kinds.items(), key=lambda item: item[1])}
+    if not gains or (share := next(iter(gains.values()))) < WORTH:
         return
-    shares = ", ".join(f"{name} {100 * _gain(m, m.kinds[name]):.0f} %" for name in order[:3])
+    shares = ", ".join(f"{name} {100 * gain:.0f} %" for name, gain in list(gains.items())[:3])
     evidence = f"share of the loss that goes when a kind of site stays analog: {shares}"
     if m.single:
         site = min(m.single, key=lambda name: m.single[name])
         evidence += f"; the worst single site is {site} ({100 * _gain(m, m.single[site]):.0f} %)"
-    share = _gain(m, m.kinds[order[0]])
-    yield Finding("sites", f"The sites {order[0]} cost most", evidence, share, m.commands["kind"])
+    yield Finding("sites", f"The sites {next(iter(gains))} cost most", evidence, share, m.commands["kind"])
 
 
 def _variants(m: Checkup) -> Iterator[Finding]:

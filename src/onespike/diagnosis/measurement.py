@@ -1,9 +1,12 @@
-"""The doctor's measurements: one evaluation with a survey, then variants of the run on a few inputs."""
+"""The doctor's measurements: one evaluation with a survey, variants of the run on a few inputs, the command for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,16 @@ from onespike import runs
 from onespike.adapters import NORMALIZATIONS, exchanged, normalization
 from onespike.conversion.firing import is_spiking, named_neurons
 from onespike.diagnosis.probe import Probe, analog, beyond_chance, outliers
-from onespike.diagnosis.remedies import PASSES, VARIANTS, commands
 from onespike.energy.survey import Survey
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
+from onespike.passes.chaining import check_recipe
+from onespike.presets import FAST
 from onespike.recipe import Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.pipeline import spike
+from onespike.runs.recipe_text import convert_command, spike_call
+from onespike.runs.storage import WEIGHTS
 from onespike.runtime.batches import count, split
 from onespike.sites import Site
 from onespike.tasks import Headline, Items, limit
@@ -29,52 +35,47 @@ PROBE_IMAGES = 64
 PROBED_SCALES = (1.0, 0.6, 0.35, 0.25, 0.18, 0.12, 0.08)
 WORST_KINDS = 2
 OWN_LIBRARY = "of its own library"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "thresholds per channel": {"granularity": "channel"},
+    "softmax thresholds per head": {"softmax": "head"},
+    "nearest rounding": {"rounding": "nearest"},
+}
+"""Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
+PASSES = FAST
+"""Passes to measure for a run without passes; tuning would take hours."""
+OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
+"""Options that let levels reach the largest values, and give large tokens separate steps."""
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """Measured results, ready for JSON; `findings` needs nothing else. Divergences (kl) are in nats.
+    """Measured results, ready for JSON; `findings` needs nothing else.
 
-    Attributes:
-        evaluation: figures, energy and speed of both networks on all images; the others are of a few, the probe.
-        headline: the figure that runs are compared by; `published` is its published value.
-        overlap: number of images that calibration has also seen.
-        sites: the survey of each spiking site, with its share of saturated elements.
-        kinds: kind of site → kl with that kind analog; `single`: likewise for the sites of the worst kinds.
-        scales: λ, kl and energy of a sweep, and whether it beats the run beyond chance.
-        recalibrated: kl before and after calibrating on half of the probe, measured on the other half.
-        variants: name → kl before and after, with the run's passes (`used`) but `tune`.
-        passes: kl without passes and with `PASSES` at the same energy; None for a run that has passes.
-        refused: name of a remedy → why it cannot be measured on this run.
-        normalizations: name → how often the original is right, in percent; one may be better beyond chance.
-        outliers: site → values beyond its largest level, in the original network, and the tokens that carry them.
-        commands: the command for each remedy.
+    Divergences (kl, in nats) and what follows them are of a few images, the probe.
     """
 
-    evaluation: dict[str, Any]
-    published: float | None
-    headline: Headline
-    overlap: int
+    evaluation: dict[str, Any]  # figures, energy and speed of both networks on all images
+    published: float | None  # value of the headline
+    headline: Headline  # the figure that runs are compared by
+    overlap: int  # images that calibration has also seen
     calibration_images: int
-    percentile: float
     scale: float | None
-    sites: dict[str, dict[str, Any]]
+    sites: dict[str, dict[str, Any]]  # the survey of each spiking site, with its share of saturated elements
     kl: float
     probe_images: int
-    kinds: dict[str, float]
-    single: dict[str, float]
-    scales: list[dict[str, Any]]
-    recalibrated: tuple[float, float]
-    variants: dict[str, tuple[float, float]]
-    passes: tuple[float, float] | None
+    kinds: dict[str, float]  # kind of site → kl with that kind analog
+    single: dict[str, float]  # likewise for the sites of the worst kinds
+    scales: list[dict[str, Any]]  # λ, kl and energy of a sweep, and whether it beats the run beyond chance
+    recalibrated: tuple[float, float]  # kl before and after calibrating on half of the probe
+    variants: dict[str, tuple[float, float]]  # name → kl before and after, with the passes `used` but `tune`
+    passes: tuple[float, float] | None  # kl without and with `PASSES`; None for a run that has passes
     used: tuple[str, ...]
     energy: str
-    budget: float | None
-    refused: dict[str, str]
-    normalizations: dict[str, float]
-    better_normalization: str | None
-    outliers: dict[str, dict[str, Any]]
-    commands: dict[str, str]
+    refused: dict[str, str]  # remedy → why it cannot be measured on this run
+    normalizations: dict[str, float]  # name → how often the original is right, in percent
+    better_normalization: str | None  # beyond chance
+    outliers: dict[str, dict[str, Any]]  # site → values beyond its largest level, and their tokens
+    commands: dict[str, str]  # remedy → command
 
 
 def checkup(
@@ -109,7 +110,6 @@ def checkup(
         headline=task.headline(result.metrics),
         overlap=len(runs.overlap(pair.data, items)),
         calibration_images=int(pair.thresholds.provenance["samples"]),
-        percentile=recipe.percentile,
         scale=result.scale,
         sites=_sites(pair, survey),
         kl=before.kl,
@@ -122,7 +122,6 @@ def checkup(
         variants=variants,
         used=recipe.passes,
         energy=recipe.energy,
-        budget=recipe.budget,
         refused=refused,
         normalizations=normalizations,
         better_normalization=better,
@@ -148,20 +147,18 @@ def _sensitivity(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the divergence while a kind of site stays analog, and while one site of the worst kinds does."""
 
-    def without(names: Iterable[str], name_of: Callable[[Site], str]) -> dict[str, float]:
+    def without(what: str, names: Sequence[str], name_of: Callable[[Site], str]) -> dict[str, float]:
         divergences = {}
-        for name in names:
+        for name in progress(f"one {what} analog at a time", len(names))(names):
             with analog(pair.snn, lambda site, name=name: name_of(site) == name):  # type: ignore[misc]
                 divergences[name] = probe.distance(pair.snn).kl
         return divergences
 
     sites = [site for site, neuron in named_neurons(pair.snn) if is_spiking(neuron)]
     names = list(dict.fromkeys(site.kind for site in sites))
-    bar = progress("one kind of site analog at a time", len(names))
-    kinds = without(bar(names), lambda site: site.kind)
-    worst = sorted(kinds, key=lambda name: kinds[name])[:WORST_KINDS]
-    names = [str(site) for site in sites if site.kind in worst]
-    return kinds, without(progress("one site analog at a time", len(names))(names), str)
+    kinds = without("kind of site", names, lambda site: site.kind)
+    worst = sorted(names, key=lambda name: kinds[name])[:WORST_KINDS]
+    return kinds, without("site", [str(site) for site in sites if site.kind in worst], str)
 
 
 def _variants(
@@ -169,7 +166,7 @@ def _variants(
 ) -> tuple[tuple[float, float], dict[str, tuple[float, float]], dict[str, str]]:
     """Calibrate again on one half of the probe, by the same recipe and by others; measure on the other half.
 
-    All of them go through the run's passes; `tune` is left out on both sides, since it takes long.
+    The run's passes are part of all of them, but for `tune`, which takes long.
     """
     half, rest = probe.halves()
     # Some passes compare batches, so that there must be several.
@@ -218,3 +215,52 @@ def _normalizations(
         best = OWN_LIBRARY
     scores = {name: 100 * float(hits.double().mean()) for name, hits in right.items()}
     return scores, best if beyond_chance(right[best], right["as given"]) else None
+
+
+def commands(
+    pair: NetworkPair,
+    run: Path | None,
+    scales: list[dict[str, Any]],
+    kinds: dict[str, float],
+    better: str | None,
+) -> dict[str, str]:
+    """Return the command for each remedy: a new run gets a name beside the old one; without a folder, calls of Python."""
+    if run is None:
+        again: Callable[..., str] = spike_call
+        words = {
+            "calibration": spike_call(),
+            "evaluate": "onespike.evaluate(model, snn, other_batches)",
+            "search": 'onespike.search(model, snn, loader, objective="kl", trials=12)',
+            "normalization": "",
+        }
+    else:
+        stored = run / WEIGHTS
+        again = partial(convert_command, pair, f"{run}-2", weights=stored if stored.exists() else None)
+        searching = ("onespike", "search", str(run), "--data", str(pair.data["source"]))
+        words = {
+            "calibration": again(images=max(128, len(pair.data["names"]))),
+            "evaluate": shlex.join(("onespike", "evaluate", str(run), "--data", "OTHER-IMAGES")),
+            "search": shlex.join((*searching, "--objective", "kl", "--trials", "12")),
+            "normalization": shlex.join(("onespike", "convert", pair.loaded.spec, "--help")),
+        }
+    if better is not None:
+        words["normalization"] = again(normalization=NORMALIZATIONS.get(better))
+    if scales:
+        best = min(scales, key=lambda row: float(row["kl"]))
+        spends = pair.recipe.budget is not None and best["energy"] is not None
+        change = {"budget": round(best["energy"], 3)} if spends else {"scale": best["scale"]}
+        words["scale"] = again(**change)
+    else:  # neurons without λ have nothing to search
+        words["search"] = words["calibration"]
+    if kinds:
+        worst = min(kinds, key=lambda kind: kinds[kind])
+        words["kind"] = again(exclude=(*pair.recipe.exclude, worst))
+    reaching = tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES)))
+    per_site = tuple(dict.fromkeys((*pair.recipe.passes, "allocate")))
+    words["per site"] = words["search"]
+    passes = {"passes": PASSES, "outliers": reaching, "per site": per_site}
+    for name, changes in {**{name: {"passes": names} for name, names in passes.items()}, **VARIANTS}.items():
+        with suppress(UsageError):  # several timesteps and some neurons take no passes
+            check_recipe(pair.recipe.replace(**changes))
+            words[name] = again(**changes)
+    return words

@@ -10,30 +10,16 @@ import torch
 from torch import Tensor
 
 
-def digits(counts: Tensor) -> list[Tensor]:
-    """Return the non-adjacent form of integers: per lane k the digits −1, 0 or 1 with counts = Σ 2^k·digit.
-
-    >>> [lane.item() for lane in digits(torch.tensor(7))]
-    [-1, 0, 0, 1]
-    """
-    rest, lanes = counts.long(), []
-    while bool((rest != 0).any()):
-        odd = rest % 2
-        digit = odd * (2 - rest % 4)  # −1 where two odd bits are adjacent, so that the next is 0
-        lanes.append(digit)
-        rest = (rest - digit) // 2
-    return lanes
-
-
 def naf_weight(counts: Tensor) -> Tensor:
-    """Return how many nonzero digits each magnitude has in non-adjacent form, which has the fewest.
+    """Return how many nonzero digits each magnitude n has in non-adjacent form, the fewest: where n and 3n differ.
 
     >>> naf_weight(torch.tensor([0.0, -1.0, 3.0, 7.0, 11.0, 263.0])).tolist()
     [0.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     """
     sizes = counts.abs().to(torch.int32)
     every = torch.arange(int(sizes.max()) + 1 if sizes.numel() else 1)
-    table = sum((digit.abs() for digit in digits(every)), torch.zeros_like(every))
+    differing = every ^ 3 * every
+    table = sum((differing >> k & 1 for k in range(int(3 * every[-1]).bit_length())), torch.zeros_like(every))
     return table.float().to(sizes.device)[sizes]
 
 

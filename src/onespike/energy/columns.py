@@ -178,7 +178,6 @@ def _dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
     return [
         Item("products", ledger.macs, f"{width} multiply-add"),
         Item("weights read", ledger.macs, f"{width} read"),
-        Item("layers", ledger.layers, "layer"),
     ]
 
 
@@ -190,7 +189,6 @@ def _spikes(reading: str, addition: str, width: str, ledger: Ledger, double: boo
         Item("row sums for offsets", sum(row.constant_macs for row in rows), f"{width} multiply-add"),
         Item("weights read", additions, f"{width} read"),
         Item("spikes sent", ledger.events(reading), "spike"),
-        Item("layers", ledger.layers, "layer"),
     ]
 
 
@@ -204,10 +202,7 @@ def _functions(ledger: Ledger) -> list[Item]:
 
 
 def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
-    """Charge an integer network what it needs beside its products, by the rules of the strict columns.
-
-    Functions are in floats there, too, and every operand but pixels, which are integers already, is brought to its grid.
-    """
+    """Charge an integer network its functions, in floats, and bringing every operand but pixels to its grid, too."""
     operands = [row for row in ledger.sites.values() if row.role not in ("input", "weight", "constant")]
     once = 1 / max(ledger.timesteps, 1)  # an integer network runs once, whatever the spiking one does
     return [
@@ -224,10 +219,7 @@ def _in_floats(ledger: Ledger) -> list[Item]:
 
 
 def _in_thresholds(ledger: Ledger) -> list[Item]:
-    """Charge what functions in thresholds leave, in fixed point: rows, neurons with many levels, values that others read.
-
-    Sums of products become values by shifting and adding, since the scales of 8-bit weights have few binary digits.
-    """
+    """Charge what functions in thresholds leave, in fixed point: rows, neurons with many levels, values that others read."""
     rows = ledger.sites.values()
     left = (
         item._replace(number=item.number - ledger.folded.get(item.name, 0)) for item in _functions(ledger)
@@ -242,10 +234,7 @@ def _in_thresholds(ledger: Ledger) -> list[Item]:
 
 
 def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
-    """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one.
-
-    Over several timesteps an operand meets the stored sum of its partner, and both drive: no pairs are left out.
-    """
+    """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one."""
     rows, beyond = ledger.sites.values(), ledger.beyond(reading)
     return [
         *_spikes(reading, addition, width, ledger, False),

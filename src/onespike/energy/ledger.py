@@ -88,11 +88,6 @@ class Ledger:
         return sum(row.macs for row in self.products().values()) + sum(self.unruled.values())
 
     @property
-    def layers(self) -> int:
-        """The number of products that ran, each counted once per input."""
-        return self.inputs * (len(self.products()) + len(self.unruled))
-
-    @property
     def analog_products(self) -> int:
         """Multiply-accumulates of products in floats, without a spiking operand."""
         rows = self.products().values()
@@ -157,18 +152,16 @@ class Ledger:
             raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
         if entry.reading is not None and any(site.is_activation for site in self.sites):
             return math.nan
-        prices = prices or profile()
         return _energy_pj(self.items(column, double), prices) / self.original_pj(prices)
 
     def original_pj(self, prices: Profile | None = None) -> float:
         """Return the energy of the original network for everything that was counted."""
-        return _energy_pj(original(self), prices or profile())
+        return _energy_pj(original(self), prices)
 
     def parts(self, column: str, prices: Profile | None = None) -> dict[str, float]:
         """Return the parts of a column's ratio by purpose; parts that cost nothing are left out."""
         if math.isnan(self.ratio(column, prices=prices)):
             return {}
-        prices = prices or profile()
         whole = self.original_pj(prices)
         parts = {item.name: _energy_pj([item], prices) / whole for item in self.items(column)}
         return {name: part for name, part in parts.items() if part}
@@ -207,6 +200,7 @@ def or_none(ratio: float) -> float | None:
     return None if math.isnan(ratio) else ratio
 
 
-def _energy_pj(items: Iterable[Item], prices: Profile) -> float:
+def _energy_pj(items: Iterable[Item], prices: Profile | None) -> float:
     """Return the cost of the operations; those that do not occur need no price."""
+    prices = prices or profile()
     return sum((item.number * prices.price(item.operation) for item in items if item.number), 0.0)

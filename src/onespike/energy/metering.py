@@ -130,16 +130,6 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
         ledger: the ledger to continue; a new one by default.
         watch: whether to look for products outside every rule, which costs time; by default only where the network
             has some.
-
-    >>> import torch
-    >>> from onespike import calibrate, convert
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> x = torch.randn(64, 2)
-    >>> snn = convert(model, calibrate(model, [x]))
-    >>> with metered(snn) as ledger:
-    ...     _ = snn(x)
-    >>> ledger.macs
-    1152
     """
     ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
     meter, places = Meter(ledger), [module for module in model.modules() if isinstance(module, Neurons)]

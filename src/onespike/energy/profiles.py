@@ -31,10 +31,9 @@ OPERATIONS = {
     "spike": "sending one spike to its layer",
     "neuron update": "scaling and resetting one neuron; one float32 multiply-add where it is not given",
     "integer neuron": "a neuron that only compares; free, unless the hardware charges each neuron update",
-    "layer": "the overhead of one product",
 }
-"""What a profile may price. Reading, sending and overhead are free where a profile omits them; arithmetic is not."""
-FREE = ("float32 read", "int8 read", "int4 read", "spike", "layer")
+"""What a profile may price. Reading and sending are free where a profile omits them; arithmetic is not."""
+FREE = ("float32 read", "int8 read", "int4 read", "spike")
 
 
 @dataclass(frozen=True)

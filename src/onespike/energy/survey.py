@@ -48,12 +48,6 @@ class SiteSurvey:
     channels: Tensor = field(default_factory=lambda: torch.zeros(3, 0))
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS))
 
-    @classmethod
-    def of(cls, neuron: Neuron, role: str) -> SiteSurvey:
-        code = neuron.code()
-        up, down = (float(unit.float().mean()) for unit in code.units())
-        return cls(role, code.levels, (up, down), math.asinh(2.0 * code.largest))
-
     def add(self, neuron: Neuron, site: Site, x: Tensor, output: Tensor) -> None:
         """Add one input of the site and what it passed on."""
         code = neuron.code()
@@ -136,7 +130,10 @@ class Survey(Ledger):
         row, name = self.sites[operand.site], str(operand.site)
         if row.visits <= self.visits and x.numel():
             if name not in self.details:
-                self.details[name] = SiteSurvey.of(neuron, row.role)
+                code = neuron.code()
+                up, down = (float(unit.float().mean()) for unit in code.units())
+                span = math.asinh(2.0 * code.largest)
+                self.details[name] = SiteSurvey(row.role, code.levels, (up, down), span)
             self.details[name].add(neuron, operand.site, x.detach().float(), output.detach().float())
 
 

@@ -38,11 +38,6 @@ class Once(nn.Module):
         self.answers: dict[int, Any] = {}
         self.place = 0
 
-    @property
-    def remembers(self) -> bool:
-        """Whether the next answer is there already."""
-        return self.place in self.answers
-
     def forward(self, *inputs: Any, **named: Any) -> Any:
         place = self.place
         self.place += 1

@@ -1,8 +1,9 @@
-"""Pass `allocate`: one step per site and channel, by the effect of its errors on the output and the cost of its spikes."""
+"""Passes `allocate` and `weigh`: one step per site and channel, by the effect of its errors and the cost of its spikes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log
 from typing import NamedTuple
 
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
-from onespike.passes.axes import Axes, reduced
-from onespike.passes.base import PassContext, PassState, calibration_pass
-from onespike.passes.budget import fit, spending, target
+from onespike.errors import UsageError
+from onespike.neurons import Neuron
+from onespike.passes.base import Axes, PassContext, PassState, calibration_pass, reduced
+from onespike.passes.budget import fit, least, spending, target
 from onespike.passes.constants import sample_gain
-from onespike.passes.statistics import Fisher, Sample, fisher, information, samples
+from onespike.passes.statistics import Fisher, Hear, Sample, fisher, gradients, information, judged, samples
 from onespike.runtime.forward import one_thread
-from onespike.sites import Site
+from onespike.sites import Operand, Site
 from onespike.spikes.fire_functions import fire_function
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
@@ -28,6 +30,13 @@ FREE = 1e-26
 """A multiplier at which spikes cost next to nothing."""
 SHARE = 1 / 8
 """The charge for a spike of an operand that drives nothing: free in the ledger, but not on a chip."""
+WEIGHED_IMAGES = 128
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors on the present steps to try."""
+DOUBT = 8.0
+"""The number of inputs at which their evidence counts half."""
+LEAST, MOST = 0.1, 1000.0
+"""Bounds on the joint effect of errors, relative to their separate effects."""
 
 Levels = tuple[int, ...]
 
@@ -84,9 +93,8 @@ class Evidence:
 def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: Axes) -> list[Evidence]:
     """Return the samples of a site, and for every channel one more observation, borrowed from the whole site.
 
-    Calibration may have seen nothing in a channel where other inputs have values: by the rule of succession one more
-    observation is assumed, distributed as the nonzero values of the site. It decides where there are no others,
-    and hardly counts beside hundreds.
+    By the rule of succession it is distributed as the nonzero values of the site: calibration may have seen nothing in a
+    channel where other inputs have values.
     """
     parts = []
     for group in groups:
@@ -155,11 +163,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
 
 @calibration_pass("allocate", steps=True)
 def allocate(state: PassState, context: PassContext) -> PassState:
-    """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget.
-
-    For fine steps this is step ∝ (fan-out·E|x| / g)^⅓ in counts and (fan-out / g)^½ in binary digits. Firing samples
-    of each channel at every step of a grid also holds where spikes are rare, clipped or all zero.
-    """
+    """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget."""
     return allocated(state, context, curves_of(state, context), target(state, context))
 
 
@@ -197,3 +201,70 @@ def _with_steps(state: PassState, curves: Curves, multiplier: float) -> tuple[Pa
         negative = step if bool((state.thresholds[site].negative > 0).any()) else step * 0
         changes[site] = {"levels": choice.levels, "positive": step, "negative": negative}
     return state.with_sites(changes), sum(choice.additions for choice in choices.values())
+
+
+class Together:
+    """Sums over inputs at one site, per factor on its steps: (Σ J·e)², Σ (J·e)², and the squares of the latter.
+
+    J is the gradient of the log-probability of samples from the output, e = o − x the neuron's error.
+    """
+
+    def __init__(self) -> None:
+        self.joint, self.apart, self.squares = torch.zeros(3, len(FACTORS)).double().unbind()
+
+    def hear(self, neuron: Neuron, value: Tensor, gradient: Tensor) -> None:
+        for index, factor in enumerate(FACTORS):
+            steps = {"positive": neuron.positive * factor, "negative": neuron.negative * factor}
+            self.add(index, gradient * (neuron._with(steps)(value) - value))
+
+    def add(self, index: int, effect: Tensor) -> None:
+        """Add J·e of several inputs."""
+        each = (effect.flatten(1) if effect.dim() > 1 else effect[None]).double()
+        apart = each.square().sum(1)
+        self.joint[index] += float(each.sum(1).square().sum())
+        self.apart[index] += float(apart.sum())
+        self.squares[index] += float(apart.square().sum())
+
+    def ratio(self) -> Tensor:
+        """Return how much more errors do together than separately; nearer to 1 where few inputs have any effect."""
+        inputs = self.apart.square() / self.squares.clamp(min=1e-300)
+        effect = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
+        return effect ** (inputs / (inputs + DOUBT))
+
+
+def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
+    """Return the effect of each site's errors on the output of the original network, at several sizes of their steps."""
+    effects: dict[Site, Together] = {}
+
+    def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
+        row = effects.setdefault(operand.site, Together())
+        return partial(row.hear, operand.neuron(), value)
+
+    gradients("weighing", state, context, WEIGHED_IMAGES, context.seed + 2, see)
+    return effects
+
+
+def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
+    """Return the curve with its loss times the joint effect of errors at each step, by the logarithms of both."""
+    measured = torch.tensor([log(factor) for factor in FACTORS])
+    at = (curve.steps.clamp(min=1e-30).log() - log_step).clamp(float(measured[0]), float(measured[-1]))
+    right = torch.bucketize(at.contiguous(), measured).clamp(1, len(FACTORS) - 1)
+    share = (at - measured[right - 1]) / (measured[right] - measured[right - 1])
+    logs = ratio.log().to(curve.loss)
+    return replace(curve, loss=curve.loss * torch.lerp(logs[right - 1], logs[right], share.to(logs)).exp())
+
+
+@calibration_pass("weigh", needs=("allocate",))
+def weigh(state: PassState, context: PassContext) -> PassState:
+    """Allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)²: errors of one sign add up.
+
+    The result is kept if it is nearer to the original network on inputs that no step was chosen by.
+    """
+    if context.memory.curves is None:
+        raise UsageError("the pass 'weigh' needs 'allocate'. Add it, or leave 'weigh' out.")
+    before, curves = context.memory.curves
+    goal, joint = least(state, context), dict(curves)
+    for site, effect in coherence(state, context).items():
+        log_step, ratio = state.step(site).clamp(min=1e-30).log(), effect.ratio()
+        joint[site] = [weighted(curve, log_step, ratio) for curve in curves[site]]
+    return judged("weigh", state, [allocated(before, context, joint, goal)], context)

@@ -14,7 +14,6 @@ from onespike.calibration.inputs import Parts
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.conversion.network import analog_reason, convert
 from onespike.errors import UsageError, unknown
-from onespike.passes.axes import Axes, axes
 from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.tasks import Inferred, Meaning
@@ -64,6 +63,49 @@ class PassContext:
         return max(1, images * self.task.enough // 256)
 
 
+class Axes(NamedTuple):
+    """The axes of one operand, counted from the back, in ascending order."""
+
+    center: tuple[int, ...] = ()  # where a constant may differ: its product stays a constant, or one row
+    step: tuple[int, ...] = ()  # where a step may differ: it folds into the other operand or the result
+    position: int | None = None  # that of tokens, where steps may differ by powers of two
+
+
+def axes(threshold: SiteThreshold, first: SiteThreshold) -> Axes:
+    """Return the axes of a site; `first` is the first operand of the same product, or the site itself.
+
+    x·Wᵀ folds a step per channel into W. In q·kᵀ a step can be folded only per head; in A·v the step of a
+    channel of v scales the result.
+    """
+    site, dims = threshold.site, len(threshold.shape)
+    heads = (-3,) if dims > 3 else ()
+    if site.operation == "linear":
+        return Axes((-1,), (-1,), -2 if dims > 2 else None)
+    if site.operation == "conv":
+        return Axes((1 - dims,), (1 - dims,)) if dims > 2 else Axes()
+    if site.operation != "matmul" or dims < 3:
+        return Axes()
+    if threshold.role == "softmax":
+        return Axes((), heads, -2)
+    if site.role == "lhs":
+        return Axes((*heads, -1), heads, -2)
+    if first.role == "softmax":
+        return Axes((*heads, -1), (*heads, -1), -2)
+    return Axes((*heads, -2), heads, -1)
+
+
+def reduced(x: Tensor, axes: tuple[int, ...], how: str = "sum") -> Tensor:
+    """Return the sum or mean of x over all axes but these, which stay in place; the batch axis goes.
+
+    >>> import torch
+    >>> reduced(torch.ones(2, 3, 4), (-1,)).shape, reduced(torch.ones(2, 3, 4, 5), (-3, -1)).shape
+    (torch.Size([1, 4]), torch.Size([3, 1, 5]))
+    """
+    others = [axis for axis in range(-x.dim(), 0) if axis not in axes]
+    result: Tensor = getattr(x, how)(others, keepdim=True)
+    return result.squeeze(0)
+
+
 @dataclass(frozen=True)
 class PassState:
     """What a pass takes and returns: the thresholds so far, and the recipe by which they are converted."""
@@ -107,11 +149,10 @@ class PassState:
     def network(self, model: nn.Module) -> nn.Module:
         return convert(model, self.thresholds, self.recipe, share_weights=True)
 
-    def with_sites(self, changes: dict[Site, dict[str, Any]], **recipe: Any) -> PassState:
+    def with_sites(self, changes: dict[Site, dict[str, Any]]) -> PassState:
         """Return another state, in which some fields of some sites differ."""
         entries = {s: replace(t, **changes[s]) if s in changes else t for s, t in self.thresholds.items()}
-        thresholds = replace(self.thresholds, entries=entries)
-        return replace(self, thresholds=thresholds, recipe=self.recipe.replace(**recipe))
+        return replace(self, thresholds=replace(self.thresholds, entries=entries))
 
 
 Pass = Callable[[PassState, PassContext], PassState]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -206,8 +206,8 @@ def _only_scaled(before: PassState, after: PassState) -> bool:
     ratios = set[float]()
     for site, threshold in before.spiking.items():
         other = after.thresholds[site]
-        others = (f.name for f in fields(threshold) if f.name not in ("positive", "negative"))
-        if any(getattr(other, name) is not getattr(threshold, name) for name in others):
+        changed = {name for name, fact in vars(threshold).items() if getattr(other, name) is not fact}
+        if not changed <= {"positive", "negative"}:
             return False
         if threshold.role != "softmax":
             for old, new in ((threshold.positive, other.positive), (threshold.negative, other.negative)):

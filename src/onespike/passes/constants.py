@@ -23,9 +23,7 @@ IGNORED = 1e-9
 def positions(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
-    A class token is one token in hundreds: a fine step there costs next to nothing, and its errors go straight to
-    the output. After the last attention the other tokens do not reach the output at all. Sequences of token numbers may
-    have any length, so a position means nothing there: they are left to the pass `tokens`.
+    Sequences of token numbers may have any length, so a position means nothing there: they are left to the pass `tokens`.
     """
     tensors = [x for x in tree_leaves(context.inputs[0]) if isinstance(x, Tensor)]
     if tensors and not any(x.is_floating_point() for x in tensors):
@@ -106,8 +104,7 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
 def tokens(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 
-    In many networks a few tokens are hundreds of times as large as the others (massive activations): one step for all
-    clips them or loses the others. The gain is a factor of the row that leaves the product, and needs no position.
+    A few tokens may be hundreds of times as large as the others, and one step for all clips them or loses the others.
     Thresholds follow: they keep their percentile, now among the values divided by their gains.
     """
     changes = {}

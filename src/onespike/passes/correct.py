@@ -11,10 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from onespike.calibration.thresholds import is_bias
 from onespike.conversion.firing import named_neurons
-from onespike.passes.axes import reduced
-from onespike.passes.base import PassContext, PassState, calibration_pass
+from onespike.passes.base import PassContext, PassState, calibration_pass, reduced
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import Fisher, fisher, held_out, judged, probing, unspiked
+from onespike.passes.statistics import fisher, held_out, judged, probing, unspiked
 from onespike.runtime.batches import call, count, join, to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites import Operand, Site
@@ -23,21 +22,14 @@ INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
 """Inputs that go through the network together, and how many numbers they may hold."""
 
 
-def weighted_mean(x: Tensor, row: Fisher, position: int | None, axes: tuple[int, ...]) -> Tensor:
-    """Return the mean of x along these axes, each position weighted by its Fisher information."""
-    x = x.double()
-    return reduced(x if position is None else x * row.weights(position, x), axes, "mean")
-
-
 @calibration_pass("correct", needs=("allocate",), affine=True)
 def correct(state: PassState, context: PassContext) -> PassState:
     """Set offset_c += E[g·x] / E[g] − E[g·o] / E[g] at inputs of linear maps and convolutions, where it is a bias.
 
-    x is the value in the original network, o that of its spikes. Either all are taken from the original network, so
-    that each site makes up for its own loss; or o comes after earlier layers are corrected: one forward of many inputs
-    goes from layer to layer, so that mean losses do not add up over the depth. Means are weighted by Fisher
-    information, since a class token is one in hundreds. Then the energy is met again, and what is nearest to the
-    original network on inputs that nothing was fitted to is kept: the one, the other or neither.
+    x is the value in the original network, o that of its spikes: either those of x itself, so that each site makes up for
+    its own loss, or those after earlier layers are corrected, so that mean losses do not add up over the depth. The
+    energy is met again, and what is nearest to the original network on inputs that nothing was fitted to is kept: the
+    one, the other or neither.
     """
     free, _ = held_out("correct", context)
     goal, rows = least(state, context), fisher(state, context)
@@ -51,10 +43,13 @@ def correct(state: PassState, context: PassContext) -> PassState:
     spiking = state.network(context.model)
     fired: dict[Site, Any] = dict(named_neurons(original))
     # a module that runs several times shares one offset, that of its first run
-    wanted, apart, onward = dict[Site, Tensor](), dict[Site, Tensor](), dict[Site, Tensor]()
+    wanted, apart, onward = (dict[Site, Tensor]() for _ in range(3))
 
     def mean(site: Site, x: Tensor) -> Tensor:
-        return weighted_mean(x, rows[site], axes[site].position, axes[site].center).to(x.dtype)
+        """Return the mean of each channel; a class token is one in hundreds, so its information weighs."""
+        exact, position = x.double(), axes[site].position
+        weighted = exact if position is None else exact * rows[site].weights(position, exact)
+        return reduced(weighted, axes[site].center, "mean").to(x.dtype)
 
     def observe(operand: Operand, x: Tensor) -> Tensor:
         site = operand.site
@@ -80,7 +75,6 @@ def correct(state: PassState, context: PassContext) -> PassState:
 
 
 def _moved(state: PassState, offsets: Mapping[Site, Tensor]) -> PassState:
-    """Return the state with these added to its offsets."""
     changes = {}
     for site, added in offsets.items():
         threshold = state.thresholds[site]

@@ -30,9 +30,7 @@ def nearest(state: PassState, context: PassContext) -> PassState:
 def thrifty(state: PassState, context: PassContext) -> PassState:
     """Fire the level of least (|x|/step − y)² + ½·digits(y) where digits are charged, and else the nearest.
 
-    The nearest level spends digits where they hardly lower the error: on values just above half a step, or on 3 = 4 − 1
-    where 4 is about as near. Finer steps with a dead zone have about a quarter less squared error for the same digits. Where
-    spikes are charged by their size, every level would fire too late, and large values shrink: the nearest is better.
+    Where spikes are charged by their size, every level would fire too late, and large values shrink.
     """
     rounding = "thrifty" if reading_of(context.energy).by_digits else "nearest"
     return state.with_sites({site: {"rounding": rounding} for site in state.spiking})
@@ -76,9 +74,8 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
 def layout(state: PassState, context: PassContext) -> PassState:
     """Use levels up to 64 and a tail to 2111; where binary digits are charged, all integers of at most two digits.
 
-    The tail is longer where it would not reach the largest value seen with an eighth of the present steps: clipping
-    activations thousands of thresholds large destroys a network. Steps stay: more levels cost nothing where spikes are
-    counted. Levels that a spike's payload does not hold are left out. Where digits are charged, `allocate` chooses per site how many of them a spike may have.
+    The tail is longer where it would not reach the largest value seen with an eighth of the present steps. Levels that a
+    spike's payload does not hold are left out. Where digits are charged, `allocate` chooses per site how many a spike may have.
     """
     usual: tuple[tuple[int, ...], ...] = (mixed_levels(UNIFORM, TAIL),)
     if reading_of(context.energy).by_digits:

@@ -57,10 +57,7 @@ class Moments:
 
 
 def rows_of(module: nn.Module, both: Tensor, generator: Generator) -> Tensor:
-    """What each output of a linear map or a convolution sums up, of two operands: [2, groups, rows, inputs].
-
-    Of a convolution these are patches at some places.
-    """
+    """What each output sums up, of two operands: [2, groups, rows, inputs]; of a convolution, patches at some places."""
     if not isinstance(module, nn.Conv2d):
         return both.flatten(1, -2)[:, None]
     part: Any = {"dilation": module.dilation, "padding": module.padding, "stride": module.stride}
@@ -84,26 +81,22 @@ def weight_of(module: Any) -> Tensor | None:
 def refit(state: PassState, context: PassContext) -> PassState:
     """Fit W + D and b + d for linear maps and convolutions behind spikes, from x and its spikes in the original network.
 
-    Rows are weighted by Fisher information: the class token is one in hundreds. A convolution is a linear map of the
-    patches that it sees; one with more than 1,280 inputs per output keeps its weights. Then the energy is met again, and
-    the result is kept if it is nearer to the original network on inputs that it was not fitted to.
+    A convolution is a linear map of the patches that it sees; one with more than 1,280 inputs per output keeps its
+    weights. The energy is met again, and the result is kept if it is nearer to the original on inputs that it was not fitted to.
     """
     free, _ = held_out("refit", context)
     goal, informations = least(state, context), fisher(state, context)
     model = unspiked(state, context)
     batches = take_first(context.inputs, context.portion(FISHER_IMAGES))[: len(free)]
-    modules = {
-        site: module
-        for site, t in state.spiking.items()
-        if weight_of(module := model.get_submodule(site.owner)) is not None and t.calls == 1
-    }
+    modules = {site: model.get_submodule(site.owner) for site, t in state.spiking.items() if t.calls == 1}
+    weights = {site: weight_of(module) for site, module in modules.items()}
     fired: dict[Site, Any] = dict(named_neurons(model))
     generator = torch.Generator().manual_seed(context.seed + 3)
     sums: dict[Site, Moments] = {}
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         site = operand.site
-        if site in modules:
+        if weights.get(site) is not None:
             # half precision is too small for sums of squares
             exact, value, module = x.float(), fired[site](x).float(), modules[site]
             rows, missed = rows_of(module, torch.stack((value, exact - value)), generator)
@@ -121,6 +114,6 @@ def refit(state: PassState, context: PassContext) -> PassState:
         changes = {
             site: {"change": of_site.change(weight)}
             for site, of_site in sums.items()
-            if bool(of_site.weight > 0) and (weight := weight_of(modules[site])) is not None
+            if bool(of_site.weight > 0) and (weight := weights[site]) is not None
         }
     return judged("refit", state, [fit(state.with_sites(changes), context, goal)], context)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from onespike.conversion.firing import is_spiking
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
-from onespike.passes.axes import Axes, reduced
-from onespike.passes.base import PassContext, PassState
+from onespike.passes.base import Axes, PassContext, PassState, reduced
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of, in_turn
@@ -142,9 +141,8 @@ def octave(x: Tensor) -> Tensor:
 def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
     """Return the mean squared gradient of the log-probability of samples from the output, at each site of the original.
 
-    The task defines the samples: a class, for example. Where positions have no meaning, as in a text, they are all taken
-    together. The result is remembered, since it does not depend on the thresholds. It leaves out sites without any
-    gradient, and those whose sizes differ from call to call.
+    Where positions have no meaning, as in a text, they are all taken together. The result is remembered, since it does not
+    depend on the thresholds. It leaves out sites without any gradient, and those whose sizes differ from call to call.
     """
     if context.memory.fisher is not None:
         return context.memory.fisher
@@ -285,8 +283,7 @@ def held_out(name: str, context: PassContext) -> tuple[range, range]:
 def judged(name: str, state: PassState, others: Sequence[PassState], context: PassContext) -> PassState:
     """Return the nearest of the others to the original network on held-out inputs, or the state if it is clearly nearer.
 
-    A few inputs decide a divergence where most have next to none, as in a network that knows its calibration images by
-    heart. So a pass is undone only where it loses more than two standard errors of the paired difference.
+    Few inputs decide where a network knows most by heart, so a pass must lose more than two standard errors to be undone.
     """
     held = [context.inputs[i] for i in held_out(name, context)[1]]
     before, *after = divergences([state, *others], context, held)

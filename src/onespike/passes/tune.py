@@ -40,10 +40,7 @@ ONE = torch.ones(())
 
 
 class LearnedSite(nn.Module):
-    """One site while it learns: how far its constants have moved, in units in which one learning rate suits all.
-
-    What it fires of x in units of the step, and what that costs, stays fixed.
-    """
+    """One site while it learns: how far its constants have moved, in units in which one learning rate suits all."""
 
     def __init__(self, t: SiteThreshold, state: PassState, column: str) -> None:
         super().__init__()
@@ -89,8 +86,7 @@ class LearnedSite(nn.Module):
 def tune(state: PassState, context: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 
-    The average of the path is judged on inputs that no step has seen, and so is the start; the best is taken and then
-    meets the budget exactly.
+    The best average of the path, or the start, on inputs that no step has seen is taken, and then meets the budget.
     """
     for site, t in state.spiking.items():
         if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
@@ -142,7 +138,6 @@ class Training:
         batch, size = to(batch, device_of(self.network)), count_of(batch)
         with torch.no_grad():
             expected = call(self.context.model, batch)
-        self.costs.clear()
         with probing(self.network, self._visit):
             output = call(self.network, batch)
         divergence: Tensor = self.context.task.divergence(expected, output) / size

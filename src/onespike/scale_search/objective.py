@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -25,9 +26,8 @@ EVERY = 64
 class ScaleObjective:
     """Measure one λ on a fixed set of inputs in memory, with the original's outputs while there is room.
 
-    A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first
-    batch are counted (one row in `EVERY`, always the same rows), so that counting costs little. `images` is the number
-    of inputs, `forwards` how many went through either network so far.
+    A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first batch are
+    counted. `images` is the number of inputs, `forwards` how many went through either network so far.
     """
 
     def __init__(
@@ -54,30 +54,28 @@ class ScaleObjective:
         score, column = self.objective.score(self.items), self.energy
         # some columns have parts that must be whole
         ledger = Ledger(every=EVERY if column is None or not column_of(column).strict_of else 1)
-        ledgers = iter(() if self.energy is None else (ledger,))
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
 
         def original(inputs: Any) -> Any:
             if not self.objective.compares:
                 return None
-            self.forwards += 0 if self.original.remembers else count(inputs)
+            self.forwards += 0 if self.original.place in self.original.answers else count(inputs)
             return call(self.original, inputs)
 
         def spiking(inputs: Any) -> Any:
             self.forwards += count(inputs)
-            if next(ledgers, None) is None:
-                return call(self.snn, inputs)
-            with metered(self.snn, ledger):  # the first batch
+            is_first = column is not None and not ledger.inputs
+            with metered(self.snn, ledger) if is_first else nullcontext():
                 return call(self.snn, inputs)
 
         answered = pairwise((self.original, self.snn), self.parts, (original, spiking))
         for step, (inputs, labels, (expected, actual)) in enumerate(answered, 1):
             score.update(expected, actual, labels, count(inputs))
             # where energy counts too, a trial with a poor metric may be on the front
-            asks = self.energy is None and self.objective.partial and step in quarters
+            asks = column is None and self.objective.partial and step in quarters
             if asks and step < len(self.parts) and hopeless(step, score.value()):
                 return Measurement(score.value(), finished=False)
-        return Measurement(score.value(), None if self.energy is None else ledger.ratio(self.energy))
+        return Measurement(score.value(), None if column is None else ledger.ratio(column))
 
 
 def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, halvings: int = 12) -> float:

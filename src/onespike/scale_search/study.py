@@ -244,8 +244,14 @@ def open_study(
 ) -> Any:
     import optuna
 
-    if fresh:
-        _discard(backend, name)
+    if fresh and name in optuna.get_all_study_names(backend):
+        old = optuna.load_study(study_name=name, storage=backend)
+        optuna.storages.fail_stale_trials(old)
+        if trials_in(old, "RUNNING"):
+            raise UsageError(
+                f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take resume=True."
+            )
+        optuna.delete_study(study_name=name, storage=backend)
     try:
         study = optuna.create_study(
             storage=backend,
@@ -269,22 +275,6 @@ def open_study(
             "Give the same run and options again, or start over with fresh=True."
         )
     return study
-
-
-def _discard(backend: Any, name: str) -> None:
-    """Delete a study, unless a process measures it right now."""
-    import optuna
-
-    try:
-        study = optuna.load_study(study_name=name, storage=backend)
-    except KeyError:
-        return
-    optuna.storages.fail_stale_trials(study)
-    if trials_in(study, "RUNNING"):
-        raise UsageError(
-            f"search: a process is measuring the study {name!r}, or ended seconds ago. Wait half a minute, or take resume=True."
-        )
-    optuna.delete_study(study_name=name, storage=backend)
 
 
 def plan(study: Any, wanted: Iterable[float]) -> None:
