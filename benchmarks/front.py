@@ -28,7 +28,6 @@ from onespike import calibrate, convert, metered, preset, runs
 from onespike.adapters import LoadedModel, load_model
 from onespike.deploy.post_training import GRANULARITIES, Quantized, observe
 from onespike.energy import COLUMNS, profile
-from onespike.energy.columns import comparators
 from onespike.passes import PassContext, PassState, chain
 from onespike.passes.base import Memory
 from onespike.runs.pipeline import spread
@@ -112,7 +111,8 @@ def wanted(subject: Subject, tuned: bool) -> list[dict]:
             "granularity": granularity,
             "passes": (),
         }
-        for name in comparators()
+        for name, entry in COLUMNS.items()
+        if not entry.reading
         for granularity in GRANULARITIES
     ]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import onespike
 from onespike.calibration.thresholds import SiteThreshold
-from onespike.passes.axes import axes
+from onespike.passes.base import axes
 
 NETWORKS = {
     "vit-tiny": ("timm", "vit_tiny_patch16_224"),
@@ -46,7 +46,7 @@ def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
     entries = dict(found.entries)
     for site, t in found.items():
-        along = axes(t, found.get(site.operand("lhs") if site.role == "rhs" else site))
+        along = axes(t, found.get(site.operand("lhs") if site.role == "rhs" else site, t))
         if t.role not in ("activation", "softmax") or not along.step:
             continue
         step = shaped(t, along.step, float(t.positive.max()))

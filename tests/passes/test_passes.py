@@ -204,6 +204,8 @@ def test_constants_of_products_of_activations_are_charged():
 def test_what_cannot_be_asked_for_is_named(names, message):
     with pytest.raises(UsageError, match=message):
         parse_passes(names)
+    with pytest.raises(UsageError, match=message):  # before anything runs
+        spike(nn.Linear(2, 2), [], passes=tuple(names.split(",")))
 
 
 def test_fixed_thresholds_and_passes_are_refused_together():

@@ -64,8 +64,3 @@ def test_passes_that_never_ran_are_refused():
     with pytest.raises(UsageError, match="passes center, and the thresholds"):
         convert(model, carried, recipe.replace(passes=(*QUICK, "center")))
     convert(model, carried, recipe.replace(scale=0.3))
-
-
-def test_a_mistake_in_the_passes_is_named_before_anything_runs():
-    with pytest.raises(UsageError, match="unknown pass 'alocate'"):
-        spike(torch.nn.Linear(2, 2), [], passes=("alocate",))

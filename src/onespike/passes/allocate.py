@@ -150,14 +150,16 @@ def curve(
 
 def curves_of(state: PassState, context: PassContext) -> Curves:
     """Return the curves of all sites; remembered, since they serve every budget."""
-    if context.memory.curves is not None and context.memory.curves[0] is state:
-        return context.memory.curves[1]
-    rows, drawn, curves = fisher(state, context), samples(state, context), Curves()
+    if context.memory.curves is not None:
+        before, column, curves = context.memory.curves
+        if before is state and column == context.energy:
+            return curves
+    rows, drawn, curves = fisher(state, context), samples(state, context), {}
     for site, t in state.spiking.items():
         seen, row = evidence(t, drawn[site], rows[site], state.axes[site]), rows[site]
         layouts = state.layouts.get(site, (t.levels,))
         curves[site] = [curve(t, levels, seen, row.fan_out, state, context.energy) for levels in layouts]
-    context.memory.curves = state, curves
+    context.memory.curves = state, context.energy, curves
     return curves
 
 
@@ -262,7 +264,7 @@ def weigh(state: PassState, context: PassContext) -> PassState:
     """
     if context.memory.curves is None:
         raise UsageError("the pass 'weigh' needs 'allocate'. Add it, or leave 'weigh' out.")
-    before, curves = context.memory.curves
+    before, _, curves = context.memory.curves
     goal, joint = least(state, context), dict(curves)
     for site, effect in coherence(state, context).items():
         log_step, ratio = state.step(site).clamp(min=1e-30).log(), effect.ratio()

@@ -36,7 +36,7 @@ class Memory:
 
     fisher: dict[Site, Fisher] | None = None
     samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None  # gains, values
-    curves: tuple[PassState, Curves] | None = None
+    curves: tuple[PassState, str, Curves] | None = None  # those of a state and a column
     tried: list[float] = field(default_factory=list)  # the ratios that the last `fit` has measured
 
 
