@@ -13,7 +13,7 @@ from onespike.sites import RULES
 
 ROOT = Path(__file__).parents[1]
 # These take an exported file: the tests of its format run them.
-READERS = {"replay_integers", "nir_readers"}
+READERS = {"replay_integers", "nir_readers", "hls4ml_simulation"}
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in READERS)
 NOTEBOOKS = sorted(file.stem for file in (ROOT / "examples/notebooks").glob("*.ipynb"))
 # The first asks for torchaudio, and so is in no extra.
