@@ -43,7 +43,6 @@ def torchao_int8(model: nn.Module) -> nn.Module:
 def onnxruntime_int8(model: nn.Module, x: torch.Tensor) -> Forward:
     """Its dynamic int8: bytes times bytes in linear maps, ranges taken from each input."""
     import onnx
-    import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     exported = io.BytesIO()
@@ -52,17 +51,24 @@ def onnxruntime_int8(model: nn.Module, x: torch.Tensor) -> Forward:
         before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(onnx.load_from_string(exported.getvalue()), before)
         quantize_dynamic(before, after, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(after, options, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(None, {"x": x.numpy()})[0]
+        return session(after)
 
 
-def exported(snn: nn.Module, x: torch.Tensor) -> Forward:
-    """Our own integer form as `onespike export --format onnx --integer` writes it, in the same runtime."""
+def session(file: Path) -> Forward:
+    """An ONNX file with one input, x, in ONNX Runtime with torch's number of threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    opened = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda x: opened.run(None, {"x": x.numpy()})[0]
+
+
+def exported(snn: nn.Module, x: torch.Tensor, integer: bool = True) -> Forward:
+    """Our own form as `onespike export --format onnx [--integer]` writes it, in the same runtime."""
     several = x if len(x) > 1 else torch.cat([x, x])  # one input alone would fix the size of the batch
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         known, file = FORMATS["onnx"], Path(folder) / "network.onnx"
-        known.write(Request.of(snn, [several], True, {}), file)
+        known.write(Request.of(snn, [several], integer, {}), file)
         run = known.read(file)
     return lambda x: run(x)[0]

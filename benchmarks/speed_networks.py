@@ -16,7 +16,10 @@ NETWORKS = {
     "vit-tiny": ("timm", "vit_tiny_patch16_224"),
     "vit-base": ("timm", "vit_base_patch16_224"),
     "resnet18": ("torchvision", "resnet18"),
+    "mobilenet_v2": ("torchvision", "mobilenet_v2"),
 }
+MINILM = dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+"""The sizes of all-MiniLM-L6."""
 
 
 def build(name: str, size: int = 224) -> nn.Module:
@@ -32,28 +35,52 @@ def build(name: str, size: int = 224) -> nn.Module:
     return torchvision.models.get_model(model, weights=None).eval()
 
 
+class MiniLM(nn.Module):
+    """A small BERT from tokens to the last hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        torch.manual_seed(0)
+        self.bert = transformers.BertModel(transformers.BertConfig(**MINILM), add_pooling_layer=False).eval()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.bert(tokens).last_hidden_state
+        return hidden
+
+
 def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.Module:
     return onespike.convert(model, onespike.calibrate(model, [x[:2]], recipe), recipe, share_weights=True)
 
 
 def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """A network whose neurons have what those of `best` have, steps, centers and gains, of any value: same time."""
-    recipe = onespike.Recipe(rounding="nearest")
+    return shaped(model, x, onespike.Recipe(rounding="nearest"))
+
+
+def as_bytes(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """A network whose counts are bytes: uniform levels and equal steps of both signs, one for each channel."""
+    return shaped(model, x, onespike.Recipe(levels="bits:6", rounding="nearest"), centers=False)
+
+
+def shaped(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe, centers: bool = True) -> nn.Module:
+    """Return a converted network with one step per channel or head, and centers and gains by position."""
     found = onespike.calibrate(model, [x[:2]], recipe)
 
-    def shaped(t: SiteThreshold, kept: tuple[int, ...], value: float) -> torch.Tensor:
-        return torch.full([t.shape[a] if a in kept else 1 for a in range(1 - len(t.shape), 0)], value)
+    def part(t: SiteThreshold, axes: tuple[int, ...], value: float) -> torch.Tensor:
+        return torch.full([t.shape[a] if a in axes else 1 for a in range(1 - len(t.shape), 0)], value)
 
     entries = dict(found.entries)
     for site, t in found.items():
         along = axes(t, found.get(site.operand("lhs") if site.role == "rhs" else site, t))
         if t.role not in ("activation", "softmax") or not along.step:
             continue
-        step = shaped(t, along.step, float(t.positive.max()))
+        step = part(t, along.step, float(t.positive.max()))
         changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
-        if along.center:
-            changes |= {"center": shaped(t, along.center, 0.01), "negative": step}
-        if along.position is not None:
+        if along.center and centers:
+            changes |= {"center": part(t, along.center, 0.01), "negative": step}
+        if along.position is not None and centers:
             gain = torch.ones(t.shape[along.position])
             gain[0] = 0.5
             changes["gain"] = gain.view(-1, *[1] * (-along.position - 1))

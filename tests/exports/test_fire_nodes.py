@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from exports.small import installed
+from onespike.deploy.exports.byte_graph import bytes_
 from onespike.deploy.exports.graph import Site, trace
-from onespike.deploy.exports.onnx_file import _session, translated
+from onespike.deploy.exports.onnx_file import TRANSLATIONS, _session, translated
 from onespike.neurons import Neuron, ScaleFire
 from onespike.neurons.baselines import DualMultiThreshold
 from onespike.spikes.fire_functions import bounds
@@ -61,9 +62,9 @@ X = edges()
 
 
 class All(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, neurons: dict[str, Neuron]) -> None:
         super().__init__()
-        self.sites = nn.ModuleList(Site(name, neuron, []) for name, neuron in NEURONS.items())
+        self.sites = nn.ModuleList(Site(name, neuron, []) for name, neuron in neurons.items())
 
     def forward(self, *args: Tensor) -> list[Tensor]:
         return [site.counts(*args) for site in self.sites]  # type: ignore[operator]
@@ -71,7 +72,7 @@ class All(nn.Module):
 
 @pytest.fixture(scope="module")
 def fired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    graph = trace(All(), X)
+    graph = trace(All(NEURONS), X)
     file: Path = tmp_path_factory.mktemp("onnx") / "all.onnx"
     translated(graph, list(NEURONS), {}, {}).save(str(file))
     values = _session(file).run(None, {"input": X.numpy()})
@@ -94,3 +95,40 @@ def test_a_neuron_whose_half_is_within_the_quotient() -> None:
     apart = (site.counts(x) - neuron.counts(x)).abs()
     # rounded otherwise at the bounds themselves
     assert apart.max() <= 1 and (apart > 0).float().mean() < 0.01
+
+
+def uniform() -> dict[str, Neuron]:
+    """Neurons that are one byte: of one or two signs, steps by row or by channel, centers and gains."""
+    numbers = torch.rand(10, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
+    rows = torch.tensor([[0.25], [8.0]])
+    step = float(numbers[0])
+    return {
+        "one sign": ScaleFire(step, levels=mixed_levels(255, 0)),
+        "negative": ScaleFire(0.0, 2 * step, levels=mixed_levels(100, 0)),
+        "seven bits": ScaleFire(step, step, levels=mixed_levels(63, 0)),
+        "eight bits": ScaleFire(step, step, levels=mixed_levels(127, 0)),
+        "rows": ScaleFire(rows * step, rows * step, levels=mixed_levels(20, 0)),
+        "channels": ScaleFire(numbers, numbers, levels=mixed_levels(63, 0)),
+        "gains": ScaleFire(numbers, numbers, levels=mixed_levels(63, 0), gain=rows),
+        "center": ScaleFire(step, step, levels=mixed_levels(63, 0), center=torch.tensor(0.75), gain=rows),
+    }
+
+
+def test_uniform_levels_are_quantizers_that_fire_at_every_bound(tmp_path: Path) -> None:
+    neurons = uniform()
+    infinity = torch.tensor(torch.inf)
+    bound, parts = torch.arange(300) + 0.5, []
+    for step in (neurons["one sign"].positive, neurons["channels"].positive[3]):
+        x = bound * step
+        for _ in range(2):  # the least numbers that fire
+            x = torch.where(x / step < bound, torch.nextafter(x, infinity), x)
+        parts += [x, x * 2, torch.nextafter(x, infinity), x * (1 - 2**-20)]
+    x = torch.cat([*parts, *(-part for part in parts)]).view(-1, 2, 10)
+    graph = trace(All(neurons), x)
+    bytes_(graph)
+    translated(graph, list(neurons), {}, TRANSLATIONS).save(str(tmp_path / "all.onnx"))
+    values = _session(tmp_path / "all.onnx").run(None, {"input": x.numpy()})
+    model = pytest.importorskip("onnx").load(tmp_path / "all.onnx")
+    assert [node.op_type for node in model.graph.node].count("QuantizeLinear") == len(neurons)
+    for (name, neuron), value in zip(neurons.items(), values, strict=True):
+        assert torch.equal(torch.from_numpy(value), neuron.counts(x)), name

@@ -16,7 +16,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from onespike.conversion.firing import Neurons
 from onespike.deploy.exports import operations
-from onespike.deploy.exports.operations import ZERO
 from onespike.deploy.products import IntegerProduct
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
@@ -76,7 +75,7 @@ class Site(nn.Module):
 class Product(nn.Module):
     """Replace an integer product: multiply a site's counts by name."""
 
-    def __init__(self, site: Site, form: IntegerProduct, unsigned: bool) -> None:
+    def __init__(self, site: Site, form: IntegerProduct) -> None:
         super().__init__()
         if not form.fits:
             raise UsageError(
@@ -90,15 +89,13 @@ class Product(nn.Module):
             )
         self.form, self.biased = (form,), form.biased  # no child: its buffers are not exported
         once = bool((form.times_up == 1).all() and (form.times_down == 1).all())
-        self.register_buffer(
-            "weight", (form.weight.int() + ZERO).to(torch.uint8) if unsigned else form.weight
-        )
+        self.register_buffer("weight", form.weight)
         self.register_buffer("scale", form.scale)
         self.register_buffer("bias", form.bias)
         self.register_buffer("up", None if once else form.times_up)
         self.register_buffer("down", None if once else form.times_down)
         self.facts = (form.most, site.sides != "positive", site.name)
-        self.other = None if form.other is None else Product(site, form.other, unsigned)
+        self.other = None if form.other is None else Product(site, form.other)
 
     def forward(self, x: Tensor, site: Site) -> Tensor:
         return self.multiply(*site.fire(x))
@@ -164,11 +161,8 @@ def bare(network: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-def marked(network: nn.Module, batch: Any, *, unsigned: bool = False) -> Marked:
-    """Return a copy of a network with markers in place of its neurons and of its integer products.
-
-    Weights are int8, or `unsigned` with their zero at 128.
-    """
+def marked(network: nn.Module, batch: Any) -> Marked:
+    """Return a copy of a network with markers in place of its neurons and of its integer products."""
     twin, log = bare(network), Log()
     for module in twin.modules():
         owner: Any = module._modules.get("neurons")
@@ -181,9 +175,7 @@ def marked(network: nn.Module, batch: Any, *, unsigned: bool = False) -> Marked:
         for key in owner.products:  # products of two activations decode, and multiply in float
             module._modules.pop(f"integer_{key.removesuffix('_lhs')}", None)
         owner.products = {
-            key: Product(neurons[key], form, unsigned)
-            for key, form in owner.products.items()
-            if key.endswith("_input")
+            key: Product(neurons[key], form) for key, form in owner.products.items() if key.endswith("_input")
         }
         module._modules |= {f"integer_{key}": product for key, product in owner.products.items()}
     result = Marked(twin, log)

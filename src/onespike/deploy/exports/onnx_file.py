@@ -11,6 +11,8 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import product as product_of
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,17 @@ import torch
 from torch import Tensor
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.byte_graph import EIGHT_BITS, SEVEN_BITS, bytes_, zero_of
 from onespike.deploy.exports.comparison import Answer, tensors
 from onespike.deploy.exports.graph import Graph, marked, trace
-from onespike.deploy.exports.operations import ZERO
+from onespike.deploy.exports.operations import BEFORE
+from onespike.deploy.products import EXACT
 from onespike.errors import UsageError
 
 OPSET = 20
-UINT8 = 2
+BASE = 128
+"""The base of counts of several digits."""
+INT32 = 6
 
 
 def read(file: Path) -> Run:
@@ -43,12 +49,12 @@ def write(request: Request, file: Path) -> Foreign:
             "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'."
         )
     batch = example(request.batches)
-    network = marked(request.network, batch, unsigned=True)
+    network = marked(request.network, batch)
     graph = trace(network, batch)
+    bytes_(graph)
     # a site may fire more than once
     counts = [f"{site}#{number}" for number, site in enumerate(network.sites)]
-    translations = {torch.ops.spikes.sums.default: sums}
-    model = translated(graph, [*network.outputs, *counts], request.facts, translations)
+    model = translated(graph, [*network.outputs, *counts], request.facts, TRANSLATIONS)
     probes = file.with_name(f"{file.name}.probes")
     model.save(str(probes))
     size = len(network.outputs)
@@ -98,37 +104,126 @@ def translated(
     return model
 
 
-def sums(
-    units: Any, weight: Any, stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (),
-    groups: int = 1, most: int = 0, signed: bool = True,
-) -> Any:  # fmt: skip
-    """`operations.sums`: one product of bytes if counts fit into one, else two; of signed bytes some processors saturate sums."""
+def _constant(value: Any) -> Any:
     import numpy as np
     import onnx
     from onnxscript import opset20
 
+    return opset20.Constant(value=onnx.numpy_helper.from_array(np.asarray(value)))
+
+
+def rounded(x: Any, scale: Any, low: int, high: int, signed: bool, site: str) -> Any:
+    """`operations.round`: a quantizer, with a scale along one axis at most."""
+    import numpy as np
+    from onnxscript import opset20
+
     op: Any = opset20
-
-    def constant(value: Any) -> Any:
-        return op.Constant(value=onnx.numpy_helper.from_array(np.asarray(value)))
-
-    columns = None if stride else op.Transpose(weight, perm=[1, 0])
-
-    def product(values: Any, zero: int) -> Any:
-        bytes_ = op.Cast(op.Add(values, constant(np.float32(zero))) if zero else values, to=UINT8)
-        zeros = constant(np.uint8(zero)), constant(np.uint8(ZERO))
-        if columns is not None:
-            return op.MatMulInteger(bytes_, columns, *zeros)
-        geometry = {"strides": [*stride], "dilations": [*dilation], "pads": [*padding, *padding]}
-        return op.ConvInteger(bytes_, weight, *zeros, group=groups, **geometry)
-
-    if most <= (127 if signed else 255):
-        total = product(units, ZERO if signed else 0)
+    zero: Any = 0 if signed else zero_of(low, high)
+    whole: Any = np.int8 if signed else np.uint8
+    sizes = [] if scale is None else list(scale.shape)
+    size = tuple(extent for extent in sizes if extent > 1)
+    axis = len(x.shape) - len(sizes) + sizes.index(*size) if size else 1
+    before = _constant(np.float32(BEFORE))
+    if scale is None:
+        scale = before
     else:
-        high = op.Floor(op.Mul(units, constant(np.float32(1 / 256))))
-        low = op.Sub(units, op.Mul(high, constant(np.float32(256))))
-        total = op.Add(op.Mul(product(high, ZERO), constant(np.int32(256))), product(low, 0))
+        scale = op.Mul(op.Reshape(scale, _constant(np.array(size, dtype=np.int64))), before)
+    count = op.QuantizeLinear(x, scale, _constant(np.full(size, zero, dtype=whole)), axis=axis)
+    ends = [low + zero, high + zero]
+    if ends != [np.iinfo(whole).min, np.iinfo(whole).max]:
+        count = op.Clip(count, *(_constant(whole(end)) for end in ends))
+    return op.DequantizeLinear(count, _constant(np.float32(1)), _constant(whole(zero)))
+
+
+def product(counts: Any, weight: Any, scale: Any) -> Any:
+    """`operations.product`: bytes times bytes, as runtimes recognize it."""
+    from onnxscript import opset20
+
+    op: Any = opset20
+    return op.MatMul(counts, op.DequantizeLinear(op.Transpose(weight, perm=[1, 0]), scale, axis=1))
+
+
+def sums(
+    units: Any, weight: Any, stride: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (),
+    groups: int = 1, most: int = 0, signed: bool = True,
+) -> Any:  # fmt: skip
+    """`operations.sums`: one product of bytes for each digit of the units, which are from −64 to 64.
+
+    Two products of such bytes and of weights up to ±127 fit into 16 bits, in which processors without VNNI add them. A
+    convolution multiplies its windows: onnxruntime has fast products of bytes for matrices alone.
+    """
+    import numpy as np
+    from onnxscript import opset20
+
+    op: Any = opset20
+    zero, rows = _constant(np.uint8(SEVEN_BITS)), len(stride)
+    around = (stride, padding, dilation)
+    geometry = {"strides": [*stride], "dilations": [*dilation], "pads": [*padding, *padding], "group": groups}
+    if groups > 1 and most * EIGHT_BITS * prod(weight.shape[1:]) < EXACT:  # floats are exact, too
+        return op.Conv(units, op.CastLike(weight, units), **geometry)
+    if groups > 1:
+        raised = op.Add(op.Cast(weight, to=INT32), _constant(np.int32(EIGHT_BITS)))
+        weight = op.CastLike(raised, zero)
+    elif stride:
+        places = [*range(2, rows + 2), 1, 0]
+        sizes = (-1, weight.shape[0])
+        weight, extent = (
+            op.Reshape(op.Transpose(weight, perm=places), _constant(np.array(sizes))),
+            weight.shape[2:],
+        )
+    else:
+        weight = op.Transpose(weight, perm=[1, 0])
+
+    def summed(digit: Any) -> Any:
+        if groups > 1:
+            return op.ConvInteger(digit, weight, zero, _constant(np.uint8(EIGHT_BITS)), **geometry)
+        if not stride:
+            return op.MatMulInteger(digit, weight, zero)
+        seen = _windows(digit, zero, units.shape[2:], extent, *around)
+        return op.Transpose(op.MatMulInteger(seen, weight, zero), perm=[0, rows + 1, *range(1, rows + 1)])
+
+    total, rest, digits = None, units, 1
+    while most >= SEVEN_BITS * BASE ** (digits - 1):
+        digits += 1
+    for power in reversed(range(digits)):
+        base = _constant(np.float32(BASE**power))
+        digit = op.QuantizeLinear(rest, base, zero)
+        rest = op.Sub(rest, op.DequantizeLinear(digit, base, zero)) if power else rest
+        part = summed(digit)
+        total = part if total is None else op.Add(op.Mul(total, _constant(np.int32(BASE))), part)
     return op.CastLike(total, units)
+
+
+def _windows(
+    image: Any, zero: Any, size: Sequence[int], extent: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Any:  # fmt: skip
+    """Return what each place of a convolution sees, [batch, …, places of the kernel · channels]."""
+    import numpy as np
+    from onnxscript import opset20
+
+    op: Any = opset20
+    rows = len(size)
+    image = op.Transpose(image, perm=[0, *range(2, rows + 2), 1])
+    if any(padding):
+        image = op.Pad(image, _constant(np.array([0, *padding, 0] * 2)), zero)
+    lasts = [s + 2 * p - d * (e - 1) for s, p, d, e in zip(size, padding, dilation, extent, strict=True)]
+    if all(part == 1 for part in (*extent, *stride)):
+        return image
+    axes, steps = _constant(np.arange(1, rows + 1)), _constant(np.array(stride))
+    parts = []
+    for place in product_of(*map(range, extent)):
+        starts = [d * k for d, k in zip(dilation, place, strict=True)]
+        ends = [start + last for start, last in zip(starts, lasts, strict=True)]
+        parts.append(op.Slice(image, _constant(np.array(starts)), _constant(np.array(ends)), axes, steps))
+    return op.Concat(*parts, axis=-1)
+
+
+TRANSLATIONS = {
+    torch.ops.spikes.sums.default: sums,
+    torch.ops.spikes.round.default: rounded,
+    torch.ops.spikes.product.default: product,
+}
 
 
 def input_names(graph: Graph) -> list[str]:

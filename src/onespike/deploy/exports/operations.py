@@ -25,8 +25,6 @@ from onespike.deploy.products import multiply, units_of
 from onespike.spikes.code import COARSEST, FINEST, SpikeCode
 from onespike.spikes.fire_functions import defined_by, fire_compared
 
-ZERO = 128
-"""The zero of 8-bit weights without a sign."""
 POWERS = tuple(2.0**k for k in range(int(log2(FINEST)), int(log2(COARSEST)) + 1))
 """The gains that a row may have by its magnitude."""
 LIBRARY = torch.library.Library("spikes", "FRAGMENT")
@@ -135,12 +133,28 @@ def compare(
     return total
 
 
+BEFORE = 1 - 2.0**-22
+"""A rounding half to even fires at every bound, as `fire` does, where its scale is so much smaller: a few units in the last place."""
+
+
+@operation
+def round(x: Tensor, scale: Tensor | None, low: int, high: int, signed: bool, site: str) -> Tensor:
+    """The whole number nearest to x / scale: a neuron with uniform levels, as quantizers of other runtimes round."""
+    return (x / (BEFORE if scale is None else scale * BEFORE)).round().clamp(low, high)
+
+
+@operation
+def product(counts: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """scale·(Ŵ·counts), for counts of one byte."""
+    result: Tensor = sums(counts, weight, [], [], [], 1, 0, True) * scale
+    return result
+
+
 @operation
 def sums(
     units: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
     most: int, signed: bool,
 ) -> Tensor:  # fmt: skip
-    """Ŵ·units, or Ŵ ∗ units with a stride, exactly; unsigned weights have their zero at 128."""
-    whole = weight.double() - (ZERO if weight.dtype == torch.uint8 else 0)
+    """Ŵ·units, or Ŵ ∗ units with a stride, exactly."""
     geometry = (stride, padding, dilation, groups) if stride else ()
-    return multiply(units.double(), whole, *geometry).to(units.dtype)
+    return multiply(units.double(), weight.double(), *geometry).to(units.dtype)
