@@ -256,4 +256,7 @@ def preset(name: str, **changes: Any) -> Recipe:
     """Return the recipe of a named preset, with the given changes."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    return Recipe(**{"preset": name, **PRESETS[name].settings, **changes})
+    settings, goals = PRESETS[name].settings, {"budget", "max_drop"}
+    if goals & set(changes):  # whoever names one goal does not mean the preset's other
+        settings = {field: value for field, value in settings.items() if field not in goals}
+    return Recipe(**{"preset": name, **settings, **changes})

@@ -40,7 +40,7 @@ def test_the_best_preset_runs_all_of_its_passes(monkeypatch):
         stages.append((title, total))
         return lambda batches: batches
 
-    snn = spike(model, inputs, "best", energy="counts", progress=progress)
+    snn = spike(model, inputs, "best", budget=0.2, energy="counts", progress=progress)
     assert stages[0] == ("calibrating", 6) and ("tuning", 2) in stages
     assert counted(snn, *inputs).ratio("counts") == pytest.approx(0.2, rel=0.05)
 

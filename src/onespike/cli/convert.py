@@ -52,7 +52,8 @@ def convert(
     """Convert a network and write a run directory.
 
     Thresholds are calibrated on unlabeled images or text, and improved by passes within an energy budget: by default
-    --preset fast, a binary ratio of 0.2 of all MACs of the original. --max-drop 1% finds the least energy instead. --preset sformer is the paper's
+    --preset fast, the least energy that is expected to lose 0.5 %, at most a binary ratio of 0.2 of all MACs of the
+    original. --budget and --max-drop say otherwise. --preset sformer is the paper's
     method. Bundled networks include their weights; others need --weights.
     """
     from onespike import runs

@@ -91,12 +91,13 @@ def improve(
     )
     facts: dict[str, Any] = {}
     with torch.inference_mode(False), in_order(model):  # passes take gradients, wherever they are called
-        if recipe.max_drop is None:
+        unjudged = recipe.budget is not None and judge is None and len(context.inputs) < 2
+        if recipe.max_drop is None or unjudged:
             context = replace(context, budget=target(state, context))
             state = chain(state, context, names)
         else:
             state, facts = _tolerated(state, context, names, recipe.max_drop, judge)
-        facts["energy"] = _spent(state, context, recipe.budget if recipe.max_drop is None else None)
+        facts["energy"] = _spent(state, context, recipe.budget)
     provenance = {**state.thresholds.provenance, "passes": list(names), **facts}
     return replace(state.thresholds, provenance=provenance)
 
@@ -112,7 +113,7 @@ def _tolerated(
         state = PASSES[name](state, context)
     chosen, results = least_energy(state, context, partial(_through, names=after), most, judge)
     state, loss = results[chosen]
-    if not loss.within(most):
+    if context.budget is None and not loss.within(most):
         warnings.warn(
             f"passes: no energy that was tried stays within a loss of {100 * most:g} %. The least loss is kept: "
             f"{loss}. Allow more, or give other passes.",

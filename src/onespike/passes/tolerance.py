@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.passes.base import PassContext, PassState
-from onespike.passes.budget import spending
+from onespike.passes.budget import fit, spending
 from onespike.passes.statistics import held_out
 from onespike.runtime.batches import inputs_of, to
 
@@ -114,15 +114,40 @@ def least_energy(
         tried[budget] = after, judge(after.network(context.model))
         return tried[budget][1].within(most)
 
-    budget = START if context.budget is None else context.budget
-    enough, scarce = (budget, 0.0) if good(budget) else (0.0, budget)
+    def too_coarse(budget: float) -> float:
+        """Return the first lower budget at which larger steps alone, without the passes again, lose too much."""
+        after, _ = tried[budget]
+        while budget * DOWN > LEAST:
+            budget *= DOWN
+            if not judge(fit(after, context, budget).network(context.model)).within(most):
+                break
+        return budget
+
+    if context.budget is None:
+        enough = _around(START, good, lambda budget: spending(tried[budget][0], context) < 0.9 * budget)
+    else:
+        enough = _below(context.budget, good, too_coarse)
+    return enough or min(tried, key=lambda one: tried[one][1].drop), tried
+
+
+def _around(start: float, good: Callable[[float], bool], idle: Callable[[float], bool]) -> float:
+    """Return the least good budget on either side of the first, or 0; above an idle one finer steps change nothing."""
+    enough, scarce = (start, 0.0) if good(start) else (0.0, start)
     while enough and not scarce and enough * DOWN > LEAST:
         enough, scarce = (enough * DOWN, 0.0) if good(enough * DOWN) else (enough, enough * DOWN)
     while scarce and not enough and scarce * UP < MOST:
         enough, scarce = (scarce * UP, scarce) if good(scarce * UP) else (0.0, scarce * UP)
-        if not enough and spending(tried[scarce][0], context) < 0.9 * scarce:  # finer steps change nothing
+        if not enough and idle(scarce):
             break
     for _ in range(HALVINGS if enough and scarce else 0):
         middle = (enough * scarce) ** 0.5
         enough, scarce = (middle, scarce) if good(middle) else (enough, middle)
-    return enough or min(tried, key=lambda one: tried[one][1].drop), tried
+    return enough
+
+
+def _below(most: float, good: Callable[[float], bool], too_coarse: Callable[[float], float]) -> float:
+    """Return the largest budget, or a lower one that is good, after three runs at most."""
+    if not good(most):
+        return most
+    scarce = too_coarse(most)
+    return next((budget for budget in (scarce, scarce / DOWN) if budget < most and good(budget)), most)
