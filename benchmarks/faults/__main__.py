@@ -157,8 +157,7 @@ def _warm(work: Path, options: argparse.Namespace) -> None:
     import onespike.diagnosis
     import onespike.reports.record
     import onespike.reports.server
-    import onespike.runs.searching
-    import onespike.studies.demo  # noqa: F401
+    import onespike.runs.searching  # noqa: F401
 
     place = work / "stage"
     stage.build(place, brief=options.brief)

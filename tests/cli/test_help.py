@@ -10,6 +10,7 @@ import pytest
 import typer.testing
 
 import onespike
+from onespike.cli import renamed
 from onespike.cli.app import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -49,6 +50,23 @@ def test_there_are_few_words_to_learn():
     parameters = [p for c in typer.main.get_command(app).commands.values() for p in c.params]
     options = {"--help", "--version", *(o for p in parameters for o in p.opts if o.startswith("--"))}
     assert len(COMMANDS) <= 14 and len(options) <= 50, sorted(options)
+
+
+@pytest.mark.parametrize("word", renamed.COMMANDS)
+def test_commands_of_earlier_versions_name_their_successor(cli, word):
+    assert cli(word, "run").message() == f"`onespike {word}` is now: {renamed.COMMANDS[word]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("convert MODEL --percentile 2", "--percentile is now --set percentile=…. See: onespike list fields"),
+        ("convert MODEL --pretrained", "--pretrained is now --weights pretrained."),
+        ("search RUN --per-site=kind", "--per-site is now the pass allocate: onespike convert …"),
+    ],
+)
+def test_options_of_earlier_versions_name_their_successor(cli, words, message):
+    assert cli(words).message().startswith(message)
 
 
 def test_the_version(cli):

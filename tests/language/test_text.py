@@ -1,17 +1,18 @@
-"""Texts, rows of JSON and tables become documents and windows; what cannot be read is named."""
+"""Texts, rows of JSON, tables and datasets become documents and windows; what cannot be read is named."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import sys
 
 import pytest
 import torch
 
 from language_folders import sentence, tokenizer
 from onespike.adapters.writing import Tokens
-from onespike.errors import DataError
+from onespike.errors import DataError, LoadError
 from onespike.tasks.embedding import texts
 from onespike.tasks.text import documents, pack
 
@@ -88,6 +89,19 @@ def test_sources_that_are_not_there_or_have_no_end(tmp_path):
     for place in (tmp_path / "a.txt", "/dev/zero"):
         with pytest.raises(DataError, match="this is neither a file nor a folder"):
             documents(str(place))
+
+
+def test_a_dataset_of_the_library(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="the extra `language` is not installed")
+    rows = datasets.Dataset.from_dict({"text": ["the cat", "sat on", "the mat ."]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    (found,) = documents(f"datasets:{tmp_path / 'saved'}")
+    assert found.text == "the cat\n\nsat on\n\nthe mat ."
+    with pytest.raises(DataError, match="the dataset cannot be read"):
+        documents("datasets:nobody/nothing@test")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(LoadError, match=r"it needs datasets. Install .* 'onespike\[language\]'"):
+        documents("datasets:wikitext")
 
 
 def test_both_perplexities_by_hand(tmp_path):

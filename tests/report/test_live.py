@@ -6,11 +6,12 @@ import base64
 import http.client
 import io
 import json
+import resource
 import socket
 import struct
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -122,22 +123,34 @@ def test_too_much_is_not_read(server):
     assert status == 400 and "at most 64 MB" in reply["error"]
 
 
-def test_an_input_waits_unread_while_two_are_on_their_way(server, png):
-    head = b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + f"Content-Length: {len(png)}\r\n\r\n".encode()
-    with ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(server.server_address[:2])) for _ in range(2)]
-        for connection in slow:
-            connection.sendall(head + png[:9])
-        while server.room.acquire(blocking=False):  # their requests are not read yet
-            server.room.release()
-            time.sleep(0.01)
-        third = stack.enter_context(socket.create_connection(server.server_address[:2], timeout=0.5))
-        third.sendall(head + png)
-        with pytest.raises(TimeoutError):
-            third.recv(1)
-        slow[0].close()
-        third.settimeout(60)
-        assert third.recv(12) == b"HTTP/1.1 200"
+def test_bytes_on_their_way_are_bounded(server, png):
+    """Twelve uploads of 63 MB that stop before their end: two have room, and the others are refused at once."""
+    size, replies, open_connections = 63 * 2**20, [], []
+    part = bytes(size - 1)
+    before = resident()
+    for _ in range(12):
+        connection = socket.create_connection(server.server_address[:2], timeout=2)
+        open_connections.append(connection)
+        length = f"Content-Length: {size}\r\n\r\n".encode()
+        connection.sendall(b"POST /answer?suffix=.png HTTP/1.1\r\n" + LIVE + length)
+        try:
+            replies.append(b"".join(iter(lambda: connection.recv(1 << 16), b"")))  # noqa: B023
+        except TimeoutError:  # it has room
+            connection.settimeout(60)
+            connection.sendall(part)
+    refused = b'{"error": "inputs of over 128 MB are on their way. Try again later."}'
+    assert len(replies) == 10 and all(b" 503 " in reply and reply.endswith(refused) for reply in replies)
+    assert resident() - before < 3 * size
+    for connection in open_connections:
+        connection.close()
+    while server.sizes:
+        time.sleep(0.01)
+    assert ask(server, "suffix=.png", png)[0] == 200
+
+
+def resident() -> int:
+    """The bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 LIVE = b"Host: localhost\r\nX-Onespike: live\r\n"

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import WARNING, interruptible, loading, output, refuse, say
+from onespike.cli import WARNING, interruptible, loading, output, refuse, renamed, say
 from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import Recipe
@@ -85,9 +85,21 @@ class Commands(TyperGroup):
             processes.wait()
             raise typer.Exit(2) from error
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in renamed.COMMANDS:
+            raise UsageError(f"`onespike {cmd_name}` is now: {renamed.COMMANDS[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
 
 class Page(TyperCommand):
-    """A command whose help shows basic options first, then those that name a panel."""
+    """A command that knows earlier spellings; its help shows basic options first, then those that name a panel."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        existing = {option for param in self.params for option in param.opts}
+        for word in args:
+            if message := renamed.spelled_now(word, existing):
+                raise UsageError(message)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}

@@ -33,6 +33,7 @@ def evaluate(
     batch_size: int = 16,
     device: str = "cpu",
     device_map: str | None = None,
+    sites: bool = False,
     integer: bool = False,
     compare: bool = False,
     format: str | None = None,
@@ -93,6 +94,8 @@ def evaluate(
         show.evaluated(pair, result)
         if compare:
             show.compared(compared, result.prices.name)
+        if sites:
+            show.ledger(result)
     if picture is not None:
         output.line(f"picture        {picture}")
     return "report", run, *words(data=data, annotations=annotations, limit=limit)

@@ -117,6 +117,7 @@ OPTIONS = {
     "resume": Word("", "Continue a search; give the same options again."),
     "sampler": Word("NAME", "gp, tpe or grid."),
     "seed": Word("N", "Seed of what is drawn at random; 0 by default."),
+    "sites": Word("", "Also show each site."),
     "storage": Word("URL", "An optuna storage to share; by default a file in the run."),
     "stream": Word("", "Show the text while it is written."),
     "temperature": Word("T", "0 takes the best token; above 0, tokens are sampled."),

@@ -58,7 +58,7 @@ def spent(pair: NetworkPair) -> None:
             f"± {100 * energy['relative_error']:.1f} %{asked}",
             "               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()),
         )
-        if column in ratios:
+        if "analog_share" in energy and column in ratios:  # runs of earlier versions do not state it
             line(f"{'':15}{column} is {columns.beside(column, ratios[column], energy['analog_share'])}")
 
 
@@ -136,3 +136,18 @@ def forms(measured: list[Row], batch: int) -> None:
     for row in measured:
         if row.refused:
             line(f"{row.form}: {row.refused}")
+
+
+def ledger(result: Evaluation) -> None:
+    """Print the ledger of each site: MACs, its share of the paper's ratio, and how its neurons fire."""
+    cells = []
+    for row in result.ledger.table():
+        firing = "8 bits" if row["dense"] else "analog"
+        if row["spiking"]:
+            firing = f"{row['spikes per neuron']:.3f}"
+        ratio = f"{row['ratio']:.4f}" if row["drives"] else "–"
+        shares = f"{100 * row['active share']:.1f}", f"{100 * row['saturated share']:.2f}"
+        cells.append((row["site"], f"{row['macs'] / result.images:.4g}", ratio, firing, *shares))
+    headers = ("site", "MACs per image", f"{columns.PAPER} ratio", "spikes/neuron", "active %", "saturated %")
+    line()
+    rows(headers, cells)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore
+from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,9 +18,13 @@ from onespike.reports.pages import live
 
 LARGEST = 64 * 2**20
 """The largest size of an input in bytes."""
-AT_ONCE = 2
-"""Inputs that are read and answered at a time; others wait unread, so that no number of them fills the memory."""
+IN_FLIGHT = 2 * LARGEST
+"""The largest size of all inputs together that are being sent or answered, in bytes."""
 HERE = ("127.0.0.1", "localhost", "::1")
+
+
+class BusyError(UsageError):
+    """More inputs at once than there is room for."""
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -31,7 +37,8 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.room = BoundedSemaphore(AT_ONCE)
+        self.sizes: list[int] = []  # of the inputs that are being sent or answered
+        self.lock, self.most = Lock(), IN_FLIGHT
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
@@ -41,6 +48,24 @@ class LiveServer(ThreadingHTTPServer):
         self.session, self.samples = session, session.samples()
         self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Hold room for an input: other requests are refused before their bytes are read."""
+        with self.lock:
+            if sum(self.sizes) + size > self.most:
+                raise BusyError(f"inputs of over {IN_FLIGHT // 2**20} MB are on their way. Try again later.")
+            self.sizes.append(size)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.sizes.remove(size)
+
+    def server_close(self) -> None:
+        with self.lock:
+            self.most = -1  # connections that are still open get no further answer
+        super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report in one line what went wrong with a request; nothing if its page was closed."""
@@ -67,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] == "/":
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         else:
-            self.send_error(HTTPStatus.NOT_FOUND)
+            self._send(HTTPStatus.NOT_FOUND, b"not found", "text/plain")
 
     def do_POST(self) -> None:
         if not self._is_meant():
@@ -75,11 +100,13 @@ class Handler(BaseHTTPRequestHandler):
         try:
             status, answer = HTTPStatus.OK, self._answer()
         except (OnespikeError, ValueError) as error:
-            status, answer = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+            busy = isinstance(error, BusyError)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if busy else HTTPStatus.BAD_REQUEST
+            answer = {"error": str(error)}
         except (RuntimeError, MemoryError, OSError) as error:  # too little memory; the page stays open
             reason = str(error).partition("\n")[0] or type(error).__name__
             status, answer = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the networks cannot run: {reason}"}
-        self._send_record(status, answer)
+        self._json(status, answer)
 
     def _answer(self) -> dict[str, Any]:
         asked = urlsplit(self.path)
@@ -88,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if asked.path != "/answer" or not 0 <= length <= LARGEST:
             raise UsageError(f"an input has at most {LARGEST // 2**20} MB.")
-        with self.server.room:
+        with self.server.room(length):
             contents = self.rfile.read(length)
             self.close_connection = len(contents) < length
             scale = float(options["scale"]) if "scale" in options else None
@@ -109,11 +136,12 @@ class Handler(BaseHTTPRequestHandler):
         if ours and name is not None and (self.server.names is None or name in self.server.names):
             return True
         self.close_connection = True
-        refusal = "this address is not served. Use the one that was printed."
-        self._send_record(HTTPStatus.FORBIDDEN, {"error": refusal})
+        self._json(
+            HTTPStatus.FORBIDDEN, {"error": "this address is not served. Use the one that was printed."}
+        )
         return False
 
-    def _send_record(self, status: HTTPStatus, record: dict[str, Any]) -> None:
+    def _json(self, status: HTTPStatus, record: dict[str, Any]) -> None:
         self._send(status, json.dumps(record).encode(), "application/json")
 
     def _send(self, status: HTTPStatus, contents: bytes, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""A text file, a folder of them or rows of JSON → documents → tokens in windows of one length."""
+"""A text file, a folder of them, rows of JSON or a dataset → documents → tokens in windows of one length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onespike.errors import DataError
+from onespike.errors import DataError, first_line, require
 from onespike.tasks.inputs import Items
 
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
+DATASETS = "datasets:"
+BETWEEN = "\n\n"
+"""The separator between the rows of a dataset that form one text, as GPTQ joins WikiText."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,10 @@ class Document:
 
 
 def documents(source: str) -> list[Document]:
-    """Return every document of a source, empty ones left out: one per file, or per row of `.jsonl` and `.tsv`."""
-    if Path(source).is_dir():
+    """Return every document of a source, empty ones left out: one per file, per row of `.jsonl` and `.tsv`, or per dataset."""
+    if source.startswith(DATASETS):
+        every = [_dataset(source)]
+    elif Path(source).is_dir():
         files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
         if not files:
             raise DataError(f"{source}: no text in it. Give files that end in {', '.join(SUFFIXES)}.")
@@ -93,6 +98,26 @@ def _row(name: str, row: Any) -> Document:
             raise DataError(f"{name}: the score {score!r:.60} is not a number. Correct it.")
     forms = '{"text": …} or {"sentence1": …, "sentence2": …}'
     raise DataError(f"{name}: a row holds {forms}, and this one does not. Correct it.")
+
+
+def _dataset(source: str) -> Document:
+    """Read `datasets:NAME[,CONFIGURATION][@SPLIT]` by the library of that name, or a folder that its `save_to_disk` wrote."""
+    datasets = require("datasets", "language", source)
+    wanted, _, split = source.removeprefix(DATASETS).partition("@")
+    name, _, configuration = wanted.partition(",")
+    try:
+        if Path(name).is_dir():
+            stored = datasets.load_from_disk(name)
+            rows = stored[split or "test"] if isinstance(stored, datasets.DatasetDict) else stored
+        else:
+            rows = datasets.load_dataset(name, configuration or None, split=split or "test")
+        texts = rows["text"]
+    except Exception as error:  # any exception of the library or the place it reads from
+        raise DataError(
+            f"{source}: the dataset cannot be read ({first_line(error)}). "
+            "Name one with a column 'text', as datasets:NAME,CONFIGURATION@SPLIT, or a folder of save_to_disk."
+        ) from error
+    return Document(source, BETWEEN.join(texts))
 
 
 class Tokenizer(Protocol):
