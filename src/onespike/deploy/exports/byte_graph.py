@@ -66,9 +66,13 @@ def _axes(factor: fx.Node | None) -> set[int]:
 
 
 def _round(fire: fx.Node, named: dict[str, Any], low: int, high: int, graph: Graph) -> fx.Node:
-    """Center and scale a value, and round it. Runtimes are slow at scales along the last axis, and have none along two."""
+    """Center and scale a value, and round it.
+
+    Runtimes are slow at scales along the last axis, where windows of convolutions have their channels, and have none along two.
+    """
     x, gain = named["x"], named["gain"]
     step = named["negative" if named["sides"] == "negative" else "positive"]
+    image = any(operation_of(user) == "spikes.conv" for user in fire.users)
     with graph.program.graph.inserting_before(fire):
         if named["center"] is not None:
             x = _call(graph, ATEN.sub.Tensor, x, named["center"])
@@ -77,7 +81,7 @@ def _round(fire: fx.Node, named: dict[str, Any], low: int, high: int, graph: Gra
             axes = _axes(factor) | _axes(scale)
             if factor is None:
                 continue
-            if graph.tensor(factor) is None or -1 in axes or len(axes) > 1:
+            if graph.tensor(factor) is None or -1 in axes or len(axes) > (0 if image else 1):
                 x = _call(graph, ATEN.div.Tensor, x, factor)
             elif scale is None:
                 scale = factor
