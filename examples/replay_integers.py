@@ -34,6 +34,12 @@ def conv_sums(counts, weight, up, down, stride, padding, dilation, groups, most,
 def spiking_conv(weight, scale, bias, **rest):
     rows = (-1, *[1] * (weight.ndim - 2))
     return conv_sums(weight=weight, **rest) * scale.reshape(rows) + (0 if bias is None else bias if bias.ndim > 1 else bias.reshape(rows))
+least = lambda gain: gain.min(-2, keepdims=True) if gain.ndim > 1 else gain  # of gains along the sum
+def matmul_sums(lhs, rhs, rhs_gain, lhs_most, rhs_most, lhs_signed, rhs_signed, site):
+    return lhs @ (rhs if rhs_gain is None else rhs * (rhs_gain / least(rhs_gain)))
+def spiking_matmul(lhs, rhs, lhs_unit, rhs_unit, lhs_gain, rhs_gain, **rest):
+    value = matmul_sums(lhs, rhs, rhs_gain, **rest) * lhs_unit * rhs_unit * given(lhs_gain, 1)
+    return value if rhs_gain is None else value * least(rhs_gain)
 
 def windows(x, kernel, stride, padding, dilation, fill, ceil_mode=False):  # [batch, channels, …places, …kernel]
     geometry, dims = (kernel, stride or kernel, padding, dilation), x.ndim - 2
@@ -116,7 +122,7 @@ hard = lambda x: np.clip(x + 3, 0, 6) / 6
 
 OPS = {
     "spikes.fire": fire, "spikes.decode": decode, "spikes.linear": spiking_linear, "spikes.conv": spiking_conv,
-    "spikes.row_gain": row_gain, "spikes.compare": compare, "spikes.linear_sums": linear_sums, "spikes.conv_sums": conv_sums,
+    "spikes.matmul": spiking_matmul, "spikes.matmul_sums": matmul_sums, "spikes.row_gain": row_gain, "spikes.compare": compare, "spikes.linear_sums": linear_sums, "spikes.conv_sums": conv_sums,
     "conv1d": convolve, "conv2d": convolve, "conv3d": convolve, "conv_transpose1d": convolve_back, "conv_transpose2d": convolve_back,
     "conv_transpose3d": convolve_back, "max_pool1d": max_pool, "max_pool2d": max_pool, "max_pool3d": max_pool, "avg_pool1d": avg_pool,
     "avg_pool2d": avg_pool, "avg_pool3d": avg_pool, "adaptive_avg_pool1d": adaptive_avg_pool, "adaptive_avg_pool2d": adaptive_avg_pool,
@@ -148,7 +154,7 @@ OPS = {
     "where": lambda condition, self, other: np.where(condition, self, other), "pow": lambda self, exponent: self**exponent,
     "diff": lambda self, n=1, dim=-1, prepend=None, append=None: np.diff(self, n, dim),
 }
-EXACT = [f"spikes.{name}" for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "row_gain")]
+EXACT = [f"spikes.{name}" for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "matmul_sums", "row_gain")]
 FROM_SITE = {"spikes.fire": ("sides", "levels", "bounds"), "spikes.compare": ("values", "fraction")}  # stored once, with the site
 PLAIN = dict(mul="multiply", div="divide", sub="subtract", neg="negative", le="less_equal", ne="not_equal", eq="equal", lt="less", ge="greater_equal",
              gt="greater", __and__="logical_and", logical_not="logical_not", floordiv="floor_divide", mod="remainder")

@@ -26,6 +26,7 @@ from onespike.deploy.exports.base import verify
 from onespike.deploy.exports.comparators import largest_sum
 from onespike.deploy.exports.integers import Replay
 from onespike.deploy.exports.record import NetworkRecord, schema
+from onespike.deploy.exports.sheet import sheet
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe, preset
 from onespike.runtime.validated import parse, sealed
@@ -68,6 +69,23 @@ def test_every_site_of_a_chip_compares_integers(tmp_path: Path) -> None:
         assert not any("mean" in node["op"] or "adaptive" in node["op"] for node in record["nodes"])
         values = [len(site["values"]) for site in record["sites"].values()]
         assert max(values) <= 256 and "levels" not in json.dumps(record["nodes"])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [CHIP, Recipe(passes=("nearest", "positions"), payload_bits=3), Recipe(levels="linear:3")],
+    ids=["chip", "positions", "two populations"],
+)
+def test_attention_multiplies_counts_with_counts(recipe: Recipe, tmp_path: Path) -> None:
+    done = written(Attention, recipe, tmp_path / "a")
+    ops = [node["op"] for node in Replay.read(done.file).record["nodes"]]
+    assert not {"aten.matmul.default", "aten.bmm.default", "aten.baddbmm.default"} & set(ops)
+    assert sum("spikes.matmul" in op for op in ops) >= 2
+    assert done.comparison.differ <= done.comparison.counts // 1000
+    assert runpy.run_path(str(SCRIPT))["replay"](done.file)[1] == 0
+    snn, batches = small(Attention, recipe)
+    products = [row.name for row in sheet(snn, batches).operations if "product of two" in row.name]
+    assert set(products) == {"product of two counts"}
 
 
 def test_golden_inputs_are_as_many_as_asked(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_language_models_take_any_batch_and_any_number_of_tokens(make: Any, tmp_
     assert done.comparison.differ <= done.comparison.counts // 500
 
 
+@pytest.mark.parametrize("levels", ["linear:4", "linear:80"], ids=["one byte", "two bytes"])
+def test_attention_multiplies_bytes(levels: str, tmp_path: Path) -> None:
+    import onnx
+
+    snn, batches = small(Attention, Recipe(levels=levels, io="int8"))
+    done = onespike.export(snn, "onnx", tmp_path / "a.onnx", batches, integer=True)
+    assert done.comparison.differ <= done.comparison.counts // 500
+    graph = onnx.load(tmp_path / "a.onnx").graph
+    kinds = {node.op_type for node in graph.node}
+    assert "MatMulInteger" in kinds and not {"MatMul", "Gemm"} & kinds
+
+
 def test_openvino_gives_the_networks_answers(tmp_path: Path) -> None:
     """OpenVINO runs the ONNX file, as docs/export.md says."""
     openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install openvino")

@@ -38,6 +38,8 @@ class Request:
     facts: Mapping[str, Any]
     strict: bool = False
     """Whether a product that is left in floats is refused."""
+    integer: bool = False
+    """Whether it is the integer form."""
     golden: int | None = None
     """How many inputs are stored with their spikes, in a format that holds them; those that trace the network if None."""
 
@@ -58,7 +60,9 @@ class Request:
                 f"export: golden={golden} is not from 1 to {sum(map(count, batches))}, the number of inputs. "
                 "Give more inputs with limit=."
             )
-        return Request(optimize(snn, integer_units=True) if integer else snn, batches, facts, strict, golden)
+        return Request(
+            optimize(snn, integer_units=True) if integer else snn, batches, facts, strict, integer, golden
+        )
 
 
 @dataclass(frozen=True)

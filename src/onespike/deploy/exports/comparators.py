@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from onespike.deploy.exports.graph import Graph, arguments, operation_of
+from onespike.deploy.exports.graph import Graph, arguments, concrete, operation_of
+from onespike.deploy.exports.operations import least
 from onespike.spikes.code import MOST_CUTS
 
 FRACTION = 20
@@ -29,7 +30,7 @@ INPUT_FRACTION = 30
 LARGEST, LARGEST_VALUE = 2**31 - 1, 2.0**24
 MOST, SHORT = 512, 1024
 """No neuron has more counts; where it has more than `MOST_CUTS`, a table of so many numbers serves all channels."""
-PRODUCTS = {"spikes.linear": "spikes.linear_sums", "spikes.conv": "spikes.conv_sums"}
+PRODUCTS = {f"spikes.{name}": f"spikes.{name}_sums" for name in ("linear", "conv", "matmul")}
 POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 
 
@@ -91,15 +92,6 @@ def first_integers(fires: Callable[[Tensor], Tensor], low: Tensor, high: Tensor)
 def largest_sum(weight: Tensor, most: int) -> int:
     """Return the largest sum of 8-bit weights and units of at most `most`."""
     return min(LARGEST - 1, int(weight.int().abs().flatten(1).sum(1).max()) * most)
-
-
-def concrete(value: Any) -> Any:
-    """Return a symbolic size as that of the example."""
-    if isinstance(value, fx.Node):
-        return concrete(value.meta["val"])
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(concrete, value))
-    return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -183,12 +175,17 @@ class _Path:
     def largest_sum(self) -> int:
         """Return what no sum of the product before exceeds: beyond it there is no threshold."""
         named = arguments(self.source)
+        if "weight" not in named:
+            return int(depth_of(self.source) * named["lhs_most"] * named["rhs_most"])
         weight = self.graph.tensor(named["weight"])
         return LARGEST if weight is None else largest_sum(weight, named["most"])
 
     def product(self) -> Iterator[Step]:
         """The scale, the gain of a row and the bias behind the sums of a product."""
         named, shape = arguments(self.source), _shape(self.source)
+        if "weight" not in named:
+            yield from self._pair(named, shape)
+            return
         rows = (-1,) if operation_of(self.source) == "spikes.linear" else (-1, *[1] * (len(shape) - 2))
         tensors = {name: named.get(name) for name in ("scale", "gain", "bias")}
         for name, argument in tensors.items():
@@ -199,6 +196,21 @@ class _Path:
                 whole = held if name == "gain" or held.dim() > 1 else held.view(rows)
                 part = self.at_site(whole, shape, 0)
                 yield from affine(None, part) if name == "bias" else affine(part, None)
+
+    def _pair(self, named: dict[str, Any], shape: tuple[int, ...]) -> Iterator[Step]:
+        """The units and gains behind the sums of counts with counts."""
+        for name in ("lhs_unit", "rhs_unit", "lhs_gain", "rhs_gain"):
+            held = self.graph.tensor(named[name])
+            if held is None and named[name] is not None:
+                raise ValueError("a gain depends on the input")
+            if held is not None:
+                part = least(held) if name == "rhs_gain" else held
+                yield from affine(self.at_site(part, shape, 0), None)
+
+
+def depth_of(product: fx.Node) -> int:
+    """Return how many numbers each sum of a product of two operands adds."""
+    return int(concrete(arguments(product)["lhs"].meta["val"].shape[-1]))
 
 
 def concrete_all(kwargs: Any) -> dict[str, Any]:

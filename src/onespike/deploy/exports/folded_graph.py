@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from onespike.deploy.exports.activation_products import multiply_
 from onespike.deploy.exports.comparators import MOVES, POOLS, PRODUCTS, Comparator, comparator
 from onespike.deploy.exports.graph import Graph, arguments, operation_of
 
@@ -124,6 +125,7 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
     """
     if not whole:
         sum_(graph)
+    multiply_(graph)
     split_(graph)
     shift_(graph)
     nodes: Any = graph.program.graph
@@ -168,10 +170,8 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
 def _sums(product: fx.Node, nodes: Any) -> fx.Node:
     """Return the integer sums of a product, before scale and bias."""
     named, op = arguments(product), PRODUCTS[operation_of(product)].removeprefix("spikes.")
-    around = ("stride", "padding", "dilation", "groups") if op == "conv_sums" else ()
-    args = tuple(
-        named[part] for part in ("counts", "weight", "up", "down", *around, "most", "signed", "site")
-    )
-    made: fx.Node = nodes.call_function(getattr(torch.ops.spikes, op).default, args)
+    target = getattr(torch.ops.spikes, op).default
+    args = tuple(named[argument.name] for argument in target._schema.arguments)
+    made: fx.Node = nodes.call_function(target, args)
     made.meta = dict(product.meta)
     return made

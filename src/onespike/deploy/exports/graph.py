@@ -260,6 +260,15 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {parameter.name: passed.get(parameter.name, parameter.default_value) for parameter in parameters}
 
 
+def concrete(value: Any) -> Any:
+    """Return a symbolic size as that of the example."""
+    if isinstance(value, fx.Node):
+        return concrete(value.meta["val"])
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(concrete, value))
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
 def kind_of(value: Any) -> str:
     """Return the type of a result: `float`, `int` or `bool`."""
     dtype = value if isinstance(value, torch.dtype) else value.meta["val"].dtype

@@ -205,7 +205,8 @@ TYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 
 
 EXACT = tuple(
-    f"spikes.{name}" for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "row_gain")
+    f"spikes.{name}"
+    for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "matmul_sums", "row_gain")
 )
 
 

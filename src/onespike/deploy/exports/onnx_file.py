@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product as product_of
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onespike.deploy.exports.activation_products import multiply_
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.byte_graph import EIGHT_BITS, SEVEN_BITS, bytes_, zero_of
 from onespike.deploy.exports.comparison import Answer, tensors
@@ -50,7 +51,9 @@ def write(request: Request, file: Path) -> Foreign:
         )
     batch = example(request.batches)
     network = marked(request.network, batch)
-    graph = trace(network, batch)
+    graph = trace(network, batch, pure=request.integer)
+    if request.integer:
+        multiply_(graph)
     bytes_(graph)
     # a site may fire more than once
     counts = [f"{site}#{number}" for number, site in enumerate(network.sites)]
@@ -182,16 +185,51 @@ def sums(
         seen = _windows(digit, zero, units.shape[2:], extent, *around)
         return op.Transpose(op.MatMulInteger(seen, weight, zero), perm=[0, rows + 1, *range(1, rows + 1)])
 
-    total, rest, digits = None, units, 1
+    return op.CastLike(_total(map(summed, _digits(units, most))), units)
+
+
+def pairs(
+    lhs: Any, rhs: Any, lhs_most: int = 0, rhs_most: int = 0, lhs_signed: bool = True, rhs_signed: bool = True
+) -> Any:
+    """`operations.pairs`: one product of bytes for each digit of both factors."""
+    import numpy as np
+    from onnxscript import opset20
+
+    op: Any = opset20
+    zero, columns = _constant(np.uint8(SEVEN_BITS)), [*_digits(rhs, rhs_most)]
+    rows = (
+        _total(op.MatMulInteger(row, column, zero, zero) for column in columns)
+        for row in _digits(lhs, lhs_most)
+    )
+    return op.CastLike(_total(rows), lhs)
+
+
+def _digits(units: Any, most: int) -> Iterator[Any]:
+    """Yield the digits of whole numbers as bytes, the highest first."""
+    import numpy as np
+    from onnxscript import opset20
+
+    op: Any = opset20
+    zero, rest, digits = _constant(np.uint8(SEVEN_BITS)), units, 1
     while most >= SEVEN_BITS * BASE ** (digits - 1):
         digits += 1
     for power in reversed(range(digits)):
         base = _constant(np.float32(BASE**power))
         digit = op.QuantizeLinear(rest, base, zero)
         rest = op.Sub(rest, op.DequantizeLinear(digit, base, zero)) if power else rest
-        part = summed(digit)
-        total = part if total is None else op.Add(op.Mul(total, _constant(np.int32(BASE))), part)
-    return op.CastLike(total, units)
+        yield digit
+
+
+def _total(parts: Iterable[Any]) -> Any:
+    """Return the number of these digits."""
+    import numpy as np
+    from onnxscript import opset20
+
+    op: Any = opset20
+    first, *others = parts
+    for part in others:
+        first = op.Add(op.Mul(first, _constant(np.int32(BASE))), part)
+    return first
 
 
 def _windows(
@@ -221,6 +259,7 @@ def _windows(
 
 TRANSLATIONS = {
     torch.ops.spikes.sums.default: sums,
+    torch.ops.spikes.pairs.default: pairs,
     torch.ops.spikes.round.default: rounded,
     torch.ops.spikes.product.default: product,
 }

@@ -5,6 +5,7 @@ fire      x → signed counts            the neuron of a site
 decode    counts → values              where two activations meet, and in the float form everywhere
 linear    counts → values              8-bit weights, exact sums, one scale for each output, bias
 conv      counts → values              likewise
+matmul    counts, counts → values      attention: exact sums of counts with counts
 compare   integers → signed counts     the neuron and the functions before it, as thresholds on sums
 
 All act in the precision of their input. `torch.export` keeps them whole, and ONNX is written from the definitions; only the
@@ -121,6 +122,34 @@ def conv_sums(
     return result
 
 
+def least(gain: Tensor) -> Tensor:
+    """Return the smallest gain along the sum of a product; gains by column are alike along it."""
+    return gain.amin(-2, keepdim=True) if gain.dim() > 1 else gain
+
+
+@operation
+def matmul(
+    lhs: Tensor, rhs: Tensor, lhs_unit: Tensor, rhs_unit: Tensor, lhs_gain: Tensor | None, rhs_gain: Tensor | None,
+    lhs_most: int, rhs_most: int, lhs_signed: bool, rhs_signed: bool, site: str,
+) -> Tensor:  # fmt: skip
+    """Units and gains times the sums of counts with counts."""
+    facts = (lhs_most, rhs_most, lhs_signed, rhs_signed, site)
+    value: Tensor = matmul_sums(lhs, rhs, rhs_gain, *facts) * lhs_unit * rhs_unit
+    value = value if lhs_gain is None else value * lhs_gain
+    return value if rhs_gain is None else value * least(rhs_gain)
+
+
+@operation
+def matmul_sums(
+    lhs: Tensor, rhs: Tensor, rhs_gain: Tensor | None, lhs_most: int, rhs_most: int, lhs_signed: bool, rhs_signed: bool,
+    site: str,
+) -> Tensor:  # fmt: skip
+    """Σ_i lhs_i·(gain_i / min gain)·rhs_i, exactly: counts with counts."""
+    units = rhs if rhs_gain is None else rhs * (rhs_gain / least(rhs_gain))
+    result: Tensor = pairs(lhs, units, lhs_most, rhs_most, lhs_signed, rhs_signed)
+    return result
+
+
 @operation
 def compare(
     x: Tensor, thresholds: Tensor, sign: Tensor | None, values: Sequence[int], fraction: int, site: str
@@ -148,6 +177,14 @@ def product(counts: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """scale·(Ŵ·counts), for counts of one byte."""
     result: Tensor = sums(counts, weight, [], [], [], 1, 0, True) * scale
     return result
+
+
+@operation
+def pairs(
+    lhs: Tensor, rhs: Tensor, lhs_most: int, rhs_most: int, lhs_signed: bool, rhs_signed: bool
+) -> Tensor:
+    """Sums of products of whole numbers, which are at most `most`, exactly."""
+    return torch.matmul(lhs.double(), rhs.double()).to(lhs.dtype)
 
 
 @operation

@@ -75,6 +75,7 @@ def write(request: Request, file: Path) -> Foreign:
     graph = trace(network, first, pure=True, fixed=True)
     translations = {
         torch.ops.spikes.sums.default: sums,
+        torch.ops.spikes.pairs.default: pairs,
         torch.ops.spikes.compare.default: neurons(folded(graph)),
     }
     written = translated(graph, [*network.outputs, *network.sites], request.facts, translations)
@@ -136,6 +137,15 @@ def sums(
         return op.MatMul(units, op.Transpose(whole, perm=[1, 0]))
     geometry = {"strides": [*stride], "dilations": [*dilation], "pads": [*padding, *padding]}
     return op.Conv(units, whole, group=groups, kernel_shape=list(weight.shape)[2:], **geometry)
+
+
+def pairs(
+    lhs: Any, rhs: Any, lhs_most: int = 0, rhs_most: int = 0, lhs_signed: bool = True, rhs_signed: bool = True
+) -> Any:
+    """`operations.pairs` of whole numbers in float32."""
+    from onnxscript import opset20
+
+    return opset20.MatMul(lhs, rhs)
 
 
 def neurons(compared: dict[str, Comparator]) -> Any:

@@ -102,6 +102,16 @@ MEANINGS = {
     "groups": "into how many groups channels are cut; output channels of a group see its input channels alone",
     "most": "no unit is larger",
     "signed": "whether units may be negative",
+    "lhs": "signed counts, one row for each result",
+    "rhs": "signed counts, one column for each result",
+    "lhs_unit": "what a unit of lhs is worth",
+    "rhs_unit": "what a unit of rhs is worth",
+    "lhs_gain": "powers of two by which the units of a row of lhs are larger; null for 1",
+    "rhs_gain": "powers of two by which the units of rhs are larger, along the sum or by column; null for 1",
+    "lhs_most": "no unit of lhs is larger",
+    "rhs_most": "no unit of rhs is larger, times its gain over the smallest",
+    "lhs_signed": "whether units of lhs may be negative",
+    "rhs_signed": "whether units of rhs may be negative",
     "positive": "θ⁺: the step of positive counts, infinite where that side is off; in decode their value, and 0 there",
     "negative": "θ⁻ of negative counts, likewise",
     "center": "what is subtracted first; null for 0",
@@ -135,7 +145,7 @@ def schema() -> dict[str, Any]:
     }
     whole["$defs"]["NodeRecord"]["allOf"] = [
         {"if": {"properties": {"op": {"const": op}}}, "then": {"properties": {"args": _arguments(op)}}}
-        for op in sorted(f"spikes.{name}" for name in operations.NAMES if name != "sums")
+        for op in sorted(f"spikes.{name}" for name in operations.NAMES if name not in ("sums", "pairs"))
     ]
     return whole
 

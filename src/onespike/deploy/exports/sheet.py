@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from onespike.deploy.exports.base import Request, example
-from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, concrete, largest_sum
+from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum
 from onespike.deploy.exports.comparison import reference
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
+from onespike.deploy.exports.graph import Graph, arguments, concrete, marked, operation_of, trace
 from onespike.runtime.batches import count
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
 
@@ -40,7 +40,7 @@ class SiteSheet:
 
     Attributes:
         decides: whether its neurons compare integers, or scale and round.
-        accumulator_bits: enough for every sum that its levels and weights can give; 0 where two activations meet.
+        accumulator_bits: enough for every sum that its levels and weights, or the levels of both factors, can give.
         events: spikes per input, in the mean and at most, over the inputs of the sheet.
     """
 
@@ -157,6 +157,12 @@ class _Written:
         elif op == "decode":
             units = [x for name in ("positive", "negative") if (x := tensors[name]) is not None]
             self._charge(node, f"value of a spike: {_factor(units)}", _size(node))
+        elif op.startswith("matmul"):
+            widths = (named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs"))
+            largest = depth_of(node) * named["lhs_most"] * named["rhs_most"]
+            row.accumulator_bits = max(row.accumulator_bits, largest.bit_length() + 1)
+            width = " by ".join(f"{width}-bit" for width in widths)
+            self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
         else:  # a product with weights
             weight: Any = tensors["weight"]
             scale = tensors.get("scale")
