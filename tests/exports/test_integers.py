@@ -32,6 +32,7 @@ from onespike.recipe import Recipe, preset
 from onespike.runtime.validated import parse, sealed
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
+FILES = ("network.safetensors", "golden.safetensors", "schema.json", "sheet.json")
 CHIP = preset("chip", passes=("nearest",), budget=None)
 
 
@@ -110,7 +111,7 @@ def test_an_existing_file_is_checked_again(tmp_path: Path) -> None:
     assert (again.comparison.counts, again.comparison.differ) == (
         first.comparison.counts, first.comparison.differ,
     )  # fmt: skip
-    assert set(again.files) == {"network.json", "network.safetensors", "golden.safetensors", "schema.json"}
+    assert set(again.files) == {*FILES, "network.json"}
     done = verify(program, snn, tuple(batches))
     assert (done.comparison.counts, done.comparison.answers_differ, list(done.files)) == (0, 0, ["."])
     with pytest.raises(UsageError, match=r"a\.pt2 holds no golden spikes\. Give the run"):
@@ -289,6 +290,7 @@ def test_record_and_schema(tmp_path: Path) -> None:
     record = json.loads(text)
     parse(NetworkRecord, text, "network.json", "")
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
+    assert json.loads((tmp_path / "a" / "sheet.json").read_text())["totals"]["weight_bytes"] > 0
     published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
     assert json.loads(published.read_text()) == schema()
     assert record["version"] == 4 and record["facts"] == {"scale": 0.25}

@@ -34,6 +34,7 @@ def test_a_site_by_hand():
         3 * 12,
     )  # counts up to 8, behind a ReLU
     assert row.accumulator_bits == int(8 * form.weight.int().abs().sum(1).max()).bit_length() + 1
+    assert (row.measured_bits, row.state_bytes) == (largest_seen(integer, batches).bit_length() + 1, 3 * 2)
     seen = []
     for x in batches:
         seen += (integer[4].neurons.linear0_input.spikes(integer[:4](x)) != 0).sum(1).tolist()
@@ -42,6 +43,24 @@ def test_a_site_by_hand():
     left = {(row.layer, row.name): row.number for row in made.operations}
     assert not any(name in ("gelu", "relu") for _, name in left)
     assert left["2", "comparison"] == 16 * 5 and left["4", f"sum: {SHIFTED}"] == 3
+
+
+def largest_seen(integer: nn.Module, batches: list[torch.Tensor]) -> int:
+    """The largest sum of the last product."""
+    product, neuron = integer[4].integer_linear0_input, integer[4].neurons.linear0_input
+    counts = [neuron.spikes(integer[:4](x)) for x in batches]
+    return int(max((x.float() @ product.weight.float().t()).abs().max() for x in counts))
+
+
+def test_totals_and_traffic_by_hand():
+    snn, batches = network(io="spiking", levels="linear:4")
+    made = sheet(snn, batches)
+    row = made.sites[2]
+    assert row.traffic_bytes == pytest.approx(row.events * (row.payload_bits + 4) / 8)  # 12 neurons
+    totals = made.to_dict()["totals"]
+    assert totals["events"] == pytest.approx(sum(row.events for row in made.sites))
+    assert totals["weight_bytes"] == 6 * 16 + 16 * 12 + 12 * 3 and totals["payload_bits"] == 5
+    assert totals["comparison"] == sum(o.number for o in made.operations if o.name == "comparison")
 
 
 def test_many_levels_shift_or_multiply():

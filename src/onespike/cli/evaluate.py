@@ -87,7 +87,9 @@ def evaluate(
     compared = compare_pair(pair, items, result, **each) if compare else []
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:
-            output.figures(json_file, result.to_dict() | ({"compared": compared} if compare else {}))
+            more = {"compared": compared} if compare else {}
+            more |= {"sites": result.ledger.table()} if sites else {}
+            output.figures(json_file, result.to_dict() | more)
             if picture is not None:
                 write_atomically(picture, task.picture(items, metric))
     finally:  # and print it in any case: a disk may be full by now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,17 +62,22 @@ def _hardware(pair: NetworkPair, run: Path, json_file: Path | None) -> Next:
     from onespike.runs.forms import real_inputs
 
     made = sheet(pair.snn, real_inputs(pair, None, 8, 4))
-    output.figures(json_file, asdict(made))
-    bits = "payload bits", "weight bytes", "threshold bytes", "sum bits"
-    rows = [(*astuple(row)[:6], f"{row.events:.0f}", row.most_events) for row in made.sites]
-    weights = sum(row.weight_bytes for row in made.sites)
-    thresholds = sum(row.threshold_bytes for row in made.sites)
-    events = sum(row.events for row in made.sites)
-    rows.append(("all", "", "", weights, thresholds, "", f"{events:.0f}", ""))
-    output.rows(("site", "decides by", *bits, "spikes per input", "at most"), rows, left=(0, 1))
+    output.figures(json_file, made.to_dict())
+    columns = {
+        "decides by": "decides", "payload bits": "payload_bits", "weight bytes": "weight_bytes",
+        "threshold bytes": "threshold_bytes", "state bytes": "state_bytes", "sum bits": "accumulator_bits",
+        "measured": "measured_bits", "spikes per input": "events", "at most": "most_events", "bytes sent": "traffic_bytes",
+    }  # fmt: skip
+    rows = [(row.site, *(_figure(getattr(row, name)) for name in columns.values())) for row in made.sites]
+    whole = ("all", *(_figure(made.totals.get(name, "")) for name in columns.values()))
+    output.rows(("site", *columns), [*rows, whole], left=(0, 1))
     output.line()
     listed = [(row.layer or "(network)", row.name, row.number, row.width) for row in made.operations]
     output.rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
     left = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in made.floats)
     output.line("", f"products in floats: {left or 'none'}")
     return "export", run, "--format", "integers", "--out", f"{run}-integers"
+
+
+def _figure(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else str(value)

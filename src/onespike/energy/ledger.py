@@ -187,6 +187,8 @@ class Ledger:
                 "macs": row.macs,
                 **{reading: row.additions.get(reading, 0.0) for reading in READINGS},
                 "ratio": row.additions.get("counts", 0.0) * share if row.site in drivers else 0.0,
+                "spikes per image": row.spikes / max(self.inputs, 1),
+                "events per image": row.active / max(self.inputs, 1),
                 "spikes per neuron": row.spikes / max(row.elements, 1),
                 "active share": row.active / max(row.elements, 1),
                 "saturated share": row.saturated / max(row.elements, 1),

@@ -23,14 +23,15 @@ from onespike.deploy.exports.comparison import Answer, Comparison, largest_class
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
 from onespike.deploy.exports.record import FROM_SITE, VALUE, NetworkRecord, schema
-from onespike.deploy.exports.sheet import written
+from onespike.deploy.exports.sheet import measured
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
 from onespike.runtime.batches import count, join, take_first
 from onespike.runtime.validated import read_version, sealed, understood
 
 VERSION = 4
-RECORD, TENSORS, GOLDEN, SCHEMA = "network.json", "network.safetensors", "golden.safetensors", "schema.json"
+RECORD, TENSORS, GOLDEN = "network.json", "network.safetensors", "golden.safetensors"
+SCHEMA, SHEET = "schema.json", "sheet.json"
 PLACES = ("device", "layout", "pin_memory", "memory_format")
 """Arguments about memory, which no record needs."""
 
@@ -71,7 +72,8 @@ def write(request: Request, file: Path) -> Foreign:
     network = marked(request.network, batch)
     graph = trace(network, batch, pure=True)
     record, stored = _described(graph, network, dict(request.facts))
-    floats = [operation.layer for operation in written(graph, count(batch)).rows() if operation.floats]
+    made = measured(graph, count(batch), request)
+    floats = [operation.layer for operation in made.floats]
     if request.strict and floats:
         raise UsageError(
             f"export: the products of {', '.join(floats)} are left in floats. Convert with io='int8', or leave integer= out."
@@ -84,6 +86,9 @@ def write(request: Request, file: Path) -> Foreign:
         site["shape"] = list(counts.shape)
     save_file({name: value.contiguous().clone() for name, value in stored.items()}, file / TENSORS)
     save_file(_golden(record, batch, answer), file / GOLDEN)
+    (file / SHEET).write_text(
+        json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
     return Foreign(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from onespike.deploy.exports.base import Request, example
-from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum
-from onespike.deploy.exports.comparison import reference
+from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, PRODUCTS, depth_of, largest_sum
+from onespike.deploy.exports.comparison import reference, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, concrete, marked, operation_of, trace
 from onespike.runtime.batches import count
@@ -19,7 +20,7 @@ from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
 
 FIXED = f"fixed point, {FRACTION} bits behind the point"
 SHIFTED, MULTIPLIED = "shift and add", "multiply by a constant"
-PRODUCTS = ("aten.matmul.default", "aten.bmm.default", "aten.linear.default", "aten.einsum.default")
+ANALOG = ("aten.matmul.default", "aten.bmm.default", "aten.linear.default", "aten.einsum.default")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,11 @@ class SiteSheet:
 
     Attributes:
         decides: whether its neurons compare integers, or scale and round.
+        state_bytes: of the sums behind it for one input, in whole bytes each.
         accumulator_bits: enough for every sum that its levels and weights, or the levels of both factors, can give.
+        measured_bits: enough for the sums of the inputs of the sheet.
         events: spikes per input, in the mean and at most, over the inputs of the sheet.
+        traffic_bytes: of these spikes in the mean: the number of its neuron and the payload of each.
     """
 
     site: str
@@ -50,8 +54,11 @@ class SiteSheet:
     weight_bytes: int = 0
     threshold_bytes: int = 0
     accumulator_bits: int = 0
+    measured_bits: int = 0
+    state_bytes: int = 0
     events: float = 0.0
     most_events: int = 0
+    traffic_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,23 @@ class Sheet:
 
     sites: list[SiteSheet]
     operations: list[Operation]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Sums over all sites, the widest accumulators and payload, and operations by name."""
+        add = ("weight_bytes", "threshold_bytes", "state_bytes", "events", "traffic_bytes")
+        widest = ("payload_bits", "accumulator_bits", "measured_bits")
+        named = Counter[str]()
+        for row in self.operations:
+            named[row.name] += row.number
+        return {
+            **{name: sum(getattr(site, name) for site in self.sites) for name in add},
+            **{name: max((getattr(site, name) for site in self.sites), default=0) for name in widest},
+            **named,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "totals": self.totals}
 
     @property
     def floats(self) -> list[Operation]:
@@ -74,24 +98,52 @@ def sheet(snn: nn.Module, batches: Sequence[Any]) -> Sheet:
     network = marked(request.network, batch)
     graph = trace(network, batch, pure=True)
     fold_(graph)
-    made = written(graph, count(batch))
-    for inputs in batches:
+    return measured(graph, count(batch), request)
+
+
+def measured(graph: Graph, batch: int, request: Request) -> Sheet:
+    """Return the sheet of a folded graph, of a batch of this size, with its spikes and sums on all inputs."""
+    made, inputs_seen = _Written(graph, batch), sum(map(count, request.batches))
+    for node in graph.calls:
+        made.add(node)
+    sums = _Sums(graph)
+    for inputs in request.batches:
+        sums.see(inputs)
         for site, counts in reference(request.network, inputs)[1].counts:
             row, events = made.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
-            row.events += float(events.sum())
+            row.events += float(events.sum()) / inputs_seen
             row.most_events = max(row.most_events, int(events.max()))
-    inputs_seen = sum(map(count, batches))
-    for row in made.sites.values():
-        row.events /= inputs_seen
+            row.traffic_bytes = row.events * (row.payload_bits + (counts[0].numel() - 1).bit_length()) / 8
+    for site, largest in sums.largest.items():
+        made.sites[site].measured_bits = largest.bit_length() + 1
     return Sheet(list(made.sites.values()), made.rows())
 
 
-def written(graph: Graph, batch: int) -> _Written:
-    """Return a folded graph as rows, before any input has run."""
-    made = _Written(graph, batch)
-    for node in graph.calls:
-        made.add(node)
-    return made
+class _Sums(fx.Interpreter):
+    """Runs a folded graph and keeps the largest sum behind each site."""
+
+    def __init__(self, graph: Graph) -> None:
+        graph.program.graph_module.recompile()
+        super().__init__(graph.program.graph_module)
+        self.of = graph
+        self.largest = dict[str, int]()
+
+    def see(self, batch: Any) -> None:
+        """Run one batch."""
+        inputs = dict(zip(self.of.inputs, tensors(batch), strict=True))
+        nodes = [node for node in self.of.program.graph.nodes if node.op == "placeholder"]
+        self.run(*(inputs[node] if node in inputs else self.of.tensor(node) for node in nodes))
+
+    def run_node(self, n: fx.Node) -> Any:
+        value, op = super().run_node(n), operation_of(n)
+        if op in PRODUCTS or op in PRODUCTS.values():
+            named, sums = arguments(n), value
+            if op in PRODUCTS:
+                target = getattr(torch.ops.spikes, PRODUCTS[op].removeprefix("spikes.")).default
+                read = {x.name: named[x.name] for x in target._schema.arguments}
+                sums = target(**fx.map_arg(read, lambda node: self.env[node]))
+            self.largest[named["site"]] = max(self.largest.get(named["site"], 0), int(sums.abs().max()))
+        return value
 
 
 class _Written:
@@ -126,7 +178,7 @@ class _Written:
         elif isinstance(result, Tensor) and result.is_floating_point() and op not in (*MOVES, *POOLS):
             named = [a for a in node.args if isinstance(a, fx.Node)]
             weights = [x for x in map(self.graph.tensor, named) if x is not None]
-            if op in PRODUCTS or "conv" in op:
+            if op in ANALOG or "conv" in op:
                 weighted = bool(weights)
                 depth = weights[0][0].numel() if weighted else int(concrete(named[0].meta["val"].shape[-1]))
                 kind = "product in floats" if weighted else "product of two activations"
@@ -135,6 +187,12 @@ class _Written:
                 )
             else:
                 self._charge(node, op.split(".")[1], _size(node))
+
+    def _sum(self, row: SiteSheet, node: fx.Node, largest: int) -> None:
+        """Add the sums of a product to the site that they follow."""
+        bits = largest.bit_length() + 1
+        row.accumulator_bits = max(row.accumulator_bits, bits)
+        row.state_bytes += _size(node) // self.batch * -(-bits // 8)
 
     def _site(self, node: fx.Node, op: str, named: dict[str, Any]) -> None:
         if op == "row_gain":
@@ -160,15 +218,14 @@ class _Written:
         elif op.startswith("matmul"):
             widths = (named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs"))
             largest = depth_of(node) * named["lhs_most"] * named["rhs_most"]
-            row.accumulator_bits = max(row.accumulator_bits, largest.bit_length() + 1)
+            self._sum(row, node, largest)
             width = " by ".join(f"{width}-bit" for width in widths)
             self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
         else:  # a product with weights
             weight: Any = tensors["weight"]
             scale = tensors.get("scale")
             row.weight_bytes += weight.nbytes
-            bits = largest_sum(weight, named["most"]).bit_length() + 1
-            row.accumulator_bits = max(row.accumulator_bits, bits)
+            self._sum(row, node, largest_sum(weight, named["most"]))
             if scale is not None:
                 self._charge(node, f"sum: {_factor([scale], SUM_SHIFTS)}", _size(node))
 
