@@ -87,8 +87,7 @@ def evaluate(
     compared = compare_pair(pair, items, result, **each) if compare else []
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:
-            more = {"compared": compared} if compare else {}
-            more |= {"sites": result.ledger.table()} if sites else {}
+            more = {"sites": result.ledger.table()} | ({"compared": compared} if compare else {})
             output.figures(json_file, result.to_dict() | more)
             if picture is not None:
                 write_atomically(picture, task.picture(items, metric))
