@@ -29,14 +29,11 @@ from onespike.spikes.fire_functions import defined_by, fire_compared
 POWERS = tuple(2.0**k for k in range(int(log2(FINEST)), int(log2(COARSEST)) + 1))
 """The gains that a row may have by its magnitude."""
 LIBRARY = torch.library.Library("spikes", "FRAGMENT")
-NAMES = list[str]()
-"""Every operation below."""
 
 
 def operation(definition: Callable[..., Tensor]) -> Any:
     """Register a function of tensors as `torch.ops.spikes.NAME`, which decomposes into what the function does."""
     name = definition.__name__
-    NAMES.append(name)
     LIBRARY.define(name + torch.library.infer_schema(definition, mutates_args=()))
     LIBRARY.impl(name, definition, "CompositeImplicitAutograd")
     return getattr(torch.ops.spikes, name)

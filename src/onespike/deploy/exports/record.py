@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
-from onespike.deploy.exports import operations
+from onespike.deploy.exports import operations as operations  # registers them
 
+OPERATIONS = tuple(
+    f"spikes.{name}"
+    for name in ("row_gain", "fire", "decode", "compare", "linear", "linear_sums", "conv", "conv_sums", "matmul", "matmul_sums")
+)  # fmt: skip
 VALUE = "value"
 """An argument {"value": NAME} is the result of a node, an input or a tensor of that name."""
 FROM_SITE = {"spikes.fire": ("sides", "levels", "bounds"), "spikes.compare": ("values", "fraction")}
@@ -145,7 +149,7 @@ def schema() -> dict[str, Any]:
     }
     whole["$defs"]["NodeRecord"]["allOf"] = [
         {"if": {"properties": {"op": {"const": op}}}, "then": {"properties": {"args": _arguments(op)}}}
-        for op in sorted(f"spikes.{name}" for name in operations.NAMES if name not in ("sums", "pairs"))
+        for op in OPERATIONS
     ]
     return whole
 
