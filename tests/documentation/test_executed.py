@@ -40,6 +40,7 @@ ELSEWHERE = {
     "onespike push .* apache": "needs an evaluation of that run: tests/test_hub.py pushes one",
     "onespike doctor run .* 0.12": "is about the bundled network: tests/cli/test_pass_runs.py takes it on few images",
     ".* detectron2:": "needs detectron2: tests/adapters/test_detectron2.py has a stand-in for it",
+    "onespike export .* --format nir": "takes a chain, and the stand-in branches: tests/exports/test_nir.py",
     ".* --format all": "makes every form, one by one: tests/exports/test_matrix.py",
 }
 """Beginnings of commands → why these do not run here. An entry that no page has any more fails."""
