@@ -122,7 +122,7 @@ def test_calibration_reads_every_block_once_and_finds_the_same(reads):
 
 
 def information(model: nn.Module) -> dict[Site, Fisher]:
-    recipe = preset("fast").replace(passes=(), budget=None)
+    recipe = preset("fast").replace(passes=(), budget=None, max_drop=None)
     state = PassState(calibrate(model, batches(), recipe), recipe)
     return fisher(state, PassContext(model, batches()))
 

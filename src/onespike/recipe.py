@@ -40,6 +40,10 @@ MOST_BITS = 24  # float32 holds all integers up to 2^24
 MOST_STEPS = 4096  # each is a forward pass
 
 
+GOALS = {"budget", "max_drop"}
+"""Fields that say what the passes aim at."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Every setting that decides what a converted network computes; weights and data are separate.
@@ -223,11 +227,10 @@ class Recipe:
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from the preset's."""
         start = {f.name: f.default for f in dataclasses.fields(self)} | PRESETS[self.preset].settings
-        return {
-            name: getattr(self, name)
-            for name, value in start.items()
-            if name != "preset" and getattr(self, name) != value
-        }
+        changed = {name for name, value in start.items() if name != "preset" and getattr(self, name) != value}
+        if changed & GOALS:  # one alone would unset the preset's other
+            changed |= {name for name in GOALS if start[name] is not None}
+        return {name: getattr(self, name) for name in start if name in changed}
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
@@ -256,7 +259,7 @@ def preset(name: str, **changes: Any) -> Recipe:
     """Return the recipe of a named preset, with the given changes."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    settings, goals = PRESETS[name].settings, {"budget", "max_drop"}
-    if goals & set(changes):  # whoever names one goal does not mean the preset's other
-        settings = {field: value for field, value in settings.items() if field not in goals}
+    settings = PRESETS[name].settings
+    if GOALS & set(changes):  # whoever names one does not mean the preset's other
+        settings = {field: value for field, value in settings.items() if field not in GOALS}
     return Recipe(**{"preset": name, **settings, **changes})

@@ -70,8 +70,10 @@ def test_words_and_recipes_are_two_forms_of_one_thing(name):
 def test_what_a_preset_sets_can_be_unset():
     assert recipe_options(preset(DEFAULT)) == []  # what `convert` does without options
     recipe = preset("best", budget=None, passes=("nearest",))
-    assert recipe_options(recipe) == ["--preset", "best", "--passes", "nearest", "--budget", "none"]
-    assert typed(" ".join(recipe_options(recipe))) == recipe
+    unset = ["--budget", "none", "--max-drop", "none"]
+    assert recipe_options(recipe) == ["--preset", "best", "--passes", "nearest", *unset]
+    for one in (recipe, preset("fast", budget=0.1), preset("fast", budget=0.1, max_drop=0.005)):
+        assert typed(" ".join(recipe_options(one))) == one
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])

@@ -38,6 +38,7 @@ SCHEMA = {
     "energy": dict.fromkeys(COLUMNS, float),
     "seconds": {"ann": float, "snn": float},
     **dict.fromkeys(WITHIN, dict),
+    "sites": list,
 }
 
 

@@ -62,7 +62,8 @@ def converted(kind: str, name: str) -> tuple[nn.Module, list[Any]]:
     torch.manual_seed(0)
     model = {"cnn": Cnn, "attention": Attention, "llama": llama}[kind]().eval()
     batches = [batch(kind) for _ in range(2)]
-    return onespike.spike(model, batches, preset(name)), batches
+    # at the preset's own energy: what a loss allows, a small network decides
+    return onespike.spike(model, batches, preset(name, budget=preset(name).budget)), batches
 
 
 def refused(kind: str, name: str, form: str) -> str | None:
