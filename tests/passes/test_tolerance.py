@@ -58,6 +58,8 @@ def test_a_budget_is_the_most_and_less_is_taken_where_the_loss_allows_it():
     assert enough["loss"]["drop"] + enough["loss"]["error"] <= 0.1
     assert enough["energy"]["ratios"]["counts"] < 0.25
     assert len(scarce["loss"]["tried"]) == 1  # kept, without a warning
+    back = [round(one["budget"], 6) for one in improved(0.02, budget=0.3)["loss"]["tried"]]
+    assert len(set(back)) == len(back) > 1  # the first budget is kept without another run of the passes
     assert scarce["energy"]["ratios"]["counts"] == pytest.approx(0.1, rel=0.05)
 
 

@@ -103,8 +103,8 @@ def least_energy(
 ) -> tuple[float, dict[float, tuple[PassState, Loss]]]:
     """Return the least budget whose loss is within `most`, or that of the least loss, and the result of each that was tried.
 
-    The context's budget is tried first; `run` runs the passes at the budget of a context. The standard error counts as
-    loss, which is measured without labels on the last calibration inputs if there is no `judge`.
+    `run` runs the passes at the budget of a context. A budget that the context has is the most: it is kept where even that
+    loses more, and lower ones are tried where it does not. The standard error counts as loss, which is measured without labels on the last calibration inputs if there is no `judge`.
     """
     judge = judge or by_itself(context, [context.inputs[i] for i in held_out("max_drop", context)[1]])
     tried: dict[float, tuple[PassState, Loss]] = {}
@@ -114,19 +114,20 @@ def least_energy(
         tried[budget] = after, judge(after.network(context.model))
         return tried[budget][1].within(most)
 
-    def too_coarse(budget: float) -> float:
-        """Return the first lower budget at which larger steps alone, without the passes again, lose too much."""
-        after, _ = tried[budget]
+    def coarser(budget: float) -> list[float]:
+        """Return lower budgets, down to the first at which larger steps alone, without the passes again, lose too much."""
+        (after, _), lower = tried[budget], list[float]()
         while budget * DOWN > LEAST:
             budget *= DOWN
+            lower.append(budget)
             if not judge(fit(after, context, budget).network(context.model)).within(most):
                 break
-        return budget
+        return lower
 
     if context.budget is None:
         enough = _around(START, good, lambda budget: spending(tried[budget][0], context) < 0.9 * budget)
     else:
-        enough = _below(context.budget, good, too_coarse)
+        enough = _below(context.budget, good, coarser)
     return enough or min(tried, key=lambda one: tried[one][1].drop), tried
 
 
@@ -145,9 +146,8 @@ def _around(start: float, good: Callable[[float], bool], idle: Callable[[float],
     return enough
 
 
-def _below(most: float, good: Callable[[float], bool], too_coarse: Callable[[float], float]) -> float:
+def _below(most: float, good: Callable[[float], bool], coarser: Callable[[float], list[float]]) -> float:
     """Return the largest budget, or a lower one that is good, after three runs at most."""
     if not good(most):
         return most
-    scarce = too_coarse(most)
-    return next((budget for budget in (scarce, scarce / DOWN) if budget < most and good(budget)), most)
+    return next((budget for budget in reversed(coarser(most)[-2:]) if good(budget)), most)
