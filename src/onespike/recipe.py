@@ -55,7 +55,7 @@ class Recipe:
     neuron: str = declared("sfn", "See `onespike list neurons`.", "NAME")
     levels: str = declared(
         "mixed:8",
-        "M of eq. 12, or linear:8, exponential:8, density:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
+        "M of eq. 12, or linear:8, exponential:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
         "M",
     )
     rounding: str = declared(
@@ -148,7 +148,7 @@ class Recipe:
         spec, bits, steps = parse_levels(self.levels), self.payload_bits, self.steps
         if not 0 <= bits <= MOST_BITS:
             yield f"payload_bits must be from 1 to {MOST_BITS}, or 0 for any level, not {bits}. Chips have 1 to 8."
-        if spec.integers and not self.payload(spec.integers):
+        if not self.payload(spec.integers):
             yield f"levels '{self.levels}' have none of {bits} bits. Give more payload_bits, or levels='bits:{bits}'."
         if not 1 <= steps <= MOST_STEPS:
             yield f"steps must be from 1 to {MOST_STEPS}, not {steps}. The paper uses 1 and 2."
@@ -193,11 +193,6 @@ class Recipe:
         (1, 2, 4)
         """
         return tuple(y for y in levels if not self.payload_bits or y < 2**self.payload_bits)
-
-    @property
-    def final_rounding(self) -> str:
-        """Return the rounding that levels are placed for: passes that round take precedence over the recipe's rounding."""
-        return "nearest" if {"nearest", "thrifty"} & set(self.passes) else self.rounding
 
     def chooses(self, site: Site | str) -> bool:
         """Return whether an include glob names this site and no exclude glob does."""

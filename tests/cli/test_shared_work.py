@@ -89,7 +89,6 @@ CASES = {
     "an empty share": (seeded(mlp), split(rows, (4,)), Recipe()),
     "channels": (seeded(mlp), split(rows, (4, 4, 4, 1)), Recipe(granularity="channel")),
     "attention": (seeded(transformer), split(sequences, (2, 3, 1)), Recipe(softmax="head")),
-    "density": (seeded(transformer), split(sequences, (2, 2)), Recipe(levels="density:8")),
     "paths and norms": (seeded(Norms), split(lambda n: torch.randn(n, 3, 6, 6), (2, 3, 2, 1)), Recipe()),
 }
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from contract.networks import Layers, converted, mlp, refused, rows, sequences, transformer
 from onespike import Recipe, calibrate, convert, preset, table
 from onespike.errors import CalibrationError, UsageError
-from onespike.neurons import Scale, ScaleFire
 from onespike.passes.base import axes
 from onespike.sites import Site
 
@@ -119,19 +118,6 @@ def test_softmax_options():
 def test_the_softmax_step_follows_the_largest_level_in_use(levels, largest):
     found = calibrate(transformer(), [sequences()], Recipe(levels=levels))[":matmul1_lhs"]
     assert (found.levels[-1], float(found.positive)) == (largest, pytest.approx(found.largest / largest))
-
-
-def test_density_levels_are_chosen_for_each_site():
-    found = calibrate(transformer(), [sequences(40)], Recipe(levels="density:4"))
-    levels = {site: t.levels for site, t in found.items() if t.role in ("activation", "softmax")}
-    assert len(set(levels.values())) > 1
-    for site, chosen in levels.items():
-        assert chosen[0] == 1 and len(chosen) <= 8 and sorted(set(chosen)) == list(chosen)
-        if found[site].role == "activation":
-            step = 0.25 * max(float(found[site].positive), float(found[site].negative))
-            assert chosen[-1] == pytest.approx(found[site].largest / step, abs=1)
-        else:
-            assert float(found[site].positive) == pytest.approx(found[site].largest / chosen[-1])
 
 
 def test_the_network_runs_in_inference_mode_and_gets_its_flags_back():
@@ -260,26 +246,6 @@ def test_a_convolution_without_a_batch_has_the_same_channels(kind, shape):
     snn = convert(model, single, recipe)
     x = torch.randn(3, *shape)
     torch.testing.assert_close(snn(x), snn(x[None])[0])
-
-
-@pytest.mark.parametrize("changes", [{"rounding": "nearest"}, {"passes": ("nearest",)}])
-def test_density_levels_are_chosen_for_the_thresholds_that_will_be_used(changes):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-    x = torch.randn(256, 4) ** 3
-    observed: list[Tensor] = []
-    model[2].register_forward_pre_hook(lambda module, args: observed.append(args[0].detach()))
-    recipe = Recipe(levels="density:4", scale=0.05)
-    paper, nearest = (
-        calibrate(model, [x], r)["2:linear0_input"] for r in (recipe, recipe.replace(**changes))
-    )
-    assert paper.levels != nearest.levels
-
-    def error(levels: tuple[int, ...]) -> float:
-        neuron = ScaleFire(paper.positive, levels=levels, rounding="nearest", scale=Scale(0.05))
-        return float((neuron(observed[0]) - observed[0]).double().pow(2).sum())
-
-    assert error(nearest.levels) < error(paper.levels)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -182,7 +182,7 @@ def test_one_scale_for_all_neurons_but_softmax():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"granularity": "channel"}, {"softmax": "head"}, {"levels": "density:4"}, {"rounding": "nearest"},
+        {"granularity": "channel"}, {"softmax": "head"}, {"levels": "linear:4"}, {"rounding": "nearest"},
         {"domain": "sided"},
     ],
 )  # fmt: skip

@@ -63,12 +63,6 @@ def test_values_beyond_the_range_are_answered_exactly():
     assert float(observed(torch.full((100,), 1e-20)).quantile(1, +1)[0]) == 0
 
 
-def test_magnitudes_are_the_whole_stream():
-    values, counts = observed(torch.tensor([-1.0, 1.0, 2.0, 0.0])).magnitudes()
-    assert counts.tolist() == [1, 2, 1]
-    torch.testing.assert_close(values, torch.tensor([0.0, 1.0, 2.0]), rtol=2e-3, atol=0)
-
-
 def test_nothing_seen():
     with pytest.raises(ValueError, match="saw nothing"):
         Histogram().quantile(1, +1)

@@ -72,7 +72,7 @@ def test_padding_decides_whether_a_constant_is_a_bias(module, bias):
     assert is_bias(Site.parse("0:conv0_input"), nn.Sequential(module)) == bias
 
 
-@pytest.mark.parametrize("levels", ["mixed:8", "density:8", "bits:8"])
+@pytest.mark.parametrize("levels", ["mixed:8", "bits:8"])
 def test_calibration_alone_holds_the_payload(levels):
     snn = onespike.spike(attention(), tokens(), "sformer", levels=levels, payload_bits=3, io="spiking")
     assert max(code.largest for code in codes(snn).values()) <= 7

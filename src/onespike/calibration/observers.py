@@ -97,9 +97,3 @@ class Histogram:
         shift = 23 - self.mantissa_bits
         bits = ((index + self.lowest - 1) << shift) + (1 << (shift - 1))
         return torch.where(index > 0, bits.to(torch.int32).view(torch.float32), 0.0)
-
-    def magnitudes(self) -> tuple[Tensor, Tensor]:
-        """Return all magnitudes that occurred and their counts, for `levels="density"` and for plots."""
-        counts = self.counts.sum((0, 1))
-        seen = counts.nonzero().flatten()
-        return self._middle(seen), counts[seen]

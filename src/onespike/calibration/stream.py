@@ -25,8 +25,7 @@ from onespike.sites import Places, Site
 from onespike.sites.padding import mask_of, without_padding
 from onespike.sites.tracer import Trace, Tracer, joined
 from onespike.sites.unfused import plain
-from onespike.spikes import mixed_levels, parse_levels
-from onespike.spikes.levels import density_levels
+from onespike.spikes import parse_levels
 
 CHANNELS = 4
 """Inputs with at most so many channels are images: each channel has its range."""
@@ -261,7 +260,7 @@ def _differ(x: Tensor, first: Tensor) -> bool:
 def _thresholds(
     model: nn.Module, trace: Trace, observers: dict[Site, _SiteObserver], recipe: Recipe, samples: int
 ) -> dict[Site, SiteThreshold]:
-    spec, entries = parse_levels(recipe.levels), {}
+    levels, entries = recipe.payload(parse_levels(recipe.levels).integers), {}
     for site, facts in trace.sites.items():
         observer, role = observers[site], trace.role(site)
         if observer.histogram.empty:
@@ -272,16 +271,6 @@ def _thresholds(
         if role == "activation" and observer.may_be_softmax:
             role = "softmax"
         positive, negative = observer.threshold(+1, recipe), observer.threshold(-1, recipe)
-        levels = spec.integers
-        if levels is None:
-            values, counts = observer.histogram.magnitudes()
-            step = max(float(positive.max()), float(negative.max())) * recipe.scale
-            if role == "softmax":  # its step follows from its largest level, so take the mixed layout's
-                step = observer.largest / mixed_levels(spec.M)[-1]
-            levels = (1,)
-            if step > 0:
-                levels = density_levels(values / step, counts, 2 * spec.M, recipe.final_rounding)
-        levels = recipe.payload(levels)
         if site.is_activation:  # like the ReLU that it replaces, it passes nothing below zero
             negative = torch.zeros_like(negative)
         if role == "softmax":

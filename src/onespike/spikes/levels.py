@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from onespike.errors import UsageError, unknown
 
-from onespike.errors import CalibrationError, UsageError, unknown
-
-KINDS = ("mixed", "linear", "exponential", "density", "bits")
+KINDS = ("mixed", "linear", "exponential", "bits")
 LARGEST = 2**24
 """float32 represents every integer up to here; beyond, spike counts would be rounded."""
-CANDIDATES = 1024
-"""The levels that `density_levels` chooses from: its time is quadratic in them, a tenth of a second."""
 
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
@@ -59,15 +54,14 @@ def mixed_levels(M: int, tail: int | None = None, name: str = "") -> tuple[int, 
 
 
 class LevelSpec(NamedTuple):
-    """A fire function by name, such as `mixed:8`, and its integers; None if `density` chooses 2M from a histogram."""
+    """A fire function by name, such as `mixed:8`, and its integers."""
 
     name: str
-    M: int
-    integers: tuple[int, ...] | None
+    integers: tuple[int, ...]
 
 
 def parse_levels(text: str) -> LevelSpec:
-    """Parse `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `density:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
+    """Parse `mixed:8`, `mixed:64+8`, `linear:8`, `exponential:8`, `bits:8`, `8` (mixed) or `1,2,4,9`.
 
     >>> parse_levels("8") == parse_levels("mixed:8")
     True
@@ -86,7 +80,7 @@ def parse_levels(text: str) -> LevelSpec:
     name = text.strip()
     if "," in name:
         levels = check_levels(tuple(map(integer, name.rstrip(",").split(","))))
-        return LevelSpec(",".join(map(str, levels)) + ("," if len(levels) == 1 else ""), 0, levels)
+        return LevelSpec(",".join(map(str, levels)) + ("," if len(levels) == 1 else ""), levels)
     kind, colon, size = name.rpartition(":")
     if not colon:
         # A bare number is mixed:M; a bare word is a kind without its size.
@@ -104,65 +98,5 @@ def parse_levels(text: str) -> LevelSpec:
         "linear": (2 * M, 0),
         "exponential": (1, 2 * M - 1),
         "bits": ((1 << min(max(M, 0), 64)) - 1, 0),
-        "density": (M, 0),
     }[kind]
-    integers = mixed_levels(dense, powers, name)
-    return LevelSpec(name, M, None if kind == "density" else integers)
-
-
-def density_levels(values: Tensor, counts: Tensor, count: int, rounding: str = "paper") -> tuple[int, ...]:
-    """Return the `count` integer levels of least expected squared error: dense where the activations are (§3.2.3).
-
-    `values` are the bin centers of a histogram of |x|/step. The first level is 1 and the last is the largest value seen,
-    rounded. Those between minimize Σ counts·(values − G(values))² exactly, by dynamic programming over the integers.
-    Above about a thousand the candidates thin out geometrically, so that an outlier costs neither time nor memory.
-    """
-    value, order = values.detach().double().cpu().sort()
-    weight = counts.detach().double().cpu()[order]
-    seen = value[weight > 0]
-    if not len(seen) or not bool(seen.isfinite().all()):
-        raise CalibrationError(
-            "density levels: the histogram is empty or not finite. Calibrate on finite activations."
-        )
-    candidate = _candidates(min(max(round(float(seen[-1])), 1), LARGEST))
-    if len(candidate) <= count:
-        return tuple(candidate.tolist())
-    cost = _segment_cost(value, weight, candidate, rounding)
-    # best[j]: the least cost of the levels chosen so far, with candidate j last.
-    best = torch.full((len(candidate),), torch.inf, dtype=torch.float64)
-    best[0] = 0.0
-    before = []
-    for _ in range(count - 1):
-        best, origin = (best[:, None] + cost).min(dim=0)
-        before.append(origin)
-    chosen = [len(candidate) - 1]
-    for origin in reversed(before):
-        chosen.append(int(origin[chosen[-1]]))
-    return tuple(candidate[chosen[::-1]].tolist())
-
-
-def _candidates(top: int) -> Tensor:
-    """Return integers from 1 to `top`: all if they are few, else all small ones and a geometric tail."""
-    if top <= CANDIDATES:
-        return torch.arange(1, top + 1)
-    spaced = torch.logspace(0, 1, CANDIDATES, base=top, dtype=torch.float64).round().long()
-    spaced[-1] = top
-    candidates: Tensor = torch.cat([torch.arange(1, CANDIDATES // 8), spaced]).unique()
-    return candidates
-
-
-def _segment_cost(value: Tensor, weight: Tensor, candidate: Tensor, rounding: str) -> Tensor:
-    """Return cost[i, j]: the squared error of the values from level i up to level j with no level between."""
-    moments = [torch.cat([torch.zeros(1).double(), (weight * value**power).cumsum(0)]) for power in range(3)]
-    level = candidate.double()
-    low, high = level[:, None], level[None, :]
-    turn = high - 0.5 if rounding == "paper" else (low + high) / 2
-    first = torch.searchsorted(value, level)
-    middle = torch.searchsorted(value, turn.expand(len(level), len(level)).contiguous())
-
-    def error(start: Tensor, end: Tensor, target: Tensor) -> Tensor:
-        total, mean, square = (moment[end] - moment[start] for moment in moments)
-        return (square - 2 * target * mean + target**2 * total).clamp_min(0)
-
-    cost = error(first[:, None], middle, low) + error(middle, first[None, :], high)
-    return cost.masked_fill(low >= high, torch.inf)
+    return LevelSpec(name, mixed_levels(dense, powers, name))
