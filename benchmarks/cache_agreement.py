@@ -63,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     pair = runs.load(given.run)
     items = runs.choose(given.data, given.windows, pair.loaded.task)
-    texts = torch.stack([item.content.ids[: given.tokens] for item in items])
+    texts = torch.stack([item.content[: given.tokens] for item in items])
     print("original", cache_agreement(pair.ann, texts), flush=True)
     print("spiking ", cache_agreement(pair.snn, texts), flush=True)
     print(optimize_(pair.snn))

@@ -18,7 +18,7 @@ class Words:
     size = 16
 
     def encode(self, text):
-        return [int(word) for word in text.split()], None
+        return [int(word) for word in text.split()]
 
     def decode(self, ids, bare=False):
         return " ".join(f"w{i}" for i in ids)

@@ -23,21 +23,11 @@ def test_windows_cover_the_text_once(tmp_path):
     file = tmp_path / "story.txt"
     file.write_text(sentence(0, 100), encoding="utf-8")
     items = pack(str(file), TOKENS, 8)
-    ids, _ = TOKENS.encode(file.read_text())
+    ids = TOKENS.encode(file.read_text())
     windows = [item.content for item in items]
-    assert torch.cat([w.ids for w in windows]).tolist() == ids[: 8 * (len(ids) // 8)]
-    assert [w.following for w in windows] == [ids[i] if i < len(ids) else None for i in range(8, 97, 8)]
+    assert torch.cat(windows).tolist() == ids[: 8 * (len(ids) // 8)]
     assert items[0].name == "story.txt[0:8]" and len({item.sha256 for item in items}) == len(items)
     assert items.contents[3] is windows[3]
-
-
-def test_words_and_bytes_are_those_of_the_text(tmp_path):
-    file, ids = tmp_path / "é.txt", TOKENS
-    file.write_text("the é cat\n\nsat on the mat .  ", encoding="utf-8")
-    (item,) = pack(str(file), ids, 8).items  # <s> and seven words; the eighth follows
-    said = file.read_text(encoding="utf-8")
-    assert item.content.words == len(said.split()) == 8
-    assert item.content.bytes == len(said.encode())
 
 
 def test_documents_of_every_kind(tmp_path):
@@ -104,8 +94,8 @@ def test_a_dataset_of_the_library(tmp_path, monkeypatch):
         documents("datasets:wikitext")
 
 
-def test_both_perplexities_by_hand(tmp_path):
-    """Uniform guesses among V tokens: perplexity V per token, V^(tokens/words) per word."""
+def test_perplexity_by_hand(tmp_path):
+    """Uniform guesses among V tokens: perplexity V."""
     from onespike.tasks.language import Perplexity
 
     file = tmp_path / "story.txt"
@@ -116,9 +106,6 @@ def test_both_perplexities_by_hand(tmp_path):
     metric.update(flat, flat, torch.arange(len(items)))
     found = metric.compute()
     assert found["ann"]["perplexity"] == pytest.approx(32)
-    assert found["ann"]["word_perplexity"] == pytest.approx(32)  # a token is a word here
-    size = len(file.read_bytes())
-    assert found["ann"]["bits_per_byte"] == pytest.approx(63 * 5 / size)
     assert found["kl"] == 0 and found["agreement"] == 100 and found["difference"] == 0
 
 
@@ -134,22 +121,19 @@ def test_perplexity_is_transformers_own_loss(tmp_path):
         for inputs, labels in loaded.batches(items, 2):
             output = loaded.model(**inputs)
             metric.update(output, output, labels)
-        ids = torch.stack([item.content.ids for item in items])
+        ids = torch.stack([item.content for item in items])
         expected = float(loaded.model(input_ids=ids, labels=ids).loss)
     assert metric.compute()["ann"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
 
 
-def test_a_tokenizer_of_another_network_and_one_that_knows_no_places(tmp_path):
+def test_a_tokenizer_of_another_network(tmp_path):
     class Numbers:
         size, decode = 32, None
 
         def encode(self, text):
-            return [int(word) for word in text.split()], None
+            return [int(word) for word in text.split()]
 
     file = tmp_path / "a.txt"
-    file.write_text("1 2 3 4")
-    window = pack(str(file), Numbers(), 3)[0].content
-    assert (window.words, window.bytes, window.ids.tolist()) == (None, None, [1, 2, 3])
     for number in (99, -1):
         file.write_text(f"1 {number}")
         with pytest.raises(

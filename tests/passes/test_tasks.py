@@ -37,7 +37,7 @@ def test_every_pass_runs_and_the_budget_is_met(make, story, tmp_path, monkeypatc
 def test_fisher_information_of_a_window_is_the_sum_over_its_positions(story, tmp_path):
     """Tokens are drawn independently, so that the square of a sum of gradients is, on average, the sum of squares."""
     loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(4)
-    batch = {"input_ids": loaded.task.inputs(str(story)).items[0].content.ids[None]}
+    batch = {"input_ids": loaded.task.inputs(str(story)).items[0].content[None]}
     recipe = preset("sformer")
     state = PassState(calibrate(loaded.model, [batch], recipe), recipe)
     site = next(s for s in state.spiking if "down_proj" in s.owner)
@@ -72,7 +72,7 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     monkeypatch.setattr("onespike.passes.tune.STEPS", 4)
     monkeypatch.setattr("onespike.passes.tune.EVERY", 2)
     loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(16)
-    ids = torch.stack([item.content.ids for item in loaded.task.inputs(str(story)).items])
+    ids = torch.stack([item.content for item in loaded.task.inputs(str(story)).items])
     batches = [{"input_ids": part} for part in ids.split(2)]
     recipe = preset("sformer")
     start = PassState(calibrate(loaded.model, batches, recipe), recipe)

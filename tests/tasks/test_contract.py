@@ -30,7 +30,6 @@ from onespike.tasks import (
 from onespike.tasks.base import task
 from onespike.tasks.embedding import Text, spearman
 from onespike.tasks.objects import drawn, unlike
-from onespike.tasks.text import Window
 
 
 class OneTensor(TaskContract):
@@ -138,8 +137,7 @@ class TestLanguage(OneTensor):
 
     def items(self):
         ids = torch.randint(32, (self.inputs, 5), generator=torch.Generator().manual_seed(1))
-        rows = [Window(row, 7, 4, 20) for row in ids]
-        return Items("text", tuple(Item(f"w{i}", i, Path("t"), i, None, row) for i, row in enumerate(rows)))
+        return Items("text", tuple(Item(f"w{i}", i, Path("t"), i, None, row) for i, row in enumerate(ids)))
 
     def test_every_position_is_drawn_by_itself(self):
         """The Fisher information of a logit is p(1 − p) at its own position."""

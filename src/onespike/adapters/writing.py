@@ -25,12 +25,9 @@ class Tokens:
     def __init__(self, tokenizer: Any, size: int) -> None:
         self.tokenizer, self.size = tokenizer, size
 
-    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return tokens, with those that open a text, and where each begins."""
-        fast = bool(self.tokenizer.is_fast)
-        tokens = self.tokenizer(text, return_offsets_mapping=fast, return_attention_mask=False, verbose=False)
-        starts = [start for start, _ in tokens["offset_mapping"]] if fast else None
-        return list(tokens["input_ids"]), starts
+    def encode(self, text: str) -> list[int]:
+        """Return tokens, with those that open a text."""
+        return list(self.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], bare: bool = False) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)

@@ -19,7 +19,7 @@ from onespike.tasks.base import NETWORKS, Objective, Score, Task, refuse_nan, re
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import Bounds, certain, interval, mean_error, ratio_error, span, stated
 from onespike.tasks.summaries import Summary, Table, likeliest
-from onespike.tasks.text import Tokenizer, Window, pack
+from onespike.tasks.text import Tokenizer, pack
 
 BEFORE = 24
 """Tokens of the text that an example shows before the next one."""
@@ -38,31 +38,23 @@ def scores_of(output: Any) -> Tensor:
     )
 
 
-def predicted(scores: Tensor, window: Window) -> Tensor:
-    """Return the log-probability of what follows each position of a window: by float32 for every network, then double."""
-    targets = window.targets.to(scores.device)
+def surprise(scores: Tensor, window: Tensor) -> Tensor:
+    """Return −log p of every token of a window but the first: by float32 for every network, then double."""
+    targets = window[1:].to(scores.device)
     parts = zip(scores[: len(targets)].split(POSITIONS), targets.split(POSITIONS), strict=True)
-    return torch.cat(
-        [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
-    ).cpu()
-
-
-def surprise(logs: Tensor, window: Window) -> Tensor:
-    """Return the mean −log p of every token of a window but the first."""
-    return -logs[: len(window.ids) - 1].mean()
+    logs = [s.float().log_softmax(-1).gather(-1, t[:, None])[:, 0].double() for s, t in parts]
+    return -torch.cat(logs).cpu()
 
 
 class Perplexity:
     """Perplexity of both networks, the KL of each next token (nats) and the agreement on the best one (percent).
 
-    `perplexity` is exp of the mean over windows of −log p of every token but the first, as in the tables of GPTQ.
-    `word_perplexity` is exp(−log p of all tokens / words), as lm-evaluation-harness counts if the text is one
-    document in windows of this length. `bits_per_byte` is −log₂ p of all tokens / bytes.
+    Perplexity is exp of the mean over windows of −log p of every token but the first, as in the tables of GPTQ.
     """
 
-    def __init__(self, windows: Mapping[int, Window]) -> None:
+    def __init__(self, windows: Mapping[int, Tensor]) -> None:
         self.windows = windows
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, float]] = []
 
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         if labels is None:
@@ -70,12 +62,12 @@ class Perplexity:
         for number, *outputs in zip(
             labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True
         ):
-            window, row = self.windows[number], dict[str, Any](kl=0.0, same=0.0)
-            row |= {"positions": len(window.ids), "words": window.words, "bytes": window.bytes}
+            window = self.windows[number]
+            row = {"positions": len(window), "kl": 0.0, "same": 0.0}
             for name, scores in zip(NETWORKS, outputs, strict=True):
-                logs = predicted(scores, window)
-                refuse_nan(logs, name, "this text")
-                row[f"{name} mean"], row[f"{name} sum"] = float(surprise(logs, window)), -float(logs.sum())
+                surprises = surprise(scores, window)
+                refuse_nan(surprises, name, "this text")
+                row[name] = float(surprises.mean())
             for first, second in zip(*(scores.split(POSITIONS) for scores in outputs), strict=True):
                 row["kl"] += float(relative_entropy(first.float(), second.float()).double().sum())
                 row["same"] += 100.0 * int((first.argmax(-1) == second.argmax(-1)).sum())
@@ -85,37 +77,28 @@ class Perplexity:
         self.rows += other.rows
 
     def compute(self) -> dict[str, Any]:
-        """`{"ann": {"perplexity", "word_perplexity", "bits_per_byte"}, "snn": {…}, "agreement", "kl", …}`."""
+        """Return `{"ann": {"perplexity"}, "snn": {…}, "agreement", "kl", …}`."""
         if not self.rows:
             raise DataError("no window was scored. Give a text.")
         columns = {name: [row[name] for row in self.rows] for name in self.rows[0]}
-        positions, means = columns["positions"], {name: columns[f"{name} mean"] for name in NETWORKS}
-        # where the text is known
-        words, sizes = (0 if None in columns[each] else sum(columns[each]) for each in ("words", "bytes"))
-        figures: dict[str, dict[str, float | None]] = {}
-        for name in NETWORKS:
-            every = math.fsum(columns[f"{name} sum"])
-            figures[name] = {
-                "perplexity": _exp(fmean(means[name])),
-                "word_perplexity": _exp(every / words) if words else None,
-                "bits_per_byte": every / sizes / math.log(2) if sizes else None,
-            }
-        ann, snn = (figures[name]["perplexity"] for name in NETWORKS)
+        positions, means = columns["positions"], [columns[name] for name in NETWORKS]
+        ann, snn = (_exp(fmean(each)) for each in means)
         difference = error = None
         if ann is not None and snn is not None:
-            pairs = zip(*means.values(), strict=True)
+            pairs = zip(*means, strict=True)
             # to first order, paired window by window
             difference, error = snn - ann, mean_error([snn * after - ann * before for before, after in pairs])
         kl, agreement = (math.fsum(columns[each]) / sum(positions) for each in ("kl", "same"))
         intervals = {
-            **{f"{name}.perplexity": exp_interval(means[name]) for name in NETWORKS},
+            **{f"{name}.perplexity": exp_interval(columns[name]) for name in NETWORKS},
             "difference": interval(difference, error),
             "kl": interval(kl, ratio_error(columns["kl"], positions), least=0.0),
             "agreement": interval(agreement, ratio_error(columns["same"], positions)),
         }
         return {
             "task": Language.name,
-            **figures,
+            "ann": {"perplexity": ann},
+            "snn": {"perplexity": snn},
             "agreement": agreement,
             "kl": kl,
             "windows": len(self.rows),
@@ -137,12 +120,12 @@ def _exp(value: float) -> float | None:
     return math.exp(value) if value < 700 else None
 
 
-def window_perplexity(windows: Mapping[int, Window]) -> Score:
+def window_perplexity(windows: Mapping[int, Tensor]) -> Score:
     """Return the perplexity per token of one network, for searches."""
 
     def surprises(expected: Any, actual: Any, labels: Tensor) -> Tensor:
         pairs = zip(scores_of(actual).detach(), labels.tolist(), strict=True)
-        return torch.stack([surprise(predicted(s, windows[n]), windows[n]) for s, n in pairs])
+        return torch.stack([surprise(s, windows[n]).mean() for s, n in pairs])
 
     return Score(surprises, lambda mean: math.exp(min(mean, 700.0)))
 
@@ -171,7 +154,7 @@ class Language(Task):
     enough = 32
     positional = False
     verb = "writes"
-    cannot = ("annotations", "normalization", "picture")
+    cannot = ("annotations", "normalization")
     scored_by = (("perplexity per token", "perplexity"),)
     compared_by = ("next tokens as the original, %", "agreement")
     listed = (
@@ -215,7 +198,7 @@ class Language(Task):
         return pack(source, self.tokenizer, self.length, short=True)
 
     def load(self, item: Item) -> Any:
-        return item.content.ids
+        return item.content
 
     def metric(self, items: Items) -> Perplexity:
         return Perplexity(items.contents)
@@ -229,7 +212,7 @@ class Language(Task):
 
     def prompts(self, texts: Sequence[str], more: int) -> dict[str, Tensor]:
         """Return texts to continue by `more` tokens, as one batch: shorter ones are padded on the left."""
-        rows = [self.tokenizer.encode(text)[0] for text in texts]
+        rows = [self.tokenizer.encode(text) for text in texts]
         for text, ids in zip(texts, rows, strict=True):
             if not ids:
                 raise UsageError("generate: the prompt is empty. Give some text.")
@@ -247,7 +230,7 @@ class Language(Task):
         first, second = scores_of(ann)[0], scores_of(snn)[0]
         place = int(relative_entropy(first.float(), second.float()).argmax())
         start = max(0, place + 1 - BEFORE)
-        before = self.tokenizer.decode(item.content.ids[start : place + 1].tolist())
+        before = self.tokenizer.decode(item.content[start : place + 1].tolist())
         best = {
             network: likeliest(scores[place], lambda token: self.tokenizer.decode([token]))
             for network, scores in (("ann", first), ("snn", second))
@@ -267,15 +250,12 @@ class Language(Task):
         note = f"next token as the original {agreement}, KL {kl}"
         if (gap := evaluation.get("difference")) is not None:
             note += f", ×{snn / ann:.3f}, difference {stated(evaluation, gap, 'difference', 3, sign=True)}"
-        rows = []
-        for key in NETWORKS:
-            sure, figures = span(evaluation, f"{key}.perplexity", 3), evaluation[key]
-            rows.append((figures["perplexity"], sure, figures["word_perplexity"], figures["bits_per_byte"]))
+        rows = ((evaluation[key]["perplexity"], span(evaluation, f"{key}.perplexity", 3)) for key in NETWORKS)
         size = f"{evaluation['windows']} windows of {evaluation['tokens'] // evaluation['windows']} tokens"
         return Summary(
             title="Perplexity",
-            table=Table(("perplexity per token", "95 %", "per word", "bits per byte"), tuple(rows), digits=3),
-            note=f"{note}; {size}; per token as GPTQ counts, per word as lm-eval does",
+            table=Table(("perplexity per token", "95 %"), tuple(rows), digits=3),
+            note=f"{note}; {size}",
             parts=("token", evaluation["tokens"]),
             examples="Each example is the place of its window where the two networks are furthest apart.",
         )

@@ -7,13 +7,10 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from onespike.errors import DataError, first_line, require
 from onespike.tasks.inputs import Items
@@ -121,35 +118,12 @@ def _dataset(source: str) -> Document:
 
 
 class Tokenizer(Protocol):
-    """Converts texts to numbers below `size` and back.
-
-    `encode` also returns the place in the text where each token begins, if known; `decode` with `bare` leaves out tokens
-    that open, end and pad a text.
-    """
+    """Converts texts to numbers below `size` and back; `decode` with `bare` leaves out tokens that open, end and pad a text."""
 
     @property
     def size(self) -> int: ...
-    def encode(self, text: str) -> tuple[list[int], list[int] | None]: ...
+    def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int], bare: bool = False) -> str: ...
-
-
-@dataclass(frozen=True)
-class Window:
-    """Tokens that a network reads at once, and what follows them.
-
-    `following` is the token after the last, the first of the next window; None at the end of the text. `words` begin in
-    the predicted part (all tokens but the first, and the one that follows), which has so many `bytes` in UTF-8.
-    """
-
-    ids: Tensor
-    following: int | None
-    words: int | None  # None, as bytes, if the text is unknown
-    bytes: int | None
-
-    @property
-    def targets(self) -> Tensor:
-        """Return what each position should predict; one fewer than the positions at the end of the text."""
-        return self.ids[1:] if self.following is None else F.pad(self.ids[1:], (0, 1), value=self.following)
 
 
 def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) -> Items:
@@ -164,32 +138,19 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
             f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
             f"Give a longer text, or a shorter window: length={max(len(tokens), 2)}."
         )
-    ids, words, sizes = zip(*tokens, strict=True)
-    everything, counted, parts = torch.tensor(ids), None not in words, []
+    everything, parts = torch.tensor(tokens), []
     for start in range(0, len(tokens) - length + 1, length):
-        stop = start + length
-        counts = (sum(each[start + 1 : stop + 1]) if counted else None for each in (words, sizes))
-        window = Window(everything[start:stop], ids[stop] if stop < len(ids) else None, *counts)
-        parts.append((f"{Path(source).name}[{start}:{stop}]", window, window.ids.numpy().tobytes()))
+        window = everything[start : start + length]
+        parts.append((f"{Path(source).name}[{start}:{start + length}]", window, window.numpy().tobytes()))
     return Items.read(source, parts)
 
 
-def _tokens(document: Document, tokenizer: Tokenizer) -> list[tuple[Any, Any, Any]]:
-    """Return each token, the words that begin in it, and its bytes: None where the text is unknown."""
-    text, (ids, starts) = document.text, tokenizer.encode(document.text)
+def _tokens(document: Document, tokenizer: Tokenizer) -> list[int]:
+    ids = tokenizer.encode(document.text)
     for place, token in enumerate(ids):
         if not 0 <= token < tokenizer.size:
             raise DataError(
                 f"{document.name}: token {place} has the number {token}, and the network knows {tokenizer.size} tokens "
                 f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
             )
-    if starts is None:
-        return [(token, None, None) for token in ids]
-    # how many words begin, and how many bytes there are, before each place of the text
-    begins = (not c.isspace() and (i == 0 or text[i - 1].isspace()) for i, c in enumerate(text))
-    words = list(accumulate(map(int, begins), initial=0))
-    sizes = list(accumulate((len(c.encode("utf-8", "replace")) for c in text), initial=0))
-    return [
-        (token, words[stop] - words[start], sizes[stop] - sizes[start])
-        for token, (start, stop) in zip(ids, pairwise([0, *starts[1:], len(text)]), strict=False)
-    ]
+    return ids
