@@ -42,7 +42,6 @@ from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
 from onespike.passes import parse_passes
 from onespike.runtime.atomic import write_atomically
-from onespike.runtime.figures import saved
 from onespike.runtime.forward import evaluating
 from onespike.scale_search import Measurement, search
 from onespike.scale_search.objective import scale_within
@@ -54,9 +53,7 @@ from onespike.tasks import (
     average_precision,
     batches,
     list_coco,
-    read_image,
 )
-from onespike.tasks.pictures import predictions
 from onespike.tasks.precision import figures_of, resampled
 
 PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
@@ -274,10 +271,6 @@ def main() -> None:
     spiking = [isinstance(neuron, Neuron) for _, neuron in onespike.named_neurons(snn)]
     record["sites"] = {"spiking": sum(spiking), "all": len(spiking)}
     write_atomically(options.json, json.dumps(record, indent=1) + "\n")
-    shown = [(read_image(items[i]), items[i].id) for i in range(4)]
-    write_atomically(
-        options.json.with_suffix(".png"), saved(predictions(shown, metric.predictions, coco.categories))
-    )
     for kind, name in (("bbox", "boxes"), ("segm", "masks")):
         for key in ("ann", "snn"):
             print(

@@ -1,10 +1,8 @@
 """A detector with masks: the bundled one, trained on scenes of clothes, before and after conversion.
 
-It prints COCO's AP of both networks for boxes and for masks, and draws what they find into detector.png.
+It prints COCO's AP of both networks for boxes and for masks.
 Any network serves that comes with functions from its output to COCO results and to tensors (`onespike.tasks.Detection`).
 """
-
-from pathlib import Path
 
 import onespike
 from onespike.adapters import load_model
@@ -25,5 +23,3 @@ for kind, name in (("bbox", "boxes"), ("segm", "masks")):
     ann, spiking = (result.metrics[network][kind] for network in ("ann", "snn"))
     print(f"{name}: AP {ann['AP']:.1f} → {spiking['AP']:.1f}, AP50 {ann['AP50']:.1f} → {spiking['AP50']:.1f}")
 print(f"energy: counts {result.ledger.ratio('counts'):.3f}, strict {result.ledger.ratio('strict'):.3f}")
-
-Path("detector.png").write_bytes(loaded.task.picture(test, metric))

@@ -52,7 +52,6 @@ def test_places_are_tried_before_the_work_starts(cli, monkeypatch, tmp_path, vit
     data, json = (vit_run, "--data", TEST, "--limit", 2), ("--json", tmp_path)
     for words, message in {
         ("evaluate", *data, *json): a_folder,
-        ("evaluate", *data, "--picture", tmp_path): a_folder,
         ("search", *data, *json): a_folder,
         ("doctor", *data, *json): a_folder,
         ("doctor", *data, *json, "--passes", "run"): a_folder,

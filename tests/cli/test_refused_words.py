@@ -55,7 +55,6 @@ REFUSED = {
     f"{EVALUATE} --integer --device-map blocks": "--integer and --compare make integers of all weights in memory…",
     f"{EVALUATE} --device-map nowhere": "device map 'nowhere': neither a strategy…",
     f"{EVALUATE} --annotations {{coco}}/instances.json": "…Leave --annotations out…",
-    f"{EVALUATE} --picture both.png": "…Leave it out…",
     "evaluate {text_run} --data {story} --annotations a.json": "…has no use for boxes…",
     DETECT: BOXES,
     f"{DETECT} --annotations absent.json": "absent.json: no such file…",

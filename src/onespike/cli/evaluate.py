@@ -10,12 +10,11 @@ from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import Word, words
 from onespike.cli.progress import progress
 from onespike.errors import UsageError
-from onespike.runtime.atomic import write_atomically
 
 
 @command(
     "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
-    "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json --picture both.png",
+    "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json",
     "onespike evaluate run --data text.txt --limit 32 --batch-size 4",
     "onespike evaluate run --data imagenet/val --format eager,onnx-integer",
     shared=True,
@@ -38,7 +37,6 @@ def evaluate(
     compare: bool = False,
     format: str | None = None,
     profile: str | None = None,
-    picture: Path | None = None,
     json_file: Path | None = None,
 ) -> Next:
     """Measure a run on labeled images, or on text.
@@ -52,7 +50,6 @@ def evaluate(
     from onespike.runs.forms import benchmark_pair, compare_pair
     from onespike.runs.searching import measurable, uses
     from onespike.runtime.devices import in_blocks
-    from onespike.tasks import check
 
     if format is not None:
         names = None if format == "all" else format.split(",")
@@ -73,8 +70,6 @@ def evaluate(
     task = pair.loaded.task
     items = measurable(run, pair, data, annotations, limit, held_out=held_out)
     metric = pair.loaded.task.metric(items)
-    if picture is not None:
-        check(task, "picture")
     for purpose, used in uses(run, pair).items():
         if seen := runs.overlap(used, items):
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
@@ -89,14 +84,10 @@ def evaluate(
         if processes_of().is_main:
             more = {"sites": result.ledger.table()} | ({"compared": compared} if compare else {})
             output.figures(json_file, result.to_dict() | more)
-            if picture is not None:
-                write_atomically(picture, task.picture(items, metric))
     finally:  # and print it in any case: a disk may be full by now
         show.evaluated(pair, result)
         if compare:
             show.compared(compared, result.prices.name)
         if sites:
             show.ledger(result)
-    if picture is not None:
-        output.line(f"picture        {picture}")
     return "report", run, *words(data=data, annotations=annotations, limit=limit)

@@ -108,7 +108,6 @@ OPTIONS = {
     "original": Word("", "Also show what the original network writes."),
     "out": Word("DIR", "The folder to write.", attempt=try_folder),
     "passes": Word("NAMES", "Instead, each of these passes alone, left out, and all; `run`: those of the run."),
-    "picture": Word("FILE", "Draw both networks' answers on the first images.", attempt=try_file),
     "preprocess": Word("WHAT=VALUE", "Not the library's: resize=N, crop=N, mean=R,G,B, std=R,G,B; may be repeated."),
     "profile": Word("NAME|FILE", "Prices of the ratios: see `onespike list profiles`, or give a JSON file."),
     "public": Word("", "Make a new repository public."),

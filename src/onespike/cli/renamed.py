@@ -24,6 +24,7 @@ OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in option
     "--mean": "--preprocess mean=…",
     "--pareto": "--energy COLUMN, which shows the front",
     "--per-site": "the pass allocate: onespike convert … --passes allocate --budget RATIO",
+    "--picture": "the examples of onespike report RUN --data DIR, which show both networks' boxes",
     "--port": "--address PORT",
     "--pretrained": "--weights pretrained",
     "--prompt": "an argument: onespike generate RUN TEXT",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def figure(
-    width: float = 6.4, height: float = 4.0, columns: int = 1, rows: int = 1, margin: bool = True
+    width: float = 6.4, height: float = 4.0, columns: int = 1, margin: bool = True
 ) -> tuple[Figure, Any]:
     """Return an empty figure in the house style and its axes; without a margin the axes fill it."""
     require("matplotlib", "plots", "figure")
@@ -25,7 +25,7 @@ def figure(
     with rc_context(style):
         made = Figure(figsize=(width, height), layout="constrained" if margin else None, dpi=150)
         edges = {} if margin else {"left": 0, "right": 1, "bottom": 0, "top": 1}
-        return made, made.subplots(rows, columns, squeeze=rows == 1, gridspec_kw=edges)
+        return made, made.subplots(1, columns, gridspec_kw=edges)
 
 
 def saved(plot: Figure, form: str = "png", settings: Any = None, **options: Any) -> bytes:

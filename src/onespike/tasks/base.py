@@ -210,10 +210,6 @@ class Task(Meaning):
         """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
         return None
 
-    def picture(self, items: Items, metric: Metric) -> bytes:
-        """Return both networks' answers on the first inputs, as PNG."""
-        raise UsageError(REFUSALS["picture"].format(self.verb))
-
     @classmethod
     def columns(cls, evaluation: Mapping[str, Any]) -> dict[str, Figure]:
         """The figures in a table of several runs, by their titles."""
@@ -271,7 +267,6 @@ REFUSALS = {
     "calibrate": "a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out.",
     "generate": "generate: this network {0}, and writes no text. Leave it to a language model.",
     "normalization": "mean= and std= are for images, and this network reads text. Leave them out.",
-    "picture": "picture= draws boxes, and this network {0}. Leave it out.",
 }
 
 

@@ -11,21 +11,20 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from onespike.errors import DataError, UsageError
-from onespike.runtime.figures import picture, saved
-from onespike.tasks.base import NETWORKS, Metric, Objective, Task, task
+from onespike.errors import DataError
+from onespike.runtime.figures import picture
+from onespike.tasks.base import NETWORKS, Objective, Task, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import span, stated
 from onespike.tasks.objects import Objects, drawn, paired, parted, unlike
-from onespike.tasks.pictures import SMALLEST_SCORE, panel, predictions
+from onespike.tasks.pictures import SMALLEST_SCORE, panel
 from onespike.tasks.precision import AveragePrecision, Precision, Results
 from onespike.tasks.summaries import Summary, Table
 
 SHAPES = {"bbox": "box", "segm": "mask"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
-PICTURED = 4
 
 
 @task
@@ -121,12 +120,6 @@ class Detection(Task):
             **listed,
             "text": [f"{text}."],
         }
-
-    def picture(self, items: Items, metric: Metric) -> bytes:
-        if not isinstance(metric, AveragePrecision):
-            raise UsageError("a picture needs the metric that has seen the images. Evaluate them first.")
-        images = [(read_image(item), item.id) for item in items.items[:PICTURED]]
-        return saved(predictions(images, metric.predictions, metric.coco.categories))
 
     @staticmethod
     def summary(evaluation: Mapping[str, Any], published: float | None = None) -> Summary:

@@ -1,4 +1,4 @@
-"""Pictures of what two detectors find on the same images: boxes, masks, scores."""
+"""Pictures of what a detector finds on an image: boxes, masks, scores."""
 
 from __future__ import annotations
 
@@ -18,32 +18,10 @@ SIDE = 2.4
 """The longer side of a single picture, in inches."""
 
 
-def predictions(
-    images: Sequence[tuple[Any, int | None]],
-    results: Mapping[str, Sequence[Mapping[str, Any]]],
-    categories: Mapping[int, str],
-) -> Figure:
-    """Draw COCO results on images with their ids: a row for each network, a column for each image."""
-    drawing, grid = figure(3.2 * len(images), 5.8, columns=len(images), rows=2)
-    for row, (network, title) in enumerate((("ann", "original"), ("snn", "spiking, T=1"))):
-        for column, (image, number) in enumerate(images):
-            here = [r for r in results[network] if r["image_id"] == number and r["score"] >= SMALLEST_SCORE]
-            _panel(grid[row][column], image, here, categories)
-            grid[row][column].set_title(f"{title}, image {number}", fontsize=9, pad=12)
-    return drawing
-
-
 def panel(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
     """Draw one image with one network's results, without margin."""
     width, height = (SIDE * side / max(image.size) for side in image.size)
     drawing, axes = figure(width, height, margin=False)
-    _panel(axes, image, results, categories)
-    return drawing
-
-
-def _panel(
-    axes: Any, image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]
-) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
@@ -64,3 +42,4 @@ def _panel(
             fontsize=7, color="black", va="bottom", ha="right" if right else "left",
             bbox=dict(fc=color, ec="none", pad=0.8, alpha=0.85),
         )  # fmt: skip
+    return drawing
