@@ -114,7 +114,7 @@ def test_every_command_takes_it(cli, run, model, tmp_path, monkeypatch):
 
 def test_a_run_executes_no_file_that_was_not_named(cli, run, file, tmp_path):
     """Whatever it says: the code in it is that of a stranger until the user names it."""
-    from onespike.adapters.user_file import _run
+    from onespike.adapters.python import _run
 
     moved = shutil.copytree(file.parent, tmp_path / "moved")
     record = run / "run.json"

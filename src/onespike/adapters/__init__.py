@@ -1,12 +1,16 @@
 """Networks by name. Only this package names libraries and architectures."""
 
-from onespike.adapters import bundled, detectron2, timm, torchvision, transformers, user_file
-from onespike.adapters.base import ADAPTERS, LoadedModel, Reading, Source, adapter, load_model
+from importlib import import_module
+
+from onespike.adapters.base import LoadedModel, Reading, Source, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
 from onespike.adapters.preprocessing import NORMALIZATIONS, exchanged, normalization, renormalized, resized
+from onespike.sources import SOURCES
 
 __all__ = [
-    "ADAPTERS", "NORMALIZATIONS", "LoadedModel", "Reading", "Source", "adapter", "bundled",
-    "detectron2", "exchanged", "load_checkpoint_", "load_model", "normalization", "read_checkpoint", "renormalized",
-    "resized", "timm", "torchvision", "transformers", "user_file",
+    "NORMALIZATIONS", "LoadedModel", "Reading", "Source", "exchanged", "load_checkpoint_", "load_model",
+    "normalization", "read_checkpoint", "renormalized", "resized",
 ]  # fmt: skip
+
+for prefix in SOURCES:  # so that every task that an adapter gives is registered
+    import_module(f"{__name__}.{prefix}")

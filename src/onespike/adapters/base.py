@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, first_line, unknown
+from onespike.sources import SOURCES, forms
 from onespike.tasks import Classification, Detection, Item, Items, Task, batches
 
 ALIGNMENT = 64
@@ -109,40 +110,6 @@ class Source:
         return self.file.name if self.file else "random" if self.random else "pretrained"
 
 
-Load = Callable[[str, Source], LoadedModel]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One source of networks: what loads a name, which names there are (none if they are countless), and whether a name
-    stands for its weights, too, so that none need be given.
-    """
-
-    load: Load
-    names: Callable[[], Sequence[str]]
-    has_weights: Callable[[str], bool]
-
-
-ADAPTERS: dict[str, Adapter] = {}
-
-
-def adapter(
-    name: str,
-    *,
-    names: Callable[[], Sequence[str]] = tuple,
-    has_weights: Callable[[str], bool] = lambda name: False,
-) -> Callable[[Load], Load]:
-    """Register the function that loads `NAME:…`; refuse a name that is taken."""
-
-    def register(load: Load) -> Load:
-        if name in ADAPTERS:
-            raise UsageError(f"an adapter named {name!r} is registered already. Choose another name.")
-        ADAPTERS[name] = Adapter(load, names, has_weights)
-        return load
-
-    return register
-
-
 def load_model(
     spec: str,
     *,
@@ -165,13 +132,15 @@ def load_model(
     """
     kind, colon, name = spec.partition(":")
     if not colon or not name:
-        forms = ":NAME, ".join(sorted(ADAPTERS))
-        raise UsageError(f"{spec!r} does not name a network. Write one of: {forms}:NAME.")
-    if kind not in ADAPTERS:
-        raise unknown("adapter", kind, ADAPTERS)
+        raise UsageError(f"{spec!r} does not name a network. Write {forms()}.")
+    if kind not in SOURCES:
+        raise unknown("adapter", kind, SOURCES)
+    adapter: Any = importlib.import_module(f"onespike.adapters.{kind}")
     if sum((weights is not None, pretrained, random_weights)) > 1:
         raise UsageError(f"{spec}: more than one kind of weights. Give one of {OPTIONS}.")
-    if not (weights or pretrained or random_weights) and not (pretrained := ADAPTERS[kind].has_weights(name)):
+    if not (weights or pretrained or random_weights):
+        pretrained = hasattr(adapter, "has_weights") and adapter.has_weights(name)
+    if not (weights or pretrained or random_weights):
         raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
@@ -180,9 +149,9 @@ def load_model(
     from onespike.adapters.checkpoints import files_of, load_from_disk
 
     if on_disk and (files := files_of(name, source)):
-        loaded = load_from_disk(ADAPTERS[kind].load, name, source, files)
+        loaded: LoadedModel = load_from_disk(adapter.load, name, source, files)
     else:
-        loaded = ADAPTERS[kind].load(name, source)
+        loaded = adapter.load(name, source)
         align_(loaded.model)
     loaded.model.eval()
     return loaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onespike.adapters import scenes
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter
+from onespike.adapters.base import LoadedModel, Reading, Source
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import Records, listed
 from onespike.adapters.preprocessing import NORMALIZATIONS, describe_normalization, normalized, pixels_of
@@ -66,7 +66,14 @@ SCENES = "scenes"
 NETWORKS = {"cifar10-vit": cifar10_vit, "cifar10-resnet18": cifar10_resnet18, SCENES: scenes.SceneDetector}
 
 
-@adapter("bundled", names=lambda: tuple(sorted(NETWORKS)), has_weights=lambda name: True)
+def names() -> Sequence[str]:
+    return sorted(NETWORKS)
+
+
+def has_weights(name: str) -> bool:
+    return True
+
+
 def load(name: str, source: Source) -> LoadedModel:
     """Load a bundled network; by default with the weights that ship with it."""
     if name not in NETWORKS:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import Load, LoadedModel, Source, cannot_download
+from onespike.adapters.base import LoadedModel, Source, cannot_download
 from onespike.errors import LoadError, first_line, require
 from onespike.runtime.offload import built_without_weights, stored_in
 
@@ -164,7 +164,9 @@ def files_of(name: str, source: Source) -> list[Path]:
     return sorted(Path(name).glob("*.safetensors")) if source.pretrained else []
 
 
-def load_from_disk(load: Load, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
+def load_from_disk(
+    load: Callable[[str, Source], LoadedModel], name: str, source: Source, files: Sequence[Path]
+) -> LoadedModel:
     """The network, and where in these files its parameters and buffers are, if all are there and can be taken."""
     accelerate = require("accelerate", "accelerate", f"{source.spec} in blocks")
     with accelerate.init_empty_weights(include_buffers=False):

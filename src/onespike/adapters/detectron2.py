@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter
+from onespike.adapters.base import LoadedModel, Reading, Source
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.adapters.detection import as_list, listed, objects_in
 from onespike.adapters.preprocessing import describe_normalization
@@ -30,7 +30,6 @@ DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
 """Tensors in older checkpoints that the configuration already gives."""
 
 
-@adapter("detectron2")
 def load(name: str, source: Source) -> LoadedModel:
     """Load a detector with the resizing and the color order of its configuration."""
     spec = source.spec

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter
+from onespike.adapters.base import LoadedModel, Reading, Source
 from onespike.adapters.checkpoints import built
 from onespike.adapters.preprocessing import describe_normalization
 from onespike.errors import LoadError, UsageError, require, unknown
@@ -18,7 +18,6 @@ def names() -> Sequence[str]:
     return tuple(require("timm", "timm", "the list of timm models").list_models())
 
 
-@adapter("timm", names=names)
 def load(name: str, source: Source) -> LoadedModel:
     """Load a timm model with the transform of its evaluation settings."""
     spec = source.spec

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, classifier
+from onespike.adapters.base import LoadedModel, Reading, Source, classifier
 from onespike.adapters.checkpoints import built
 from onespike.adapters.detection import as_list, listed, objects_in
 from onespike.adapters.preprocessing import describe_normalization
@@ -20,7 +20,6 @@ def names() -> Sequence[str]:
     return tuple(models.list_models(module=models) + models.list_models(module=models.detection))
 
 
-@adapter("torchvision", names=names)
 def load(name: str, source: Source) -> LoadedModel:
     """Load a torchvision classifier or detector with the transform of its default weights."""
     spec = source.spec

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter, cannot_download, classifier
+from onespike.adapters.base import LoadedModel, Reading, Source, cannot_download, classifier
 from onespike.adapters.checkpoints import each_tensor, read_checkpoint, refuse_differences, refuse_types
 from onespike.adapters.detection import padded, processed
 from onespike.adapters.preprocessing import describe_normalization
@@ -34,7 +34,10 @@ HEADS = {
 """The class that builds a network → the endings of its architectures' names; all others classify."""
 
 
-@adapter("transformers", has_weights=lambda name: any(Path(name).glob("*.safetensors")))
+def has_weights(name: str) -> bool:
+    return any(Path(name).glob("*.safetensors"))
+
+
 def load(name: str, source: Source) -> LoadedModel:
     """Load a network with its image processor or tokenizer; code from the hub is never trusted."""
     spec = source.spec

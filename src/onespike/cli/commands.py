@@ -252,7 +252,7 @@ def command(
 
                     stack.enter_context(priced(profile))
                 if model is not None and (takes_run or own):  # runs may be rebuilt by the user's own file
-                    from onespike.adapters.user_file import named
+                    from onespike.adapters.python import named
 
                     stack.enter_context(named(model))
                 if values.get("device_map") is not None and processes_of().count > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import onespike
@@ -15,6 +16,7 @@ from onespike.errors import LoadError, unknown
 from onespike.presets import PRESETS
 from onespike.recipe import Recipe
 from onespike.runtime.options import options, words_of
+from onespike.sources import SOURCES
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
 TRY = {
@@ -38,9 +40,10 @@ def list_names(what: str, contains: str = "") -> Next:
 
 
 def _models() -> Iterator[tuple[str, str]]:
-    for kind, adapter in onespike.adapters.ADAPTERS.items():
+    for kind, form in SOURCES.items():
+        adapter = import_module(f"onespike.adapters.{kind}")
         try:
-            names = adapter.names() or ("ID-OR-DIR",)
+            names = adapter.names() if hasattr(adapter, "names") else [form]
         except LoadError as error:  # a library that is not installed
             output.note(f"note: {error}")
             continue

@@ -15,6 +15,7 @@ from onespike.recipe import Recipe, preset
 from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
 from onespike.runtime.options import options, parse_field
 from onespike.runtime.validated import SEAL, parse
+from onespike.sources import forms
 
 if TYPE_CHECKING:
     from onespike.adapters import LoadedModel
@@ -53,10 +54,7 @@ class Word(NamedTuple):
 
 ARGUMENTS = {
     "contains": Word("TEXT", "Show only names that contain this."),
-    "model": Word(
-        "MODEL",
-        "timm:NAME, torchvision:NAME, transformers:ID-OR-DIR, detectron2:CONFIG, bundled:NAME or python:FILE.py:FACTORY.",
-    ),
+    "model": Word("MODEL", f"{forms()}."),
     "name": Word("NAME", "A study, `all`, `theorems`, or `list` for their names."),
     "prompts": Word("TEXT...", "What to continue."),
     "repository": Word(

@@ -23,7 +23,7 @@ from onespike.adapters import (
     renormalized,
     resized,
 )
-from onespike.adapters.user_file import NAMED, OWN
+from onespike.adapters.python import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
 from onespike.conversion import network
 from onespike.conversion.network import Network, conversion_of, is_rounded, revert_

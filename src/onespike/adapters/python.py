@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from onespike.adapters.base import LoadedModel, Reading, Source, adapter
+from onespike.adapters.base import LoadedModel, Reading, Source
 from onespike.adapters.checkpoints import load_checkpoint_
 from onespike.errors import LoadError, OnespikeError, UsageError, first_line, unknown
 from onespike.tasks import Classification
@@ -43,7 +43,10 @@ def named(model: str) -> Iterator[None]:
         NAMED.reset(before)
 
 
-@adapter("python", names=lambda: ("FILE.py:FACTORY",), has_weights=lambda name: True)
+def has_weights(name: str) -> bool:
+    return True
+
+
 def load(name: str, source: Source) -> LoadedModel:
     """Load what the factory returns: a network, or a `LoadedModel` with everything else that commands can use.
 
