@@ -118,14 +118,14 @@ def _warn_of_chips(pair: NetworkPair) -> None:
 def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
     """Return the network with other preprocessing; warn where its weights do not say which they need."""
     from onespike.adapters import renormalized, resized
-    from onespike.tasks import check
 
     stated = dict[str, list[float]]()
     for word in preprocess:
         name, _, text = word.partition("=")
         if name not in PREPROCESS:
             raise unknown("preprocessing", name, PREPROCESS)
-        check(loaded.task, "normalization")
+        if loaded.task.unit != "images":
+            raise UsageError("mean= and std= are for images, and this network reads text. Leave them out.")
         try:
             stated[name] = [float(part) for part in text.split(",")]
         except ValueError:

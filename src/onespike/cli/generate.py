@@ -45,7 +45,7 @@ def generate(
     from onespike.energy.profiles import profile as prices_of
     from onespike.errors import unknown
     from onespike.evaluation.generation import CACHES, write
-    from onespike.tasks import check
+    from onespike.tasks import Language
 
     if length < 1:
         raise UsageError(f"--length must be at least 1, not {length}.")
@@ -57,7 +57,10 @@ def generate(
         raise UsageError("--stream shows one text as it is written. Give one text, or leave it out.")
     pair = runs.load(run, device=device)
     task: Any = pair.loaded.task
-    check(task, "generate")
+    if not isinstance(task, Language):
+        raise UsageError(
+            f"generate: this network {task.verb}, and writes no text. Leave it to a language model."
+        )
     batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
     streamer = None
     if stream:

@@ -64,7 +64,7 @@ def reproduce(
     from onespike.studies.reproduce import STUDIES, Bench, run_study
     from onespike.studies.reproduce.bench import split
     from onespike.studies.reproduce.study import cell, columns_of
-    from onespike.tasks import check
+    from onespike.tasks import Detection
 
     if name == "theorems":
         return _theorems(trials, seed or 0)
@@ -91,8 +91,10 @@ def reproduce(
                 raise UsageError(reason)
             output.line(reason)
             continue
-        if calibrate is not None:
-            check(loaded.task, "calibrate")
+        if calibrate is not None and isinstance(loaded.task, Detection):
+            raise UsageError(
+                "a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out."
+            )
         test = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
         source = calibrate or data or loaded.task.bundled[0]  # of calibration and searches
         choose = partial(runs.choose_labeled, loaded, source, annotations if source == data else None)

@@ -1,6 +1,6 @@
 """Tasks: how inputs are read, what a network's output means, and how both networks are scored."""
 
-from onespike.tasks.base import TASKS, Meaning, Metric, Objective, Score, Task, check, compared, task, task_of
+from onespike.tasks.base import TASKS, Meaning, Metric, Objective, Score, Task, compared, task, task_of
 from onespike.tasks.classification import Accuracy, Classification, match_classes
 from onespike.tasks.coco import Coco, category_ids, list_coco, read_coco, unlabeled
 from onespike.tasks.detection import Detection
@@ -15,6 +15,6 @@ from onespike.tasks.summaries import Headline, Summary, Table
 __all__ = [
     "TASKS", "Accuracy", "AveragePrecision", "Classification", "Coco", "Detection", "Embedding", "Headline", "Inferred",
     "Item", "Items", "Language", "Meaning", "Metric", "Numbers", "Objective", "Score", "Summary", "Table", "Task",
-    "average_precision", "batches", "category_ids", "check", "compared", "infer", "limit", "list_coco", "list_images",
+    "average_precision", "batches", "category_ids", "compared", "infer", "limit", "list_coco", "list_images",
     "match_classes", "read_coco", "read_image", "task", "task_of", "unlabeled",
 ]  # fmt: skip

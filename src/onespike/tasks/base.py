@@ -53,12 +53,10 @@ Drawing = Callable[[Any, Tensor], Tensor]
 class Meaning(ABC):
     """The meaning of a network's output, for search, passes and doctor: no labels, no data."""
 
-    positional: ClassVar[bool] = (
-        True  # whether a position means the same in every input, like a patch of an image
-    )
-    enough: ClassVar[int] = (
-        256  # inputs for calibration; passes take a part of them that is the same for every task
-    )
+    # whether a position means the same in every input, like a patch of an image
+    positional: ClassVar[bool] = True
+    # inputs for calibration; passes take a part of them that is the same for every task
+    enough: ClassVar[int] = 256
 
     def drawing(self, size: int, generator: Generator) -> Drawing:
         """Return a sampler from a network's output for a batch of this size; parts of the batch share the samples."""
@@ -85,6 +83,10 @@ class Meaning(ABC):
     @abstractmethod
     def lost(self, expected: Any, actual: Any) -> Tensor:
         """Return the share of the score that the spiking network is expected to lose, per input, by the original's output."""
+
+    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
+        return None
 
 
 class Metric(Protocol):
@@ -137,12 +139,9 @@ class Task(Meaning):
 
     name: ClassVar[str]
     unit: ClassVar[str] = "images"  # the plural name of its inputs
-    bundled: ClassVar[tuple[str, str]] = (
-        "",
-        "",
-    )  # inputs that ship with onespike: for calibration, for figures
+    # inputs that ship with onespike: for calibration, for figures
+    bundled: ClassVar[tuple[str, str]] = ("", "")
     verb: ClassVar[str] = ""  # what its networks do, in messages
-    cannot: ClassVar[tuple[str, ...]] = ()  # options and commands that it does not support: see `REFUSALS`
     # title and key of the figures by which runs are compared, the first that an evaluation has; and without labels
     scored_by: ClassVar[tuple[tuple[str, str], ...]]
     compared_by: ClassVar[tuple[str, str] | None] = None
@@ -187,7 +186,7 @@ class Task(Meaning):
     def labeled(self, source: str, annotations: Path | None) -> Items:
         """Return inputs with what they are scored by."""
         if annotations is not None:
-            check(self, "annotations")
+            raise UsageError(f"this network {self.verb}, and has no use for boxes. Leave annotations= out.")
         return self.named(self.inputs(source))
 
     def named(self, items: Items) -> Items:
@@ -204,10 +203,6 @@ class Task(Meaning):
 
     def row(self, inputs: Any, number: int, place: int) -> str | None:
         """Return the name of a place in an input of a batch, such as a word of a text; None if places have no names."""
-        return None
-
-    def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return per input whether the answer is right, and the label's log-probability; None without such labels."""
         return None
 
     @classmethod
@@ -260,17 +255,3 @@ def compared(evaluations: Sequence[Mapping[str, Any]]) -> list[Headline]:
     headlines = [task_of(e).headline(e) for e in evaluations]
     alike = len({h.title for h in headlines}) == 1
     return headlines if alike else [task_of(e).headline(e, labeled=False) for e in evaluations]
-
-
-REFUSALS = {
-    "annotations": "this network {0}, and has no use for boxes. Leave annotations= out.",
-    "calibrate": "a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out.",
-    "generate": "generate: this network {0}, and writes no text. Leave it to a language model.",
-    "normalization": "mean= and std= are for images, and this network reads text. Leave them out.",
-}
-
-
-def check(task: Task, wanted: str) -> None:
-    """Refuse what a task does not support, in the task's words."""
-    if wanted in task.cannot:
-        raise UsageError(REFUSALS[wanted].format(task.verb))

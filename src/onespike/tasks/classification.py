@@ -199,7 +199,6 @@ class Classification(Task):
     name = "classification"
     bundled = ("bundled:cifar10-calibration", "bundled:cifar10-test")
     verb = "classifies"
-    cannot = ("annotations", "generate")
     scored_by = (("top-1 accuracy, %", "top1"),)
     compared_by = ("agreement with the original, %", "agreement")
     listed = (("{} top-1 %", "top1", 2), ("agreement %", "agreement", 2), ("KL nats", "kl", 4))

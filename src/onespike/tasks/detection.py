@@ -40,7 +40,6 @@ class Detection(Task):
     name = "detection"
     bundled = ("bundled:scenes-calibration", "bundled:scenes-test")
     verb = "finds objects"
-    cannot = ("calibrate", "generate")
     scored_by = (("mask AP, %", "segm.AP"), ("box AP, %", "bbox.AP"))
     listed = (("{} box AP", "bbox.AP", 1), ("{} mask AP", "segm.AP", 1))
 

@@ -134,7 +134,6 @@ class Embedding(Task):
     unit = "texts"
     positional = False
     verb = "embeds texts"
-    cannot = ("annotations", "generate", "normalization")
     scored_by = (("Spearman with scores", "spearman"),)
     compared_by = ("cosine with the original", "cosine")
     listed = (

@@ -94,5 +94,4 @@ class Inferred(Meaning):
         return infer(expected).differences(expected, actual)
 
     def right(self, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        meaning = infer(output)
-        return meaning.right(output, labels) if isinstance(meaning, Classification) else None
+        return infer(output).right(output, labels)

@@ -154,7 +154,6 @@ class Language(Task):
     enough = 32
     positional = False
     verb = "writes"
-    cannot = ("annotations", "normalization")
     scored_by = (("perplexity per token", "perplexity"),)
     compared_by = ("next tokens as the original, %", "agreement")
     listed = (
