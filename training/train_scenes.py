@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from scipy.ndimage import binary_fill_holes
 from torch import Tensor
 
-from onespike.adapters.scenes import SCENE_CLASSES, SIDE, STRIDE, SceneDetector, box_at
+from onespike.adapters.bundled import SCENE_CLASSES, SIDE, STRIDE, SceneDetector, box_at
 
 MOST, SMALLEST, LARGEST, HIDDEN = 4, 20, 34, 0.25
 

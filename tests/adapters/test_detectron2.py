@@ -13,7 +13,7 @@ from PIL import Image
 
 from onespike import runs
 from onespike.adapters import load_model
-from onespike.adapters.scenes import SCENE_CLASSES
+from onespike.adapters.bundled import SCENE_CLASSES
 from onespike.conversion.network import table
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import preset

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from language_folders import sentence, tokenizer
-from onespike.adapters.writing import Tokens
+from onespike.adapters.transformers import Tokens
 from onespike.errors import DataError, LoadError
 from onespike.tasks.embedding import texts
 from onespike.tasks.text import documents, pack

@@ -19,7 +19,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
 
 import onespike
 from contract.conversion_contract import images
-from onespike.adapters.scenes import SceneDetector
+from onespike.adapters.bundled import SceneDetector
 from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported

@@ -11,7 +11,7 @@ from task_contract import TaskContract, number
 
 from language_folders import tokenizer
 from onespike.adapters.detection import listed
-from onespike.adapters.writing import Tokens
+from onespike.adapters.transformers import Tokens
 from onespike.errors import DataError, UsageError
 from onespike.tasks import (
     Classification,

@@ -56,24 +56,25 @@ def generate(
     if stream and len(prompts) > 1:
         raise UsageError("--stream shows one text as it is written. Give one text, or leave it out.")
     pair = runs.load(run, device=device)
-    task: Any = pair.loaded.task
+    task = pair.loaded.task
     if not isinstance(task, Language):
         raise UsageError(
             f"generate: this network {task.verb}, and writes no text. Leave it to a language model."
         )
+    tokenizer: Any = task.tokenizer
     batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
     streamer = None
     if stream:
         from transformers import TextStreamer  # a network that writes was loaded with it
 
-        streamer = TextStreamer(task.tokenizer.tokenizer, skip_special_tokens=True)
+        streamer = TextStreamer(tokenizer.tokenizer, skip_special_tokens=True)
     drawn: Any = {"temperature": temperature, "seed": seed or 0}
     written = write(pair.snn, batch, length, column=column, cache=cache, streamer=streamer, **drawn)
-    texts, other = [task.tokenizer.decode(ids, bare=True) for ids in written.ids.tolist()], []
+    texts, other = [tokenizer.decode(ids, bare=True) for ids in written.ids.tolist()], []
     if original:
         moved = {k: v.to(written.ids.device) for k, v in batch.items()}
         answers = pair.ann.generate(**moved, max_new_tokens=length, do_sample=False, disable_compile=True)  # type: ignore[operator]
-        other = [task.tokenizer.decode(ids, bare=True) for ids in answers.tolist()]
+        other = [tokenizer.decode(ids, bare=True) for ids in answers.tolist()]
     record = {
         "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": profile,
         "prefill": dataclasses.asdict(written.prefill), "decode": dataclasses.asdict(written.decode),

@@ -6,23 +6,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
 
 from onespike.errors import DataError
-from onespike.runtime.figures import picture
+from onespike.runtime.figures import figure, picture
 from onespike.tasks.base import NETWORKS, Objective, Task, task
 from onespike.tasks.coco import Coco, category_ids, list_coco, unlabeled
 from onespike.tasks.images import read_image
 from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import span, stated
 from onespike.tasks.objects import Objects, drawn, paired, parted, unlike
-from onespike.tasks.pictures import SMALLEST_SCORE, panel
 from onespike.tasks.precision import AveragePrecision, Precision, Results
 from onespike.tasks.summaries import Summary, Table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""Okabe and Ito's palette, one color per class in turn."""
+SMALLEST_SCORE = 0.3
+SIDE = 2.4
+"""The longer side of a single picture, in inches."""
 SHAPES = {"bbox": "box", "segm": "mask"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
 
@@ -155,3 +162,30 @@ def _as_objects(results: Sequence[Mapping[str, Any]]) -> Objects:
         "labels": torch.tensor([r["category_id"] for r in results]),
         "boxes": torch.tensor(corners).view(-1, 4),
     }
+
+
+def panel(image: Any, results: Sequence[Mapping[str, Any]], categories: Mapping[int, str]) -> Figure:
+    """Draw one image with one network's results, without margin."""
+    width, height = (SIDE * side / max(image.size) for side in image.size)
+    drawing, axes = figure(width, height, margin=False)
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    axes.imshow(image, interpolation="nearest")
+    axes.axis("off")
+    for result in sorted(results, key=lambda r: r["score"]):  # the best results are on top
+        color = COLORS[list(categories).index(result["category_id"]) % len(COLORS)]
+        x, y, width, height = result["bbox"]
+        if "segmentation" in result:
+            from pycocotools.mask import decode
+
+            mask = decode(result["segmentation"])[..., None]
+            axes.imshow(mask * [*to_rgb(color), 0.45], interpolation="nearest")
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, ec=color, lw=1.5))
+        right = x > 0.6 * image.size[0]  # there the label ends where the box ends, to stay inside the picture
+        axes.text(
+            x + width if right else x, max(y - 1, 0), f"{categories[result['category_id']]} {result['score']:.2f}",
+            fontsize=7, color="black", va="bottom", ha="right" if right else "left",
+            bbox=dict(fc=color, ec="none", pad=0.8, alpha=0.85),
+        )  # fmt: skip
+    return drawing
