@@ -50,11 +50,10 @@ from onespike.tasks import (
     Coco,
     Detection,
     Items,
-    average_precision,
     batches,
     list_coco,
 )
-from onespike.tasks.precision import figures_of, resampled
+from onespike.tasks.precision import evaluated, figures_of, resampled
 
 PACKAGES = ("ultralytics==8.4.190", "ultralytics-thop", "opencv-python-headless", "polars", "psutil", "requests",
             "charset_normalizer", "urllib3", "certifi")  # fmt: skip
@@ -200,7 +199,7 @@ def search_scale(
         set_scale_(snn, scale)
         with evaluating(snn):
             found = [r for x, y in inputs for r in of(snn(x), [coco.images[int(i)] for i in y])]
-        values = [average_precision(coco, found, kind, ids)[0]["AP"] for kind in ("bbox", "segm")]
+        values = [figures_of(evaluated(coco, found, kind, ids))[0]["AP"] for kind in ("bbox", "segm")]
         return Measurement(sum(v or 0.0 for v in values) / 2)
 
     def report(trial: Any, done: int, total: int) -> None:

@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from onespike.adapters.detection import run_lengths
 from onespike.errors import DataError
-from onespike.tasks import AveragePrecision, average_precision, category_ids, list_coco, read_coco
+from onespike.tasks import AveragePrecision, category_ids, list_coco, read_coco
 from onespike.tasks.coco_schema import decompressed
 from onespike.tasks.precision import FIGURES, evaluated, figures_of, resampled
 
@@ -253,7 +253,7 @@ def test_an_annotation_with_the_id_0_counts_like_any_other(data):
     for number in (1, 0):
         coco = read_coco(changed(data[1], "annotations", 0, {"id": number}))
         results = perfect(coco)
-        figures.append(average_precision(coco, results, "bbox", [5, 15, 25]))
+        figures.append(figures_of(evaluated(coco, results, "bbox", [5, 15, 25])))
     assert figures[0] == figures[1]
 
 

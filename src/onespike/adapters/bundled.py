@@ -47,18 +47,16 @@ class ConvStem(nn.Sequential):
         self.num_features = width
 
 
-def cifar10_vit(**overrides: Any) -> nn.Module:
+def cifar10_vit() -> nn.Module:
     """A timm VisionTransformer for 32×32 images behind a convolutional stem."""
     from timm.layers.hybrid_embed import HybridEmbed
     from timm.models.vision_transformer import VisionTransformer
 
-    width = 128
-    settings: dict[str, Any] = dict(
-        img_size=32, patch_size=1, num_classes=10, embed_dim=width, depth=6, num_heads=4, mlp_ratio=2.0,
-        class_token=False, global_pool="avg", fc_norm=True,
-        embed_layer=partial(HybridEmbed, backbone=ConvStem(width), feature_size=8, proj=True),
+    embedding: Any = partial(HybridEmbed, backbone=ConvStem(128), feature_size=8, proj=True)
+    return VisionTransformer(
+        img_size=32, patch_size=1, num_classes=10, embed_dim=128, depth=6, num_heads=4, mlp_ratio=2.0,
+        class_token=False, global_pool="avg", fc_norm=True, embed_layer=embedding,
     )  # fmt: skip
-    return VisionTransformer(**(settings | overrides))
 
 
 def cifar10_resnet18() -> nn.Module:
@@ -222,15 +220,14 @@ def scene_objects(output: dict[str, Tensor]) -> list[Objects]:
 
 def scene_results(output: dict[str, Tensor], images: Records) -> Iterator[dict[str, Any]]:
     """Return COCO results of the detector's output: masks at the image's size, cut to their boxes."""
-
-    def entry(row: int, height: int, width: int) -> dict[str, Tensor]:
+    entries = []
+    for row, (height, width) in enumerate((image["height"], image["width"]) for image in images):
         masks = F.interpolate(output["masks"][row][None], size=(height, width), mode="bilinear")[0] > 0
         boxes = output["boxes"][row] * torch.tensor([width, height, width, height]) / SIDE
         masks = masks.cpu() & _inside(boxes, torch.arange(height) + 0.5, torch.arange(width) + 0.5)
         facts = {name: output[name][row] for name in ("scores", "labels")}
-        return {**facts, "boxes": boxes, "masks": masks[:, None]}
-
-    return listed((entry(i, image["height"], image["width"]) for i, image in enumerate(images)), images)
+        entries.append({**facts, "boxes": boxes, "masks": masks[:, None]})
+    return listed(entries, images)
 
 
 def _inside(boxes: Tensor, ys: Tensor, xs: Tensor) -> Tensor:

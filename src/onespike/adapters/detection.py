@@ -29,7 +29,7 @@ def run_lengths(mask: Tensor) -> dict[str, Any]:
     return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
 
 
-def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dict[str, Any]]:
+def listed(output: Any, images: Records) -> Iterator[dict[str, Any]]:
     """Return the results of networks that give one dictionary per image: boxes, labels, scores, perhaps masks."""
     for image, entry in zip(images, output, strict=True):
         for i in range(len(entry["scores"])):
@@ -38,7 +38,7 @@ def listed(output: Any, images: Records, threshold: float = 0.5) -> Iterator[dic
                 "score": float(entry["scores"][i]), "bbox": box(entry["boxes"][i]),
             }  # fmt: skip
             if "masks" in entry:
-                result["segmentation"] = run_lengths(entry["masks"][i, 0] > threshold)
+                result["segmentation"] = run_lengths(entry["masks"][i, 0] > 0.5)
             yield result
 
 

@@ -9,12 +9,12 @@ from onespike.tasks.images import list_images, read_image
 from onespike.tasks.inferred import Inferred, Numbers, infer
 from onespike.tasks.inputs import Item, Items, batches, limit
 from onespike.tasks.language import Language
-from onespike.tasks.precision import AveragePrecision, average_precision
+from onespike.tasks.precision import AveragePrecision
 from onespike.tasks.summaries import Headline, Summary, Table
 
 __all__ = [
     "TASKS", "Accuracy", "AveragePrecision", "Classification", "Coco", "Detection", "Embedding", "Headline", "Inferred",
     "Item", "Items", "Language", "Meaning", "Metric", "Numbers", "Objective", "Score", "Summary", "Table", "Task",
-    "average_precision", "batches", "category_ids", "compared", "infer", "limit", "list_coco", "list_images",
+    "batches", "category_ids", "compared", "infer", "limit", "list_coco", "list_images",
     "match_classes", "read_coco", "read_image", "task", "task_of", "unlabeled",
 ]  # fmt: skip

@@ -253,9 +253,7 @@ class Classification(Task):
             return names[index] if names is not None and index < len(names) else f"class {index}"
 
         names = self.class_names or items.class_names
-        best = {
-            network: likeliest(_scores(output)[0], named) for network, output in (("ann", ann), ("snn", snn))
-        }
+        best = likeliest(_scores(ann)[0], _scores(snn)[0], named)
         parts = {key: ", ".join(f"{name} {100 * p:.1f} %" for name, p in rows) for key, rows in best.items()}
         return {
             "label": None if item.label is None else f"label {named(item.label)}",

@@ -112,27 +112,24 @@ def batches(
     from onespike.tasks.images import read_image
 
     check_batch_size(batch_size)
+    load = load or read_image
     mine = [item for place, item in enumerate(items) if place // batch_size % part[1] == part[0]]
 
-    def read(item: Item) -> Any:
-        return transform((load or read_image)(item))
-
-    def every() -> Iterator[tuple[Any, Tensor | None]]:
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
-        try:
-            waiting: deque[Future[Any]] = deque()
-            ahead = iter(mine)
-            for start in range(0, len(mine), batch_size):
-                batch, more = mine[start : start + batch_size], 2 * batch_size - len(waiting)
-                waiting.extend(pool.submit(read, item) for item in islice(ahead, more))
-                inputs = [waiting.popleft().result() for _ in batch]
-                labels = [item.label for item in batch if item.label is not None]
-                together = _stack(inputs, batch) if collate is None else collate(inputs)
-                yield together, torch.tensor(labels) if len(labels) == len(batch) else None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    return every()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
+    try:
+        waiting: deque[Future[Any]] = deque()
+        ahead = iter(mine)
+        for start in range(0, len(mine), batch_size):
+            batch, more = mine[start : start + batch_size], 2 * batch_size - len(waiting)
+            waiting.extend(
+                pool.submit(lambda item: transform(load(item)), item) for item in islice(ahead, more)
+            )
+            inputs = [waiting.popleft().result() for _ in batch]
+            labels = [item.label for item in batch if item.label is not None]
+            together = _stack(inputs, batch) if collate is None else collate(inputs)
+            yield together, torch.tensor(labels) if len(labels) == len(batch) else None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _stack(inputs: list[Tensor], batch: Sequence[Item]) -> Tensor:

@@ -230,10 +230,7 @@ class Language(Task):
         place = int(relative_entropy(first.float(), second.float()).argmax())
         start = max(0, place + 1 - BEFORE)
         before = self.tokenizer.decode(item.content[start : place + 1].tolist())
-        best = {
-            network: likeliest(scores[place], lambda token: self.tokenizer.decode([token]))
-            for network, scores in (("ann", first), ("snn", second))
-        }
+        best = likeliest(first[place], second[place], lambda token: self.tokenizer.decode([token]))
         same = int((first.argmax(-1) == second.argmax(-1)).sum())
         text = [f"{same} of {len(first)} next tokens are the same; furthest apart after token {place + 1}:"]
         for key, tokens in best.items():

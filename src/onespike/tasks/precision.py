@@ -22,19 +22,13 @@ DRAWS = 100
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
 
-Figures = tuple[dict[str, float | None], dict[int, float]]
 Result = dict[str, Any]
 Results = Callable[[Any, Sequence[Mapping[str, Any]]], Iterable[Result]]
 """results(output, images): a network's output for these images (their COCO records) → COCO results."""
 
 
-def average_precision(coco: Coco, results: Sequence[Result], kind: str, images: Sequence[int]) -> Figures:
-    """Return pycocotools' figures for COCO results of one kind, and AP of each category with objects, in percent."""
-    return figures_of(evaluated(coco, results, kind, images))
-
-
-def figures_of(evaluator: Any) -> Figures:
-    """Return the figures of a finished evaluator: of all categories, and AP of each, in percent."""
+def figures_of(evaluator: Any) -> tuple[dict[str, float | None], dict[int, float]]:
+    """Return the figures of a finished evaluator: of all categories, and AP of each with objects, in percent."""
     precision = evaluator.eval["precision"]  # IoU × recall × category × area × number of detections
     cells = {number: precision[:, :, i, 0, -1] for i, number in enumerate(evaluator.params.catIds)}
     classes = {number: 100 * float(x[x > -1].mean()) for number, x in cells.items() if (x > -1).any()}
@@ -213,8 +207,11 @@ class Precision(Score):
         self.metric.update(None, actual, labels)
 
     def value(self) -> float:
-        coco, results = self.metric.coco, self.metric.predictions["snn"]
-        figure = average_precision(coco, results, self.metric.kinds[-1], self.metric.images)[0]["AP"]
+        metric = self.metric
+        evaluator = evaluated(metric.coco, metric.predictions["snn"], metric.kinds[-1], metric.images)
+        figure = figures_of(evaluator)[0]["AP"]
         if figure is None:
-            raise DataError(f"{coco.source}: the chosen images show no object. Give other images, or more.")
+            raise DataError(
+                f"{metric.coco.source}: the chosen images show no object. Give other images, or more."
+            )
         return figure

@@ -43,10 +43,13 @@ class Table:
         return [tuple(map(text, row)) for row in self.rows]
 
 
-def likeliest(scores: Tensor, name: Callable[[int], str]) -> list[list[Any]]:
-    """Return the best answers of a softmax, each with its name and its probability."""
-    values, places = scores.softmax(-1).topk(min(BEST, len(scores)))
-    return [[name(int(i)), float(p)] for i, p in zip(places, values, strict=True)]
+def likeliest(ann: Tensor, snn: Tensor, name: Callable[[int], str]) -> dict[str, list[list[Any]]]:
+    """Return the best answers of both networks' softmax, each with its name and its probability."""
+    best = {}
+    for network, scores in (("ann", ann), ("snn", snn)):
+        values, places = scores.softmax(-1).topk(min(BEST, len(scores)))
+        best[network] = [[name(int(i)), float(p)] for i, p in zip(places, values, strict=True)]
+    return best
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, Any]:

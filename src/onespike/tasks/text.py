@@ -138,11 +138,9 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
             f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
             f"Give a longer text, or a shorter window: length={max(len(tokens), 2)}."
         )
-    everything, parts = torch.tensor(tokens), []
-    for start in range(0, len(tokens) - length + 1, length):
-        window = everything[start : start + length]
-        parts.append((f"{Path(source).name}[{start}:{start + length}]", window, window.numpy().tobytes()))
-    return Items.read(source, parts)
+    windows, name = torch.tensor(tokens).unfold(0, length, length), Path(source).name
+    names = (f"{name}[{start}:{start + length}]" for start in range(0, len(tokens), length))
+    return Items.read(source, ((n, w, w.numpy().tobytes()) for n, w in zip(names, windows, strict=False)))
 
 
 def _tokens(document: Document, tokenizer: Tokenizer) -> list[int]:
