@@ -42,19 +42,14 @@ def test_numbers_choose_inputs_in_their_order() -> None:
     assert chosen[0][:, 0].tolist() == [6.0, 6.0, 0.0]
 
 
-def test_batches_of_other_shapes_are_not_joined() -> None:
-    assert join([torch.zeros(2, 3), torch.zeros(2, 4)]).shape == (2, 3)
+def test_batches_are_joined_where_their_inputs_have_one_shape() -> None:
+    """An argument of another shape keeps them apart: SAM has images of one size and any number of points in a batch."""
     assert torch.equal(join([(ROWS[:1], ROWS[:1]), (ROWS[1:], ROWS[1:])])[1], ROWS)
-
-
-def test_one_argument_of_another_shape_keeps_batches_apart() -> None:
-    """As SAM's prompts: images of one size, with another number of points in each batch."""
+    assert join([torch.zeros(2, 3), torch.zeros(2, 4)]).shape == (2, 3)
     few, many = ({"image": torch.zeros(2, 3), "points": torch.zeros(2, n, 2)} for n in (1, 4))
-    joined = join([few, many])
-    assert joined["image"].shape == (2, 3) and joined["points"].shape == (2, 1, 2)
-
-
-def test_what_all_inputs_share_is_joined_once() -> None:
-    shared = {"x": ROWS, "mask": torch.ones(3, 3)}
-    joined = join([shared, shared])
+    assert {name: tuple(x.shape) for name, x in join([few, many]).items()} == {
+        "image": (2, 3),
+        "points": (2, 1, 2),
+    }
+    joined = join([{"x": ROWS, "mask": torch.ones(3, 3)}] * 2)  # a mask that all inputs share
     assert joined["x"].shape == (8, 3) and joined["mask"].shape == (3, 3)

@@ -187,9 +187,6 @@ DIFFERS = r"is not the file that was saved \(its SHA-256 differs\)\. Convert the
         ("weights.safetensors", flip, f"the run is damaged: weights.safetensors {DIFFERS}"),
         ("weights.safetensors", cut, f"the run is damaged: weights.safetensors {DIFFERS}"),
         ("weights.safetensors", Path.unlink, r"the run is damaged: weights.safetensors is missing\. Convert"),
-        ("thresholds.safetensors", flip, f"the run is damaged: thresholds.safetensors {DIFFERS}"),
-        ("run.json", cut, r"run\.json: the file is damaged .* Convert the network again\."),
-        ("run.json", Path.unlink, r"no run here \(run\.json is missing\)\. Make one with: onespike convert"),
         ("config.json", lambda file: file.write_text(file.read_text().replace("10000.0", "1000.0")), f"config.json {DIFFERS}"),
     ],
 )  # fmt: skip

@@ -116,19 +116,16 @@ def test_a_network_may_read_bytes(model: nn.Module) -> None:
     assert onespike.spike(reader, [images], "sformer")(images).shape == (16, 3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_of_inputs(model: nn.Module, snn: nn.Module, value: float) -> None:
-    inputs = INPUTS.clone()
-    inputs[3, 1] = value
-    message = "evaluate: an input holds NaN or infinite values. Check the data and its preprocessing."
-    with refused(DataError, message):
-        onespike.evaluate(model, snn, [(inputs, LABELS)])
+NOT_FINITE = "evaluate: an input holds NaN or infinite values. Check the data and its preprocessing."
 
 
-def test_a_batch_without_labels_says_so(model: nn.Module, snn: nn.Module) -> None:
-    message = "evaluate: a batch must be (inputs, labels). Without labels, give (inputs, None)."
+@pytest.mark.parametrize(("batch", "message"), [
+    *(((INPUTS.index_fill(1, torch.tensor(1), value), LABELS), NOT_FINITE) for value in (torch.nan, torch.inf, -torch.inf)),
+    (INPUTS, "evaluate: a batch must be (inputs, labels). Without labels, give (inputs, None)."),
+])  # fmt: skip
+def test_batches(model: nn.Module, snn: nn.Module, batch: Any, message: str) -> None:
     with refused(DataError, message):
-        onespike.evaluate(model, snn, [INPUTS])
+        onespike.evaluate(model, snn, [batch])
 
 
 @pytest.mark.parametrize(

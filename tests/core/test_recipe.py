@@ -23,19 +23,12 @@ def test_a_recipe_prints_as_its_preset_and_what_differs(name):
 
 def test_words_are_read_as_on_the_command_line():
     """A glob that is no tuple must not be taken letter by letter: `*` would exclude everything."""
-    given = Recipe(
-        exclude="fc1:*", include=["fc1:*", "fc2:*"], scale="0.3", steps="2", softmax="0.5", fixed="fc2:*=1,2"
-    )
-    assert given == Recipe(
-        exclude=("fc1:*",),
-        include=("fc1:*", "fc2:*"),
-        scale=0.3,
-        steps=2,
-        softmax=0.5,
-        fixed=(("fc2:*", 1.0, 2.0),),
-    )
+    words = dict(exclude="fc1:*", scale="0.3", steps="2", softmax="0.5", fixed="fc2:*=1,2")
+    values = dict(exclude=("fc1:*",), scale=0.3, steps=2, softmax=0.5, fixed=(("fc2:*", 1.0, 2.0),))
+    recipe = Recipe(include=["fc1:*", "fc2:*"], **words)
+    assert recipe == Recipe(include=("fc1:*", "fc2:*"), **values)
     assert Recipe(passes="nearest, allocate").passes == ("nearest", "allocate")
-    assert not given.chooses("fc1:linear0_input") and given.chooses("fc2:linear0_input")
+    assert not recipe.chooses("fc1:linear0_input") and recipe.chooses("fc2:linear0_input")
 
 
 SMALL = r"must be (0 or )?from 1\.2e-38"
