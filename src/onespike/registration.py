@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -21,13 +19,14 @@ class _Registration:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name == _QUANTIZERS else None
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = partial(_run, spec.loader.exec_module)  # type: ignore[method-assign]
+            execute = spec.loader.exec_module
+
+            def run(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            spec.loader.exec_module = run  # type: ignore[method-assign]
         return spec
-
-
-def _run(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    execute(module)
-    _register()
 
 
 def _register() -> None:

@@ -25,7 +25,6 @@ from onespike.cli import WARNING, interruptible, loading, output, refuse, rename
 from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import Recipe
-from onespike.runtime.devices import check_device
 from onespike.runtime.options import options as fields_of
 from onespike.runtime.processes import launched
 from onespike.runtime.provenance import COMMAND
@@ -258,6 +257,8 @@ def command(
                 if values.get("device_map") is not None and processes_of().count > 1:
                     raise UsageError("--device-map needs the devices of all processes. Start one only.")
                 if "device" in values:
+                    from onespike.runtime.devices import check_device
+
                     check_device(values["device"])
                 if takes_recipe:
                     values["recipe"] = recipe_of(**{field: values.pop(field) for field in RECIPE_OPTIONS})

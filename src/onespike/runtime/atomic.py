@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from onespike.errors import LoadError, UsageError
@@ -176,15 +176,18 @@ def _unfinished(path: Path, stay: bool = True) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for abandoned in path.parent.glob(".onespike-*.partial"):
-            if (lock := _lock(abandoned)) is not None:  # its process is gone
-                _remove(abandoned, lock)
+            with _locked(abandoned) as ours:
+                if ours:  # its process is gone
+                    shutil.rmtree(abandoned, ignore_errors=True)
         made = Path(tempfile.mkdtemp(".new", ".onespike-", path.parent))
-        lock = _lock(made)
-        partial = made.rename(made.with_suffix(".partial"))  # only now do others look whether it is locked
-        try:
-            yield partial
-        finally:
-            _remove(partial, lock)
+        with _locked(made):
+            partial = made.rename(
+                made.with_suffix(".partial")
+            )  # only now do others look whether it is locked
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
         missing = [] if stay else missing
     finally:
         with suppress(OSError):
@@ -192,23 +195,17 @@ def _unfinished(path: Path, stay: bool = True) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _lock(folder: Path) -> int | None:
-    """Return an open, locked folder; None if another process has it or there are no locks."""
-    try:
-        import fcntl
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder, and yield whether it is: not if another process has it, or if there are no locks."""
+    with ExitStack() as stack:
+        try:
+            import fcntl
 
-        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove(partial: Path, lock: int | None) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    if lock is not None:
-        os.close(lock)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = True
+        except (ImportError, OSError):
+            ours = False
+        yield ours

@@ -11,14 +11,14 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, first_line, require
+from onespike.runtime.offload import blocks_of, lie_in_blocks_, parse_size, write
 from onespike.runtime.validated import read
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 BLOCKS = "blocks"
@@ -32,8 +32,6 @@ def in_blocks(device_map: str | None) -> bool:
 
 def check_device(device: str) -> torch.device:
     """Return the device of this name, after a trial with one small tensor."""
-    import torch
-
     try:
         torch.zeros(1, device=device).item()  # a tensor on `meta` can be made but has no value
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -51,8 +49,6 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
     if device_map is None:
         return model.to(check_device(device))
     if in_blocks(device_map):
-        from onespike.runtime.offload import lie_in_blocks_, parse_size
-
         size = device_map.partition(":")[2]
         return lie_in_blocks_(model, check_device(device), parse_size(size) if size else None)
     if device != "cpu":
@@ -76,7 +72,6 @@ def place_(model: nn.Module, device: str = "cpu", device_map: str | None = None)
 def _strategy(model: nn.Module, name: str) -> dict[str, Any]:
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
-    from torch import nn
 
     # inputs and outputs of blocks that repeat in a sequence are added, so each stays on one device
     sequences = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList)) and len(m) > 1]
@@ -105,8 +100,6 @@ def _read(model: nn.Module, path: str) -> dict[str, Any]:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     """Return all weights by name, including those that accelerate keeps elsewhere; of a network in blocks, where they are."""
-    from onespike.runtime.offload import blocks_of
-
     state: dict[str, Any] = model.state_dict()
     if (blocks := blocks_of(model)) is not None:
         return state | {name: blocks.tensors[name] for name, tensor in state.items() if tensor.is_meta}
@@ -124,10 +117,6 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 def save_weights(file: Path, model: nn.Module) -> None:
     """Write all weights into one safetensors file, tied ones once; those that are on disk are copied one by one."""
-    from torch import Tensor
-
-    from onespike.runtime.offload import write
-
     state, first, tied = state_of(model), dict[Any, str](), dict[str, str]()
     for name, x in state.items():
         place = (x.data_ptr(), x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
