@@ -25,10 +25,10 @@ from onespike.energy import COLUMNS, profile
 from onespike.energy.columns import integer_reading
 from onespike.reports import plots
 from onespike.runs.forms import rivals
+from onespike.runs.searching import ScaleObjective
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
 from onespike.scale_search import search
-from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Classification, batches
 
 TRIALS = 12

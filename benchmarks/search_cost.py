@@ -17,7 +17,7 @@ import torch
 
 from onespike import preset, runs
 from onespike.adapters import load_model
-from onespike.scale_search.objective import ScaleObjective
+from onespike.runs.searching import ScaleObjective
 from onespike.tasks import batches
 
 LIMIT = 1.05

@@ -41,10 +41,10 @@ from onespike.conversion.network import set_scale_
 from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
 from onespike.passes import parse_passes
+from onespike.runs.searching import scale_within
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
 from onespike.scale_search import Measurement, search
-from onespike.scale_search.objective import scale_within
 from onespike.tasks import (
     AveragePrecision,
     Coco,

@@ -14,8 +14,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from onespike import scale_search
 from onespike.errors import LoadError, UsageError
-from onespike.scale_search import LOWEST, Measurement, grid, search, study
+from onespike.scale_search import LOWEST, Measurement, grid, search
 
 
 def parabola(scale, hopeless=None):
@@ -186,7 +187,7 @@ def left_running(url, beaten):
 
 @pytest.mark.parametrize("beaten", [True, False])
 def test_a_dead_trial_is_measured_again_whatever_process_has_its_id(url, monkeypatch, beaten):
-    monkeypatch.setattr(study, "GRACE", 1)
+    monkeypatch.setattr(scale_search, "GRACE", 1)
     left_running(url, beaten)
     result = search(parabola, trials=3, fixed=(1.0, 0.25), storage=url, resume=True)
     assert sorted(t.scale for t in result.trials) == [0.25, 0.5, 1.0]
@@ -194,9 +195,10 @@ def test_a_dead_trial_is_measured_again_whatever_process_has_its_id(url, monkeyp
 
 WORKER = """
 import math, sys, time
-from onespike.scale_search import Measurement, search, study
+from onespike import scale_search
+from onespike.scale_search import Measurement, search
 
-study.BEAT, study.GRACE = 1, 3
+scale_search.BEAT, scale_search.GRACE = 1, 3
 
 def objective(scale, hopeless):
     with open(sys.argv[2], "a") as log:

@@ -9,7 +9,7 @@ from command_line import CALIBRATION, TEST, VIT, stored
 from contract import networks
 from onespike.energy.columns import beside
 from onespike.runs import storage
-from onespike.scale_search.objective import ScaleObjective
+from onespike.runs.searching import ScaleObjective
 from onespike.tasks import Classification
 
 
@@ -76,11 +76,6 @@ def test_ctrl_c_keeps_the_finished_trials(cli, figures, run, monkeypatch):
     assert [round(t["scale"], 6) for t in record["trials"]] == [1, 0.1, 0.01]
 
 
-def scale_objective(model, snn, batches, kind, **settings) -> ScaleObjective:
-    aim = Classification().objectives[kind]
-    return ScaleObjective(model, snn, batches, aim, None, **settings)
-
-
 @pytest.mark.parametrize("kind", ["kl", "top1"])
 def test_a_trial_is_one_forward(kind):
     calls, model = {"ann": 0, "snn": 0}, networks.mlp()
@@ -88,7 +83,7 @@ def test_a_trial_is_one_forward(kind):
     for name, network in (("ann", model), ("snn", snn)):
         network.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
     batches = [(torch.randn(4, 4), torch.tensor([0, 1, 2, 0])) for _ in range(5)]
-    objective = scale_objective(model, snn, batches, kind)
+    objective = ScaleObjective(model, snn, batches, Classification().objectives[kind], None)
     assert calls == {"ann": 5 if kind == "kl" else 0, "snn": 0}
     before = calls["ann"]
     for trial in range(1, 4):

@@ -1,4 +1,7 @@
-"""Search for λ: of a network in memory, or of a run, whose trials and result are kept in its folder."""
+"""Search for λ: of a network in memory, or of a run, whose trials and result are kept in its folder.
+
+A trial is one forward pass of the converted network, with the λ that `scale_search` proposes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,27 +19,97 @@ from torch import nn
 
 from onespike.calibration.inputs import batch_count
 from onespike.conversion.network import set_scale_
-from onespike.energy.columns import searchable
-from onespike.energy.ledger import or_none
-from onespike.energy.metering import counted
+from onespike.energy.columns import column_of, searchable
+from onespike.energy.ledger import Ledger, or_none
+from onespike.energy.metering import counted, metered
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
+from onespike.evaluation.pairwise import Once, pairwise
 from onespike.passes import Progress, no_progress
 from onespike.recipe import preset
 from onespike.runs import storage
 from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
 from onespike.runs.pair import NetworkPair, in_memory, with_recipe
 from onespike.runtime.atomic import sha256, try_file, write_atomically
+from onespike.runtime.batches import call, count, to
+from onespike.runtime.forward import device_of
 from onespike.runtime.validated import read_sealed, sealed
-from onespike.scale_search import Search, Trial
+from onespike.scale_search import LOWEST, Hopeless, Measurement, Search, Trial
 from onespike.scale_search import search as search_scale
-from onespike.scale_search.objective import ScaleObjective
 from onespike.tasks import Items, Objective, Task
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
 SHARE = 0.02
 """The paper's split: 2 % of the images, here at least 100."""
+EVERY = 64
+"""A full count would double the cost of a forward, so a search counts one row of elements in 64 of the first batch."""
+
+
+class ScaleObjective:
+    """Measure one λ on a fixed set of inputs in memory, with the original's outputs while there is room.
+
+    A trial is one forward of the converted network over the inputs. If energy is wanted, spikes of the first batch are
+    counted. `forwards` is how many inputs went through either network so far.
+    """
+
+    def __init__(
+        self,
+        ann: nn.Module,
+        snn: nn.Module,
+        batches: Iterable[tuple[Any, Any]],
+        objective: Objective,
+        items: Items,
+        energy: str | None = None,
+    ) -> None:
+        self.snn, self.objective, self.items, self.energy = snn, objective, items, energy
+        device = device_of(ann)
+        self.parts = [(to(inputs, device), labels) for inputs, labels in batches]
+        self.forwards = 0
+        if objective.labeled and any(labels is None for _, labels in self.parts):
+            raise DataError("search: the images have no labels. Use objective='kl', which needs none.")
+        self.original = Once(ann)
+        if objective.compares:
+            self.forwards += sum(count(inputs) for inputs, _, _ in pairwise((self.original,), self.parts))
+
+    def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
+        set_scale_(self.snn, scale)
+        score, column = self.objective.score(self.items), self.energy
+        # some columns have parts that must be whole
+        ledger = Ledger(every=EVERY if column is None or not column_of(column).strict_of else 1)
+        quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
+
+        def original(inputs: Any) -> Any:
+            if not self.objective.compares:
+                return None
+            self.forwards += 0 if self.original.place in self.original.answers else count(inputs)
+            return call(self.original, inputs)
+
+        def spiking(inputs: Any) -> Any:
+            self.forwards += count(inputs)
+            is_first = column is not None and not ledger.inputs
+            with metered(self.snn, ledger) if is_first else nullcontext():
+                return call(self.snn, inputs)
+
+        answered = pairwise((self.original, self.snn), self.parts, (original, spiking))
+        for step, (inputs, labels, (expected, actual)) in enumerate(answered, 1):
+            score.update(expected, actual, labels, count(inputs))
+            # where energy counts too, a trial with a poor metric may be on the front
+            asks = column is None and self.objective.partial and step in quarters
+            if asks and step < len(self.parts) and hopeless(step, score.value()):
+                return Measurement(score.value(), finished=False)
+        return Measurement(score.value(), None if column is None else ledger.ratio(column))
+
+
+def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, halvings: int = 12) -> float:
+    """Return the smallest λ whose energy on these inputs is within a ratio: energy falls as λ grows."""
+    low, high = LOWEST, 1.0
+    for _ in range(halvings):
+        middle = (low * high) ** 0.5
+        set_scale_(snn, middle)
+        enough = counted(snn, inputs).ratio(column) <= ratio
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def search(

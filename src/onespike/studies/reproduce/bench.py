@@ -27,10 +27,10 @@ from onespike.recipe import Recipe
 from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.pipeline import spread
+from onespike.runs.searching import ScaleObjective, scale_within
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
 from onespike.scale_search import search
-from onespike.scale_search.objective import ScaleObjective, scale_within
 from onespike.studies.finished import Finished
 from onespike.tasks import Items, limit
 

@@ -1,6 +1,7 @@
 """Trials of λ in an optuna study: ask a sampler, measure, tell, until the requested number is finished.
 
-Several processes may share a study through optuna's own storage and heartbeat; each stored trial is sealed.
+It knows numbers, not networks. Several processes may share a study through optuna's own storage and heartbeat; each
+stored trial is sealed.
 """
 
 from __future__ import annotations
