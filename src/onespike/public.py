@@ -20,7 +20,6 @@ from onespike.recipe import Recipe as Recipe
 from onespike.recipe import preset as preset
 from onespike.reports.card import push_to_hub as push_to_hub
 from onespike.reports.pages import report as report
-from onespike.runs.auto_model import OnespikeConfig as OnespikeConfig
 from onespike.runs.pair import convert as convert
 from onespike.runs.pair import convert_ as convert_
 from onespike.runs.pair import from_pretrained as from_pretrained
@@ -28,6 +27,7 @@ from onespike.runs.pair import load as load
 from onespike.runs.pair import save as save
 from onespike.runs.pipeline import spike as spike
 from onespike.runs.searching import search as search
+from onespike.runs.storage import OnespikeConfig as OnespikeConfig
 from onespike.sites import Site as Site
 from onespike.sites import Visitor as Visitor
 from onespike.sites import discover as discover

@@ -11,7 +11,6 @@ from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import LoadError, first_line, require
 from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
-from onespike.runs.auto_model import CONFIG
 from onespike.runs.pair import class_of
 from onespike.runs.recipe_text import recipe_text
 from onespike.runtime.atomic import write_atomically
@@ -73,7 +72,7 @@ def write_card(
         samples=run.thresholds.provenance.get("samples"), repository=repository, own=class_of(run),
     )  # fmt: skip
     write_atomically(folder / CARD, text)
-    if CONFIG in run.files:  # by which transformers loads the run
+    if storage.CONFIG in run.files:  # by which transformers loads the run
         return
     config = {"library_name": "onespike", "network": spec, "recipe": recipe.to_dict()}
-    write_atomically(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / storage.CONFIG, json.dumps(config, indent=1, ensure_ascii=False) + "\n")

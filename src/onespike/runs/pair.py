@@ -30,7 +30,6 @@ from onespike.conversion.network import Network, conversion_of, is_rounded, reve
 from onespike.errors import DataError, LoadError, UsageError, first_line, require
 from onespike.recipe import Recipe
 from onespike.runs import storage
-from onespike.runs.auto_model import files_of
 from onespike.runtime.batches import call, count, take, to
 from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.forward import device_of, evaluating
@@ -102,7 +101,6 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
         thresholds=pair.thresholds,
         data=pair.data,
         configuration=loaded.save_configuration,
-        beside=files_of(pair.ann, loaded.save_configuration),
     )
     return Path(folder)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
 from torch import nn
 
 from onespike.adapters import LoadedModel
@@ -168,7 +167,7 @@ def check_forward(
     """
     loaded = inputs.loaded
     try:
-        with evaluating(ann), torch.inference_mode():
+        with evaluating(ann):
             cost = estimate_of(ann, inputs)
             if cost is None:
                 call(ann, to(inputs.one(), device_of(ann)))

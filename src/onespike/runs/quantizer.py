@@ -1,4 +1,4 @@
-"""onespike among the quantizers of transformers: imported once transformers has them, see `onespike/__init__.py`."""
+"""onespike among the quantizers of transformers: imported once transformers has them, see `onespike/registration.py`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from onespike.adapters.checkpoints import each_tensor
 from onespike.conversion.network import conversion_of
 from onespike.errors import LoadError, UsageError
 from onespike.runs import storage
-from onespike.runs.auto_model import CONFIG, METHOD, OnespikeConfig, identity
 from onespike.runs.pair import convert_, fetched
 from onespike.runs.pipeline import spike
+from onespike.runs.storage import OnespikeConfig
 from onespike.runtime.validated import understood
 
 # under the name of what users give, by which transformers compares the two
-register_quantization_config(METHOD)(type("OnespikeConfig", (OnespikeConfig, QuantizationConfigMixin), {}))
+register_quantization_config(storage.METHOD)(
+    type("OnespikeConfig", (OnespikeConfig, QuantizationConfigMixin), {})
+)
 
 
-@register_quantizer(METHOD)
+@register_quantizer(storage.METHOD)
 class Quantizer(HfQuantizer):
     """Converts after the weights are loaded; what comes back is the network that `onespike.spike` gives, and no more."""
 
@@ -67,8 +69,8 @@ def _run_of(model: Any, weights: Path) -> storage.Run:
         )
     if not (folder / storage.RECORD).exists() and not Path(name).is_dir():
         folder = fetched(name, folder.name)  # named after the revision
-    run, mine = storage.load(folder), identity(model)
-    stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    run, mine = storage.load(folder), storage.identity(model)
+    stated = json.loads((folder / storage.CONFIG).read_text(encoding="utf-8"))
     for key, value in mine.items():
         if stated.get(key) != value:
             raise LoadError(

@@ -1,10 +1,18 @@
-"""A run on disk: JSON and safetensors with checksums, complete or absent; nothing is ever unpickled."""
+"""A run on disk: JSON and safetensors with checksums, complete or absent; nothing is ever unpickled.
+
+A run whose network is one of transformers also serves `AutoModel….from_pretrained(FOLDER)`: `config.json` names onespike
+as the quantizer, and the run's file as the one that holds the weights: those of the original, which `quantizer.py`
+converts again once transformers has loaded them.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +22,7 @@ from torch import Tensor, nn
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.neurons import NEURONS
+from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.runtime.atomic import atomic_directory, damage, digests, write_atomically
 from onespike.runtime.devices import save_weights
@@ -25,6 +34,29 @@ RECORD, WEIGHTS, THRESHOLDS = "run.json", "weights.safetensors", "thresholds.saf
 CONFIGURATION = "network"
 SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "typical", "change")
 REMEDY = "Convert the network again."
+METHOD, CONFIG = "onespike", "config.json"
+"""The quantizer's name in transformers, and the file that states it."""
+
+
+@dataclass
+class OnespikeConfig:
+    """Converts while transformers loads: `AutoModel….from_pretrained(ID, quantization_config=OnespikeConfig(…))`.
+
+    Args:
+        recipe: a preset's name or a recipe.
+        inputs: unlabeled batches, as for `spike`; a folder that holds a converted network needs none.
+    """
+
+    recipe: str | Recipe = DEFAULT
+    inputs: Iterable[Any] | None = None
+    quant_method: str = METHOD
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"quant_method": self.quant_method, "version": self.version}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnespikeConfig:
+        return self  # transformers copies its configuration, and inputs need not be
 
 
 @dataclass(frozen=True)
@@ -70,7 +102,7 @@ class RunRecord:
     """The schema of a run's record."""
 
     network: Network
-    recipe: Recipe
+    recipe: dict[str, Any]
     sites: dict[str, Facts]
     uncovered: tuple[tuple[str, str, float], ...]
     folds: dict[str, str]
@@ -100,12 +132,10 @@ def save(
     thresholds: Thresholds,
     data: dict[str, Any],
     configuration: Callable[[Path], None] | None = None,
-    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a run directory; it appears under its name only when it is complete.
 
-    `network` says how to rebuild it, and `configuration` writes whatever else the adapter needs into a folder;
-    `beside` writes what a library needs to load the run itself.
+    `network` says how to rebuild it, and `configuration` writes whatever else the adapter needs into a folder.
     """
     from safetensors.torch import save_file
 
@@ -117,8 +147,9 @@ def save(
         save_weights(partial / WEIGHTS, model)
         if configuration is not None:
             configuration(partial / CONFIGURATION)
-        if beside is not None:
-            beside(partial)
+        library = sys.modules.get("transformers")
+        if library is not None and isinstance(model, library.PreTrainedModel):
+            _write_for_transformers(partial, model, configuration)
         files = digests(partial)
         record = {
             "version": VERSION,
@@ -136,10 +167,30 @@ def save(
             shutil.copymode(partial / RECORD, partial / name)
 
 
+def _write_for_transformers(folder: Path, network: Any, others: Callable[[Path], None] | None) -> None:
+    """Write what transformers reads beside the weights."""
+    if others is not None:
+        others(folder)  # the tokenizer or image processor, for pipelines
+    config = copy.deepcopy(network.config)
+    config.dtype = network.dtype
+    entries = config.to_diff_dict() | identity(network)
+    entries |= {"quantization_config": OnespikeConfig().to_dict(), "transformers_weights": WEIGHTS}
+    (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    if network.can_generate():
+        network.generation_config.save_pretrained(folder)
+
+
+def identity(network: Any) -> dict[str, Any]:
+    """Return what thresholds belong to: the class of a network, and how it computes attention and experts."""
+    forms = ("attn_implementation", "experts_implementation")
+    stated = {form: getattr(network.config, f"_{form}", None) for form in forms}
+    return {"architectures": [type(network).__name__], **stated}
+
+
 def replace_recipe(folder: Path, recipe: Recipe) -> None:
     """Replace the recipe of a run, for example by one with the λ of a search; keep everything else."""
-    record = _read_record(Path(folder))
-    write_atomically(Path(folder) / RECORD, sealed({**record, "recipe": recipe.to_dict()}))
+    record = _read_record(folder)
+    write_atomically(folder / RECORD, sealed({**record, "recipe": recipe.to_dict()}))
 
 
 def load(folder: Path) -> Run:
@@ -147,7 +198,6 @@ def load(folder: Path) -> Run:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    folder = Path(folder)
     if not (folder / RECORD).is_file():
         raise LoadError(
             f"{folder}: no run here ({RECORD} is missing). Make one with: onespike convert … --out {folder}"
@@ -169,16 +219,14 @@ def load(folder: Path) -> Run:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    file = folder / RECORD
-    plain = read_version(dict[str, Any], file, VERSION, "the run", REMEDY)
-    recipe = plain.get("recipe")
-    neuron = recipe.get("neuron") if isinstance(recipe, dict) else None
+    record = read_version(RunRecord, folder / RECORD, VERSION, "the run", REMEDY)
+    neuron = record["recipe"].get("neuron")
     if isinstance(neuron, str) and neuron not in NEURONS:
         raise LoadError(
             f"{folder}: its neuron {neuron!r} is none of onespike's. Import the module that registers it first; on the "
             "command line give the file that does: --model python:FILE.py:FACTORY."
         )
-    return read_version(RunRecord, file, VERSION, "the run", REMEDY)
+    return record
 
 
 def _facts(threshold: SiteThreshold) -> dict[str, Any]:
