@@ -95,7 +95,7 @@ def test_counts_and_names_are_checked(tmp_path):
     with pytest.raises(UsageError, match=r"at least 1, not -3\. Leave it out to use all 2 images"):
         limit(Items("two", (Item("a", 0, Path()), Item("b", 0, Path()))), -3)
     with pytest.raises(UsageError, match=r"batch size must be at least 1, not 0\. Try 32"):
-        batches(colored(tmp_path, 1), to_tensor, 0)
+        next(batches(colored(tmp_path, 1), to_tensor, 0))
 
 
 @pytest.mark.parametrize(

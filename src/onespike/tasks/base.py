@@ -195,7 +195,7 @@ class Task(Meaning):
 
     def load(self, item: Item) -> Any:
         """Load one input as it is stored, for a network's transform."""
-        return read_image(item)
+        return read_image(item) if item.content is None else item.content
 
     def objective(self, items: Items) -> str:
         """Return the default objective of a search on these inputs."""

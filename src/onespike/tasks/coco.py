@@ -12,7 +12,6 @@ from onespike.runtime.validated import read
 from onespike.tasks.images import bundled, list_images, opened
 from onespike.tasks.inputs import Item, Items
 
-INSTANCES = "Give COCO's instances JSON with annotations=FILE."
 SCENES = ("scenes-test", "scenes-calibration")
 
 
@@ -36,7 +35,7 @@ def read_coco(file: Path | str) -> Coco:
     from onespike.tasks.coco_schema import Instances, problems
 
     file = Path(file)
-    record = read(Instances, file, INSTANCES, DataError)
+    record = read(Instances, file, "Give COCO's instances JSON with annotations=FILE.", DataError)
     for kind, entry, name, wrong in problems(record):
         raise DataError(
             f"{file}: {kind} {entry['id']} has the {name} {entry[name]!r:.60}, {wrong}. Correct the entry, or remove it."

@@ -196,9 +196,6 @@ class Language(Task):
         """Return windows of typed text: a short text is one short window."""
         return pack(source, self.tokenizer, self.length, short=True)
 
-    def load(self, item: Item) -> Any:
-        return item.content
-
     def metric(self, items: Items) -> Perplexity:
         return Perplexity(items.contents)
 
