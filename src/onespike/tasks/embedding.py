@@ -93,21 +93,20 @@ class Similarity:
         pairs = [(a, b) for pair, (a, *rest) in numbers.items() if pair is not None for b in rest]
         scores = [score for _, b in pairs if (score := self.texts[b].score) is not None]
         alike = {name: [float(rows[a] @ rows[b]) for a, b in pairs] for name, rows in self.rows.items()}
-        ranked = dict[str, float | None]()
+        ranked: dict[str, float | None] = dict.fromkeys(("pair_spearman", "ann.spearman", "snn.spearman"))
         if len(pairs) > 2:
             ranked["pair_spearman"] = spearman(alike["ann"], alike["snn"])
             if len(scores) == len(pairs):
                 ranked |= {f"{name}.spearman": spearman(scores, values) for name, values in alike.items()}
-        for name, value in ranked.items():
-            bounds[name] = None if value is None else intervals.correlation_interval(value, len(pairs))
+        bounds |= {name: intervals.correlation_interval(r, len(pairs)) for name, r in ranked.items()}
         return {
             "task": Embedding.name,
             "cosine": mean,
             "cosine_error": error,
             "worst": float(cosine.min()),
             "retrieval": nearest,
-            "pair_spearman": ranked.get("pair_spearman"),
-            **{name: {"spearman": ranked.get(f"{name}.spearman")} for name in NETWORKS},
+            "pair_spearman": ranked["pair_spearman"],
+            **{name: {"spearman": ranked[f"{name}.spearman"]} for name in NETWORKS},
             "texts": len(order),
             "pairs": len(pairs),
             "intervals": intervals.certain(bounds),

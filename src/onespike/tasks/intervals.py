@@ -45,9 +45,9 @@ def interval(value: float | None, error: float | None, least: float = -math.inf)
     return max(value - NORMAL * error, least), value + NORMAL * error
 
 
-def correlation_interval(value: float, pairs: int) -> Bounds | None:
+def correlation_interval(value: float | None, pairs: int) -> Bounds | None:
     """Return the 95 % interval of a rank correlation of so many pairs, by Fisher's transformation; None for three or fewer."""
-    if pairs < 4 or abs(value) >= 1:
+    if value is None or pairs < 4 or abs(value) >= 1:
         return None
     reach = NORMAL * 1.03 / math.sqrt(pairs - 3)  # ranks vary by 6 % more than values
     return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)
