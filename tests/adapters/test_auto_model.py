@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ print(json.dumps(texts))
 """
 
 
-def networks() -> dict[str, tuple[Any, Any, Any]]:
+def networks():
     """Networks with random weights, what they are calibrated on, and what reads their inputs."""
     text = dict(vocab_size=32, max_position_embeddings=32, pad_token_id=0, **SIZES)
     bert = transformers.BertConfig(**text, num_labels=3)
@@ -80,12 +79,12 @@ def networks() -> dict[str, tuple[Any, Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("networks")
 
 
 @pytest.fixture(scope="module")
-def spiking(folder: Path) -> dict[str, Any]:
+def spiking(folder):
     """Converted networks, each saved under its name, with its tokenizer or image processor beside it."""
     from safetensors.torch import save_file
 
@@ -101,7 +100,7 @@ def spiking(folder: Path) -> dict[str, Any]:
     return converted
 
 
-def answer(name: str, network: Any) -> Tensor:
+def answer(name, network):
     with torch.no_grad():
         result: Tensor = network(PIXELS if name == "vit" else IDS)[0]
     return result
@@ -111,9 +110,7 @@ def answer(name: str, network: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("order", "settings"), [("before", {}), ("after", {"device_map": "cpu"})], ids=["before", "after"]
 )
-def test_a_fresh_process_gives_the_same_bits(
-    folder: Path, spiking: dict[str, Any], order: str, settings: dict[str, str]
-) -> None:
+def test_a_fresh_process_gives_the_same_bits(folder, spiking, order, settings):
     """With onespike imported before transformers and after it; nothing else is asked of it."""
     lines = (
         "import onespike"
@@ -137,7 +134,7 @@ def test_a_fresh_process_gives_the_same_bits(
         assert texts[name] == made(IMAGE if name == "vit" else "the cat sat", **more), name
 
 
-def test_it_is_the_network_that_was_saved(folder: Path, spiking: dict[str, Any], tmp_path: Path) -> None:
+def test_it_is_the_network_that_was_saved(folder, spiking, tmp_path):
     """It can be saved, reverted and given to onespike as before, and the folder is still a run."""
     again = transformers.AutoModelForCausalLM.from_pretrained(folder / "llama")
     assert onespike.table(again) == onespike.table(spiking["llama"])
@@ -155,7 +152,7 @@ def test_it_is_the_network_that_was_saved(folder: Path, spiking: dict[str, Any],
     assert "quantization_config" not in json.loads((tmp_path / "original" / "config.json").read_text())
 
 
-def test_the_form_of_attention_and_the_type_are_kept(tmp_path: Path) -> None:
+def test_the_form_of_attention_and_the_type_are_kept(tmp_path):
     for name, settings in (("eager", {"attn_implementation": "eager"}), ("half", {"dtype": torch.bfloat16})):
         source = llama(tmp_path / f"{name}-source")
         network = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
@@ -168,13 +165,13 @@ def test_the_form_of_attention_and_the_type_are_kept(tmp_path: Path) -> None:
         assert torch.equal(answer("llama", again), answer("llama", snn))
 
 
-def flip(file: Path) -> None:
+def flip(file):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:20])
 
 
@@ -191,16 +188,14 @@ DIFFERS = r"is not the file that was saved \(its SHA-256 differs\)\. Convert the
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("spiking")
-def test_damage_is_refused(
-    folder: Path, tmp_path: Path, name: str, change: Callable[[Path], Any], message: str
-) -> None:
+def test_damage_is_refused(folder, tmp_path, name, change, message):
     damaged = shutil.copytree(folder / "llama", tmp_path / "damaged")
     change(damaged / name)
     with pytest.raises(LoadError, match=f"^{damaged}.*{message}"):
         transformers.AutoModelForCausalLM.from_pretrained(damaged)
 
 
-def test_what_is_not_the_run_s_own_is_refused(folder: Path, spiking: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_not_the_run_s_own_is_refused(folder, spiking, tmp_path):
     classifiers = r"architectures \['BertForSequenceClassification'\], and \['BertModel'\] is"
     attention = {"attn_implementation": "eager"}
     for name, kind, settings, message in (
@@ -220,9 +215,7 @@ def test_what_is_not_the_run_s_own_is_refused(folder: Path, spiking: dict[str, A
         transformers.AutoModelForCausalLM.from_pretrained(other)
 
 
-def test_tensors_that_transformers_would_draw_at_random_are_refused(
-    folder: Path, spiking: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_that_transformers_would_draw_at_random_are_refused(folder, spiking, tmp_path, monkeypatch):
     from onespike.runs import quantizer
 
     fewer = list(quantizer.each_tensor(folder / "bert" / "weights.safetensors"))[:-1]
@@ -233,7 +226,7 @@ def test_tensors_that_transformers_would_draw_at_random_are_refused(
         transformers.AutoModelForSequenceClassification.from_pretrained(folder / "bert")
 
 
-def test_calibration_while_loading(folder: Path, spiking: dict[str, Any]) -> None:
+def test_calibration_while_loading(folder, spiking):
     load = transformers.AutoModelForCausalLM.from_pretrained
     config = onespike.OnespikeConfig("fast", inputs=iter([{"input_ids": IDS, "use_cache": False}]))
     snn = load(folder / "source", quantization_config=config)
@@ -242,9 +235,7 @@ def test_calibration_while_loading(folder: Path, spiking: dict[str, Any]) -> Non
         load(folder / "source", quantization_config=onespike.OnespikeConfig())
 
 
-def test_a_repository(
-    folder: Path, spiking: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository(folder, spiking, tmp_path, monkeypatch):
     """The Hub's cache as it is after transformers has fetched what it reads; the rest is asked for, and here refused."""
     place = tmp_path / "models--me--llama"
     shutil.copytree(folder / "llama", place / "snapshots" / ("0" * 40))
@@ -259,7 +250,7 @@ def test_a_repository(
         load("me/llama", cache_dir=tmp_path)
 
 
-def test_a_card_leaves_the_configuration_alone(folder: Path, spiking: dict[str, Any], tmp_path: Path) -> None:
+def test_a_card_leaves_the_configuration_alone(folder, spiking, tmp_path):
     copy = shutil.copytree(folder / "vit", tmp_path / "vit")
     write_card(copy, license="mit")
     again = transformers.AutoModelForImageClassification.from_pretrained(copy)
